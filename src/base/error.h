@@ -1,0 +1,37 @@
+// The one exception type of gptrain, and the exit codes that the command line promises.
+#pragma once
+
+#include <fmt/format.h>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace gptrain {
+
+enum class ExitCode : int {
+  finished = 0,
+  usage = 2,       // bad command line or config
+  data = 3,        // bad data
+  checkpoint = 4,  // bad checkpoint
+  device = 5,      // device or communication failure
+  diverged = 6,    // training diverged
+  requeue = 75,    // stopped by a signal after saving
+};
+
+// Carries one clear message for the user and the exit code of the process. main() prints the message and exits; nobody
+// else turns an Error into output. what() may hold several lines (all faults of a config at once).
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+
+  template <typename... Args>
+  Error(ExitCode code, fmt::format_string<Args...> format, Args&&... args)
+      : Error(code, fmt::format(format, std::forward<Args>(args)...)) {}
+
+  ExitCode code() const { return code_; }
+
+ private:
+  ExitCode code_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,52 @@
+// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+//
+// Every random number of a run is a pure function of global indices (DESIGN rule 4): a key names the seed and what the
+// numbers are for, the counter names the element. Nothing is drawn from a sequence, so no layout, thread count or
+// resume can change a draw.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace gptrain {
+
+struct PhiloxKey {
+  uint32_t k0 = 0;
+  uint32_t k1 = 0;
+};
+
+// Ten rounds: four 32-bit words for one counter.
+constexpr std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> c) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53U} * c[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57U} * c[2];
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ key.k0, static_cast<uint32_t>(p1),
+         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key.k1, static_cast<uint32_t>(p0)};
+    key.k0 += 0x9E3779B9U;
+    key.k1 += 0xBB67AE85U;
+  }
+  return c;
+}
+
+// What random numbers are for. The values are part of what makes a run reproducible: never renumber them.
+enum class RandomUse : uint32_t {
+  initial_weights = 1,    // (tensor, element)
+  embedding_dropout = 2,  // (sample, token, feature)
+  attention_dropout = 3,  // (sample, query, key), one key per layer and head
+  branch_dropout = 4,     // (sample, token, feature), one key per layer and site
+  data_order = 5,         // (epoch or cycle, source)
+  sampling = 6,           // (token), text generation
+};
+
+// A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated
+// ones.
+constexpr PhiloxKey random_key(uint64_t seed, RandomUse use, uint32_t layer = 0, uint32_t site = 0) {
+  const auto words = philox({static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
+                            {static_cast<uint32_t>(use), layer, site, 0x67707472U});
+  return {words[0], words[1]};
+}
+
+// Uniform in (0, 1], 24 bits.
+constexpr float uniform_open_closed(uint32_t word) { return static_cast<float>((word >> 8) + 1) * 0x1p-24F; }
+
+}  // namespace gptrain

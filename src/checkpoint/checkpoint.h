@@ -1,0 +1,76 @@
+// Checkpoints: safetensors files whose slices name their place in the global tensor, and one manifest, written last.
+//
+// OUT/checkpoints/step-00000120/
+//   rank-00000.safetensors   slices "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" of f32; each one's box in the
+//   global tensor in __metadata__ manifest.json            version, step, samples, ..., config, files with size and
+//   checksum
+// A checkpoint is complete when its manifest is there: it is written in a temporary folder (".tmp-step-..."), every
+// file synced, the manifest last, the folder renamed, its parent synced. A crash at any moment leaves the newest
+// complete checkpoint as it was.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gptrain {
+
+// A box of one global tensor (true shape, never padding), f32, in row-major order at `data` (host memory of the
+// caller).
+struct Slice {
+  std::string name;  // "weight/blocks.0.qkv.weight"
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> offset;  // of the box in the global tensor
+  std::vector<int64_t> shape;   // of the box
+  float* data = nullptr;
+};
+
+// What a checkpoint says about the run beside the tensors.
+struct Manifest {
+  int64_t step = 0;     // steps done, skipped ones included
+  int64_t samples = 0;  // consumed
+  int64_t updates = 0;  // steps not skipped
+  int64_t skipped = 0;
+  int64_t skipped_in_a_row = 0;
+  uint64_t seed = 0;
+  int64_t world_size = 1;
+  std::string config;  // show_config text
+  std::string build;   // version of the program that wrote it
+};
+
+// Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)
+// with the path and the system's reason (disk full, no permission); the temporary folder is then removed and older
+// checkpoints are untouched. An existing step-N is replaced.
+void save_checkpoint(const std::filesystem::path& out, const Manifest& manifest, const std::vector<Slice>& slices);
+
+struct CheckpointInfo {
+  std::filesystem::path path;
+  int64_t step = 0;
+};
+
+// Complete checkpoints of a run's folder, oldest first, found by reading the folders. Temporary folders are not listed.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
+
+// Reads and checks a checkpoint: manifest fields, file sizes, headers, checksums. Throws Error(checkpoint) naming the
+// damaged file and what is wrong; if there are older complete ones in the same run it says which `--resume DIR` would
+// use.
+Manifest read_manifest(const std::filesystem::path& checkpoint);
+void verify_checkpoint(const std::filesystem::path& checkpoint);
+
+// Fills every slice asked for from whichever boxes the checkpoint holds (any layout). Verifies checksums of what it
+// reads. Throws Error(checkpoint) if a tensor is missing, has another global shape, or is not fully covered.
+void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
+
+// Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
+// (0: none). Leftover temporary folders are removed. Deletion removes the manifest first, so that a crash never leaves
+// a damaged "complete" checkpoint. Never throws for a folder it cannot delete: returns a warning text, else empty.
+std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
+
+// What `checkpoint inspect` prints: step, samples, parameters, files, and a table of tensors with shape and dtype.
+std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
+
+}  // namespace gptrain

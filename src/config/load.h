@@ -1,0 +1,36 @@
+// From a JSON file (comments allowed) and --set overrides to a RunConfig, and back. One table of fields drives all of
+// it.
+//
+// All faults are found before anything is thrown: the message of the Error(usage) holds one line per fault, each with
+// its JSON path, its value, the rule, and the nearest valid value: `model.num_heads = 5: must divide model.hidden_size
+// = 768 (try 6 or 4)`.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "config/run_config.h"
+
+namespace gptrain {
+
+// Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON or a bare
+// word).
+RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides);
+// The same from text; `origin` names it in messages of syntax errors (with line and column).
+RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin);
+
+// Every value as JSON text that load_config reads back to the same config; pretty-printed in the order of the table.
+// Derived values are printed too.
+std::string show_config(const RunConfig& config);
+
+// A JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
+std::string config_schema();
+
+// Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
+// checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:
+// data paths, steps, checkpoint, log, run.out, device, threads, learning-rate keys.
+std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
+
+}  // namespace gptrain

@@ -1,0 +1,124 @@
+// A run config after presets, overrides, defaults and checks: every value final, nothing left to derive.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/kinds.h"
+
+namespace gptrain {
+
+struct ModelConfig {
+  std::string preset;  // empty: none
+  int64_t num_layers = 0;
+  int64_t hidden_size = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;     // default: num_heads
+  int64_t ffn_hidden_size = 0;  // default: 4 hidden_size; gated: 8/3 hidden_size, rounded up to a multiple of 64
+  int64_t vocab_size = 0;       // true, unpadded
+  int64_t sequence_length = 0;
+  NormKind norm = NormKind::layernorm;
+  ActivationKind activation = ActivationKind::gelu_tanh;
+  PositionKind positions = PositionKind::learned;
+  double rope_theta = 10000.0;
+  bool qk_norm = false;
+  bool bias = true;  // linears, and beta of layernorm
+  bool tied_head = true;
+  double residual_dropout = 0;  // embedding and both branches of a block
+  double attention_dropout = 0;
+  double norm_eps = 1e-5;
+  double init_std = 0.02;
+  double z_loss = 0;  // weight of the squared log-sum-exp
+
+  int64_t head_size() const { return hidden_size / num_heads; }
+  int64_t kv_size() const { return num_kv_heads * head_size(); }
+};
+
+struct DataSource {
+  std::string path;  // PREFIX of PREFIX.bin and PREFIX.idx
+  double weight = 1;
+};
+
+struct DataConfig {
+  std::vector<DataSource> train;
+  std::vector<DataSource> validation;  // may be empty
+};
+
+struct BatchConfig {
+  int64_t global = 0;        // sequences per step
+  int64_t micro = 0;         // sequences per micro-batch and rank
+  int64_t accumulation = 0;  // micro-batches per step and rank
+};
+
+struct ParallelConfig {
+  int64_t tensor = 1;
+  int64_t pipeline = 1;
+  int64_t zero = 0;
+};
+
+struct PrecisionConfig {
+  DType compute = DType::f32;   // f32 or bf16: weights, activations and matrix products
+  DType residual = DType::f32;  // the residual stream; default: compute
+};
+
+struct OptimizerConfig {
+  OptimizerKind type = OptimizerKind::adamw;
+  double lr = 0;
+  double beta1 = 0.9;  // "betas": [beta1, beta2]
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;  // 0: no clipping
+};
+
+struct ScheduleConfig {
+  ScheduleKind type = ScheduleKind::constant;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;  // wsd: steps of the final decay
+  double min_lr = 0;
+};
+
+struct MemoryConfig {
+  RecomputeKind recompute = RecomputeKind::none;
+  int64_t recompute_interval = 0;    // every_nth: blocks 0, n, 2n, ... are recomputed
+  int64_t loss_chunk_tokens = 2048;  // rows of logits that exist at a time
+};
+
+struct CheckpointConfig {
+  int64_t every_steps = 0;  // 0: only at the end and when stopped
+  int64_t keep_last = 2;
+  int64_t keep_every = 0;  // 0: none; steps that are multiples are kept for good
+};
+
+struct LogConfig {
+  int64_t every_steps = 1;
+};
+
+struct RunSettings {
+  int64_t steps = 0;
+  uint64_t seed = 1;
+  std::string out;
+  DeviceKind device = DeviceKind::automatic;
+  int64_t threads = 0;               // 0: every core the process may use
+  int64_t max_skipped_steps = 10;    // in a row; more end the run with exit 6
+  int64_t validate_every_steps = 0;  // 0: at the end only
+  int64_t validation_samples = 64;   // sequences per validation
+};
+
+struct RunConfig {
+  ModelConfig model;
+  DataConfig data;
+  BatchConfig batch;
+  ParallelConfig parallel;
+  PrecisionConfig precision;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  MemoryConfig memory;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+  RunSettings run;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,77 @@
+// Samples of a weighted mixture of token files, in an order that depends on the seed and the sample number only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+
+namespace gptrain {
+
+// A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
+// Source i holds floor((tokens - 1) / T) samples. Order with shuffle: weights are rounded to shares of a cycle of
+// 65,536 slots (every source at least one), the slots permuted by key per cycle, so that the source of sample n and its
+// ordinal there come in O(1); within a source a keyed permutation per epoch. Without shuffle: source by source by the
+// same cycle, identity permutations.
+class Dataset {
+ public:
+  // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
+  // inconsistent, or too short for one sample.
+  Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
+          bool shuffle);
+  ~Dataset();
+  Dataset(Dataset&&) noexcept;
+
+  // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T. Safe from several threads. Throws Error(data) naming file
+  // and byte for a token >= vocab_size. Does not allocate.
+  void read(int64_t sample, int32_t* tokens, int32_t* targets) const;
+
+  struct SourceReport {
+    std::string path;
+    double asked_share;  // weight / sum of weights
+    double share;        // slots / 65536
+    int64_t tokens;      // in the file
+    int64_t documents;
+    int64_t samples;  // per epoch
+    double epochs;    // seen by `num_samples` samples of the run
+  };
+  std::vector<SourceReport> report(int64_t num_samples) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// What one micro-batch of B sequences needs on the host, in memory of the caller.
+struct MicroBatch {
+  int32_t* tokens = nullptr;      // [B, T]
+  int32_t* targets = nullptr;     // [B, T], negative: not counted
+  int64_t* sample_ids = nullptr;  // [B] global sample numbers
+
+  static int64_t bytes(int64_t batch, int64_t sequence_length);  // a multiple of 256
+  static MicroBatch at(std::byte* memory, int64_t batch, int64_t sequence_length);
+};
+
+// Reads micro-batches ahead on one background thread (nice 19) into a ring of `depth` micro-batches in the caller's
+// memory (depth * MicroBatch::bytes). Micro-batch k holds samples first_sample + k B ... + B - 1. No allocation after
+// the constructor.
+class Prefetcher {
+ public:
+  Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t sequence_length, std::byte* ring,
+             int depth);
+  ~Prefetcher();
+
+  // The next micro-batch; the one returned before it is given back for reuse. Rethrows what the reader threw. Adds the
+  // time spent waiting to waited_seconds().
+  const MicroBatch& next();
+  double waited_seconds() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gptrain

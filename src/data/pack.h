@@ -1,0 +1,36 @@
+// From text to token files, and a look inside them: `gptrain data pack` and `gptrain data inspect`.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace gptrain {
+
+struct PackOptions {
+  std::vector<std::filesystem::path>
+      inputs;                        // text (one document a file) or .jsonl (one document a line, member "text")
+  std::filesystem::path out_prefix;  // writes PREFIX.bin and PREFIX.idx, each through a temporary file and rename
+};
+
+struct PackResult {
+  int64_t documents = 0;
+  int64_t tokens = 0;
+  int64_t input_bytes = 0;
+};
+
+// Tokenizer "bytes": ids 0-255 are bytes, 256 ends a document; vocabulary 257. `progress(done_bytes, total_bytes)` is
+// called now and then. Throws Error(data) naming file and line for bad JSON, a missing "text", invalid input files;
+// Error(data) if the output cannot be written. Never leaves a half-written PREFIX.
+PackResult pack_bytes(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
+
+// What `data inspect` prints: counts, document length histogram, the most frequent tokens, unigram entropy in nats;
+// with sample >= 0 that document as text (byte vocabulary) or as ids.
+std::string inspect(const std::filesystem::path& prefix, int64_t sample);
+
+// Entropy of the token distribution of a file, in nats: the loss of the best context-free guess.
+double unigram_entropy(const std::filesystem::path& prefix);
+
+}  // namespace gptrain

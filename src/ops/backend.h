@@ -1,0 +1,60 @@
+// A backend runs ops on memory of its device. Model code is written once against this interface.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "ops/ops.h"
+#include "ops/target.h"
+
+namespace gptrain {
+
+// Owner of one span of device memory. Taken at start, never in a step.
+class DeviceMemory {
+ public:
+  DeviceMemory(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  virtual ~DeviceMemory() = default;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  int64_t bytes() const { return bytes_; }
+
+ protected:
+  void* data_;
+  int64_t bytes_;
+};
+
+// Ops run in the order they are called, on one stream; a call may return before the op has run. `synchronize` waits for
+// all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
+// memory: what they need beside their operands is the scratch memory, whose size the plan takes from the footprints (an
+// op that finds too little throws Error(device)). Ops check dtypes and shapes and throw std::logic_error on a caller's
+// mistake. For equal inputs, thread count and machine an op gives equal bits; the three linears may differ in rounding
+// between thread counts, everything else does not.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const Target& target() const = 0;
+
+  // Page-aligned memory of the device. Contents are undefined. Throws Error(device) when it cannot be had.
+  virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
+  // Memory that ops may use while they run. Caller-owned; stays until replaced.
+  virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
+
+  // Copies between host and device, ordered with the ops. Host memory may be reused when the call returns.
+  virtual void upload(void* device, const void* host, int64_t bytes) = 0;
+  virtual void download(void* host, const void* device, int64_t bytes) = 0;
+  virtual void synchronize() = 0;
+
+#define GPTRAIN_DECLARE_RUN(Op) virtual void run(const Op& op) = 0;
+  GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_RUN)
+#undef GPTRAIN_DECLARE_RUN
+};
+
+// The CPU backend: oneDNN for matrix products, own kernels (OpenMP, vectorised for the instruction set found at start,
+// which ONEDNN_MAX_CPU_ISA caps) for the rest. num_threads 0: every core the process may use.
+std::unique_ptr<Backend> make_cpu_backend(int num_threads);
+
+}  // namespace gptrain

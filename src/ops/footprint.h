@@ -1,0 +1,30 @@
+// What an op costs: one function per op, used by the plan, by reports, by the profile, and by the real backends for the
+// size of their scratch.
+#pragma once
+
+#include <cstdint>
+
+#include "base/int128.h"
+#include "ops/ops.h"
+#include "ops/target.h"
+
+namespace gptrain {
+
+struct Footprint {
+  Flops model_flops =
+      0;  // matrix products of the true shapes: causal half, true vocabulary, no recomputation (the caller's part)
+  Flops executed_flops = 0;   // matrix products as executed: padded vocabulary, whole tiles on the causal diagonal
+  int64_t bytes_moved = 0;    // lower bound of memory traffic: each operand read or written once
+  int64_t scratch_bytes = 0;  // bound of the memory the op needs beside its operands, on `target`
+};
+
+// Model FLOPs count 2 per multiply-add of a matrix product; norms, softmax, activations, biases and the update count 0.
+#define GPTRAIN_DECLARE_FOOTPRINT(Op) Footprint footprint(const Op& op, const Target& target);
+GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_FOOTPRINT)
+#undef GPTRAIN_DECLARE_FOOTPRINT
+
+// Query and key tile sizes of the attention ops: what "whole tiles on the causal diagonal" means.
+constexpr int64_t attention_query_tile = 64;
+constexpr int64_t attention_key_tile = 64;
+
+}  // namespace gptrain

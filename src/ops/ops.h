@@ -1,0 +1,332 @@
+// Every op of a training step: what it computes, on which shapes and dtypes, and what it overwrites.
+//
+// An op is a struct of its operands. `Backend` has one `run` for each; `footprint.h` has one footprint for each;
+// `tests/ops` has one case for each (the list at the end drives all three).
+//
+// Notation: B sequences of T tokens in a micro-batch, N = B T rows, h hidden size, V true vocabulary, Vp padded
+// vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32 or
+// bf16), R the residual stream's dtype (f32 or bf16). Arithmetic inside an op is at least f32; results are rounded
+// once, when stored. All operands are caller-owned; an output may alias an input only where it is said. `accumulate`
+// false overwrites the output (whatever it held), true adds to it. No result depends on the thread count, but for the
+// three linears (see Backend).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/kinds.h"
+#include "base/matrix.h"
+#include "base/philox.h"
+#include "ops/step_state.h"
+
+namespace gptrain {
+
+// Inverted dropout: an element is kept with probability 1 - p and scaled by 1 / (1 - p). p = 0 means none, and nothing
+// is drawn.
+//
+// The element is dropped when its Philox word < drop_threshold(p). For an [N, cols] operand, element (row, column)
+// belongs to sample s = sample_ids[row / T], token t = row % T, and takes word (column % 4) of philox(key, {column / 4,
+// t, low(s), high(s)}). Attention probabilities take (query, key) in the place of (token, column), under a key of their
+// own for each (layer, head): `key` gives the layer's, and head n (global) uses philox(key, {n, 0, 0, 0}) words 0
+// and 1.
+struct Dropout {
+  double p = 0;
+  PhiloxKey key;
+  const int64_t* sample_ids = nullptr;  // device memory, [B]: global sample numbers
+};
+
+constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
+
+// x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
+struct EmbeddingForward {
+  static constexpr std::string_view name = "embedding_forward";
+  const int32_t* tokens;  // [N]
+  int64_t sequence_length;
+  Matrix token_table;     // [Vp, h]
+  Matrix position_table;  // [>= T, h] or not given
+  Dropout dropout;
+  Matrix x;  // [N, h] out
+};
+
+// d_token_table[v] (+)= sum over n with tokens[n] = v of dropout'(dx[n]); d_position_table[t] (+)= sum over b of
+// dropout'(dx[b T + t]). Gradients f32, sums in row order. With the token flag false every row of the table is written;
+// likewise the position flag, all rows past T included.
+struct EmbeddingBackward {
+  static constexpr std::string_view name = "embedding_backward";
+  const int32_t* tokens;
+  int64_t sequence_length;
+  Matrix dx;  // [N, h] R
+  Dropout dropout;
+  Matrix d_token_table;     // [Vp, h] f32
+  Matrix d_position_table;  // [>= T, h] f32 or not given
+  bool accumulate_token;
+  bool accumulate_position;
+};
+
+// x_out = x + dropout(branch), rounded to R; y = norm(x_out) (of the rounded value, so that recomputing it from x_out
+// gives the same bits). layernorm: (x - mean) * rstd * gamma + beta; rmsnorm: x * rstd * gamma, rstd = 1/sqrt(mean(x^2)
+// + eps). Without a branch x itself is normed and x_out is not given. x_out may alias x. beta is optional; mean is
+// given for layernorm only.
+struct NormForward {
+  static constexpr std::string_view name = "norm_forward";
+  NormKind kind;
+  double eps;
+  int64_t sequence_length;  // for dropout's indices
+  Matrix x;                 // [N, h] R
+  Matrix branch;            // [N, h] C or not given
+  Dropout dropout;
+  Matrix x_out;  // [N, h] R, out, given if branch is
+  Matrix gamma;  // [1, h] C
+  Matrix beta;   // [1, h] C or not given
+  Matrix y;      // [N, h] C out
+  Matrix mean;   // [1, N] f32 out, layernorm
+  Matrix rstd;   // [1, N] f32 out
+};
+
+// dx = dx_residual + d norm / dx applied to dy; d_gamma (+)= sum_n dy x_hat; d_beta (+)= sum_n dy. dx may alias
+// dx_residual. x is what was normed.
+struct NormBackward {
+  static constexpr std::string_view name = "norm_backward";
+  NormKind kind;
+  Matrix dy;           // [N, h] C
+  Matrix x;            // [N, h] R
+  Matrix gamma;        // [1, h] C
+  Matrix mean;         // [1, N] f32, layernorm
+  Matrix rstd;         // [1, N] f32
+  Matrix dx_residual;  // [N, h] R or not given (zero)
+  Matrix dx;           // [N, h] R out
+  Matrix d_gamma;      // [1, h] f32
+  Matrix d_beta;       // [1, h] f32 or not given
+  bool accumulate;     // of d_gamma and d_beta
+};
+
+// x_out = x + dropout(branch). x_out may alias x.
+struct ResidualAdd {
+  static constexpr std::string_view name = "residual_add";
+  int64_t sequence_length;
+  Matrix x;       // [N, h] R
+  Matrix branch;  // [N, h] C
+  Dropout dropout;
+  Matrix x_out;  // [N, h] R out
+};
+
+// d_branch = dropout'(dx), rounded to C: the gradient of the branch that was added to the residual stream.
+struct BranchBackward {
+  static constexpr std::string_view name = "branch_backward";
+  int64_t sequence_length;
+  Matrix dx;  // [N, h] R
+  Dropout dropout;
+  Matrix d_branch;  // [N, h] C out
+};
+
+// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is bf16 (logits).
+struct LinearForward {
+  static constexpr std::string_view name = "linear_forward";
+  Matrix x;              // [N, in]
+  Matrix w;              // [out, in]
+  Matrix bias;           // [1, out] or not given
+  Matrix y;              // [N, out] out
+  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+};
+
+// dx = dy w.
+struct LinearBackwardInput {
+  static constexpr std::string_view name = "linear_backward_input";
+  Matrix dy;             // [N, out] C
+  Matrix w;              // [out, in] C
+  Matrix dx;             // [N, in] C out
+  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+};
+
+// dw (+)= dy^T x; d_bias (+)= column sums of dy.
+struct LinearBackwardWeight {
+  static constexpr std::string_view name = "linear_backward_weight";
+  Matrix x;       // [N, in] C
+  Matrix dy;      // [N, out] C
+  Matrix dw;      // [out, in] f32
+  Matrix d_bias;  // [1, out] f32 or not given
+  bool accumulate;
+  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+};
+
+// Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form),
+// then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t *
+// theta^(-2i/D): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k (and do where there is no
+// norm). Rows may be strided (slices of a fused QKV matrix).
+struct QueryKeyForward {
+  static constexpr std::string_view name = "query_key_forward";
+  int64_t sequence_length;
+  int64_t head_size;
+  Matrix q, k;              // [N, H D], [N, G D] C
+  Matrix q_gamma, k_gamma;  // [1, D] C, both given or neither
+  double eps;
+  bool rotary;
+  double theta;
+  Matrix q_out, k_out;  // like q, k
+  Matrix rstd;          // [N, H + G] f32 out, given with the gammas
+};
+
+// The gradients of QueryKeyForward. dq, dk hold the gradients of the outputs and are overwritten with those of the
+// inputs, in place.
+struct QueryKeyBackward {
+  static constexpr std::string_view name = "query_key_backward";
+  int64_t sequence_length;
+  int64_t head_size;
+  Matrix q, k;              // the inputs of forward; not given without norm
+  Matrix q_gamma, k_gamma;  // as in forward
+  Matrix rstd;
+  bool rotary;
+  double theta;
+  Matrix dq, dk;                // [N, H D], [N, G D] C, in and out
+  Matrix d_q_gamma, d_k_gamma;  // [1, D] f32, given with the gammas
+  bool accumulate;              // of the gammas' gradients
+};
+
+// Which (query, key) pairs attend. Causal: key <= query.
+struct AttentionMask {
+  bool causal = true;
+};
+
+// o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /
+// G). Tiled with an online softmax, so that no T x T matrix is stored (arXiv 2307.08691). Probabilities enter the
+// second product in C. lse is the log-sum-exp of each row of scaled, masked scores.
+struct AttentionForward {
+  static constexpr std::string_view name = "attention_forward";
+  int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
+  double scale;
+  AttentionMask mask;
+  Dropout dropout;
+  Matrix q, k, v;  // [N, H D], [N, G D], [N, G D] C, rows may be strided
+  Matrix o;        // [N, H D] C out
+  Matrix lse;      // [B H, T] f32 out
+};
+
+// dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums in key-tile order, so bits
+// are fixed.
+struct AttentionBackward {
+  static constexpr std::string_view name = "attention_backward";
+  int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
+  double scale;
+  AttentionMask mask;
+  Dropout dropout;
+  Matrix q, k, v, o;  // as in forward
+  Matrix lse;
+  Matrix d_o;         // [N, H D] C
+  Matrix dq, dk, dv;  // like q, k, v, out; rows may be strided
+};
+
+// y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x is
+// kept without the bias.
+struct ActivationForward {
+  static constexpr std::string_view name = "activation_forward";
+  ActivationKind kind;
+  Matrix x;     // [N, f] or [N, 2 f] C
+  Matrix bias;  // [1, cols of x] C or not given
+  Matrix y;     // [N, f] C out
+};
+
+// dx = act'(x + bias) dy; dx may not alias x. (The bias' gradient is the column sum of dx: LinearBackwardWeight.)
+struct ActivationBackward {
+  static constexpr std::string_view name = "activation_backward";
+  ActivationKind kind;
+  Matrix x, bias;
+  Matrix dy;  // [N, f] C
+  Matrix dx;  // like x, out
+};
+
+// losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). With d_logits given:
+// the gradient of (sum of losses + z_loss * sum of lse^2) * state->inverse_tokens, padded columns zero; it may alias
+// logits if dtypes agree, and only it is in C.
+struct CrossEntropy {
+  static constexpr std::string_view name = "cross_entropy";
+  int64_t vocab_size;  // V
+  double z_loss;
+  const int32_t* targets;  // [N]
+  const StepState* state;
+  Matrix logits;    // [N, Vp] f32 or bf16
+  Matrix d_logits;  // [N, Vp] C out, or not given (evaluation)
+  Matrix losses;    // [1, N] f32 out
+};
+
+// state->loss_sum += sum of losses, in f64, in order.
+struct AccumulateLoss {
+  static constexpr std::string_view name = "accumulate_loss";
+  Matrix losses;  // [1, N] f32
+  StepState* state;
+};
+
+// partials[i] = sum of squares of segment i of the gradients, in f64.
+struct SquaredNorm {
+  static constexpr std::string_view name = "squared_norm";
+  struct Segment {
+    int64_t offset;  // elements from the start of the buffer
+    int64_t count;
+  };
+  const Segment* segments;  // device memory
+  int64_t num_segments;
+  Matrix gradients;  // [1, elements] f32
+  Matrix partials;   // [1, num_segments] f64 out
+};
+
+// Ends the norm and decides the update: squared_norm = sum of partials in order; skip = loss_sum or squared_norm is not
+// finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0); if not skipped: updates += 1 and both bias
+// corrections follow.
+struct PrepareUpdate {
+  static constexpr std::string_view name = "prepare_update";
+  Matrix partials;  // [1, n] f64
+  double clip_norm;
+  double beta1, beta2;
+  StepState* state;
+};
+
+// AdamW (arXiv 1711.05101) on a flat range: g = gradient * gradient_scale; m, v moments; w -= lr * (m_hat /
+// (sqrt(v_hat) + eps) + decay * w). Nothing is written when state->skip. `weights`, where given, receives the updated
+// master weights rounded to C. Elements outside every segment (padding between tensors) are left alone.
+struct AdamW {
+  static constexpr std::string_view name = "adamw";
+  struct Segment {
+    int64_t offset;
+    int64_t count;
+    int32_t decay;  // 0 or 1
+  };
+  const Segment* segments;  // device memory
+  int64_t num_segments;
+  double beta1, beta2, eps, weight_decay;
+  const StepState* state;
+  Matrix gradients;   // [1, elements] f32
+  Matrix master;      // [1, elements] f32
+  Matrix exp_avg;     // [1, elements] f32, m
+  Matrix exp_avg_sq;  // [1, elements] f32, v
+  Matrix weights;     // [1, elements] C, or not given (f32 training: the master is the weight)
+};
+
+// to = from, converted. Same shape.
+struct Cast {
+  static constexpr std::string_view name = "cast";
+  Matrix from, to;
+};
+
+#define GPTRAIN_FOR_EACH_OP(X) \
+  X(EmbeddingForward)          \
+  X(EmbeddingBackward)         \
+  X(NormForward)               \
+  X(NormBackward)              \
+  X(ResidualAdd)               \
+  X(BranchBackward)            \
+  X(LinearForward)             \
+  X(LinearBackwardInput)       \
+  X(LinearBackwardWeight)      \
+  X(QueryKeyForward)           \
+  X(QueryKeyBackward)          \
+  X(AttentionForward)          \
+  X(AttentionBackward)         \
+  X(ActivationForward)         \
+  X(ActivationBackward)        \
+  X(CrossEntropy)              \
+  X(AccumulateLoss)            \
+  X(SquaredNorm)               \
+  X(PrepareUpdate)             \
+  X(AdamW)                     \
+  X(Cast)
+
+}  // namespace gptrain

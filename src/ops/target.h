@@ -1,0 +1,31 @@
+// The machine that a step runs on or is planned for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+// Figures for a named GPU are data-sheet values (dense); those of the machine at hand are measured or read from the
+// system.
+struct Target {
+  enum class Kind : uint8_t { cpu, gpu };
+  std::string name;  // "this-machine", "a100-80g", ...
+  Kind kind = Kind::cpu;
+  int64_t memory_bytes = 0;
+  double f32_flops = 0;  // matrix rate, FLOP/s; 0: not measured
+  double bf16_flops = 0;
+  double bytes_per_second = 0;  // memory bandwidth; 0: not measured
+  int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
+};
+
+// This machine: memory from the system, `num_threads` (0: every core the process may use). Rates are left at 0.
+Target this_machine(int num_threads);
+
+// A target of the table (case-insensitive), with data-sheet rates. Throws Error(usage) naming the valid ones.
+Target find_target(std::string_view name);
+std::vector<std::string> target_names();
+
+}  // namespace gptrain

@@ -1,0 +1,53 @@
+// What a run writes for people and tools: the step line, OUT/metrics.jsonl, OUT/tb/ and OUT/report.html.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace gptrain {
+
+struct StepMetrics {
+  int64_t step = 0;  // 1-based: the step just finished
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;  // consumed since step 1
+  int64_t samples = 0;
+  double step_seconds = 0;
+  double data_seconds = 0;
+  double tokens_per_second = 0;
+  double mfu = 0;  // 0..1, model FLOP/s over the measured matrix rate
+  int64_t peak_bytes = 0;
+  bool skipped = false;
+};
+
+// `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
+// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). A skipped step ends with " | SKIPPED (not finite)".
+std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
+
+// Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl (through
+// a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
+// afresh: existing files are moved aside to *.old-N, never overwritten. Throws Error(usage) when a file cannot be
+// written. Each record is flushed whole, so a killed run leaves at most one cut line, which the next resume drops.
+class MetricsWriter {
+ public:
+  MetricsWriter(const std::filesystem::path& out, int64_t resume_step);
+  ~MetricsWriter();
+
+  void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
+  void write_validation(int64_t step, double validation_loss);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Writes OUT/report.html from OUT/metrics.jsonl: one self-contained page (no network, no script library) with plots of
+// loss (training and validation), learning rate, gradient norm, throughput and memory over steps, a summary table and
+// the run's config. Atomic (temporary file, rename).
+void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text);
+
+}  // namespace gptrain
