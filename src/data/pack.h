@@ -9,6 +9,10 @@
 
 namespace gptrain {
 
+// The "bytes" vocabulary.
+constexpr int32_t end_of_document = 256;
+constexpr int64_t bytes_vocabulary = 257;
+
 struct PackOptions {
   std::vector<std::filesystem::path>
       inputs;                        // text (one document a file) or .jsonl (one document a line, member "text")
