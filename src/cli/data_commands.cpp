@@ -21,9 +21,9 @@ void pack(const PackArguments& arguments) {
   PackOptions options;
   options.inputs.assign(arguments.inputs.begin(), arguments.inputs.end());
   options.out_prefix = arguments.out;
-  std::unique_ptr<ProgressBar> bar;
+  std::unique_ptr<Progress> bar;
   const PackResult packed = pack_bytes(options, [&](int64_t done, int64_t total) {
-    if (!bar) bar = std::make_unique<ProgressBar>("packing", total);
+    if (!bar) bar = std::make_unique<Progress>("packing", total, ProgressUnit::bytes);
     bar->update(done);
   });
   if (bar) bar->finish();
