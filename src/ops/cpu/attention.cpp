@@ -1,0 +1,178 @@
+#include "ops/cpu/attention.h"
+
+#include <algorithm>
+#include <omp.h>
+
+#include "base/error.h"
+#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/scratch_carver.h"
+#include "ops/footprint.h"
+
+namespace gptrain {
+namespace {
+
+static_assert(tile_size == attention_query_tile && tile_size == attention_key_tile);
+
+int64_t num_tiles(int64_t tokens) { return (tokens + tile_size - 1) / tile_size; }
+
+AttentionForwardBuffers carve_forward(ScratchCarver& carver, int64_t head_size) {
+  const int64_t tile = tile_size * packed_width(head_size);
+  const int64_t square = tile_size * tile_size;
+  AttentionForwardBuffers buffers;
+  buffers.q = carver.take<Unit>(max_query_tiles * tile);
+  buffers.k_rows = carver.take<Unit>(tile);
+  buffers.k = carver.take<Unit>(tile);
+  buffers.v = carver.take<Unit>(tile);
+  buffers.o = carver.take<float>(max_query_tiles * tile);
+  buffers.scores = carver.take<float>(square);
+  buffers.probabilities = carver.take<Unit>(square);
+  buffers.row_max = carver.take<float>(max_query_tiles * tile_size);
+  buffers.row_sum = carver.take<float>(max_query_tiles * tile_size * 16);
+  return buffers;
+}
+
+AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBackward& op) {
+  const int64_t tile = tile_size * packed_width(op.head_size);
+  const int64_t square = tile_size * tile_size;
+  const int64_t tiles = num_tiles(op.sequence_length);
+  AttentionBackwardBuffers buffers;
+  buffers.grouped = op.num_heads > op.num_kv_heads;
+  buffers.q = carver.take<Unit>(tiles * tile);
+  buffers.d_o = carver.take<Unit>(tiles * tile);
+  buffers.dq = carver.take<float>(tiles * tile);
+  buffers.dk = carver.take<float>(buffers.grouped ? tiles * tile : tile);
+  buffers.dv = carver.take<float>(buffers.grouped ? tiles * tile : tile);
+  buffers.lse = carver.take<float>(tiles * tile_size);
+  buffers.delta = carver.take<float>(tiles * tile_size);
+  buffers.k_rows = carver.take<Unit>(tile);
+  buffers.k = carver.take<Unit>(tile);
+  buffers.v = carver.take<Unit>(tile);
+  buffers.scores = carver.take<float>(square);
+  buffers.d_scores = carver.take<float>(square);
+  buffers.p_pairs = carver.take<Unit>(square);
+  buffers.ds_pairs = carver.take<Unit>(square);
+  buffers.ds_rows = carver.take<Unit>(square);
+  return buffers;
+}
+
+// Query tiles per task: as many as share a packing of the keys, fewer when threads would stay idle.
+int64_t query_tiles_per_task(const AttentionForward& op, int num_threads) {
+  const int64_t heads = op.batch * op.num_heads;
+  const int64_t tiles = num_tiles(op.sequence_length);
+  constexpr int64_t tasks_per_thread = 4;  // they differ in size under a causal mask
+  int64_t count = max_query_tiles;
+  while (count > 1 && heads * ((tiles + count - 1) / count) < tasks_per_thread * num_threads) count /= 2;
+  return count;
+}
+
+void* at(const Matrix& matrix, int64_t row, int64_t col) { return matrix.row_range(row, 1).column_range(col, 1).data; }
+
+// What forward and backward have in common.
+template <typename Op>
+AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
+  const int64_t row = sequence * op.sequence_length;
+  const int64_t kv_head = head / (op.num_heads / op.num_kv_heads);
+  AttentionHead view{};
+  view.tokens = op.sequence_length;
+  view.head_size = op.head_size;
+  view.scale = static_cast<float>(op.scale);
+  view.causal = op.mask.causal;
+  view.q = at(op.q, row, head * op.head_size);
+  view.k = at(op.k, row, kv_head * op.head_size);
+  view.v = at(op.v, row, kv_head * op.head_size);
+  view.o = at(op.o, row, head * op.head_size);
+  view.q_stride = op.q.stride;
+  view.k_stride = op.k.stride;
+  view.v_stride = op.v.stride;
+  view.o_stride = op.o.stride;
+  view.lse = op.lse.template as<float>() + (sequence * op.num_heads + head) * op.lse.stride;
+  if (op.dropout.p > 0) {
+    const auto words = philox(op.dropout.key, {static_cast<uint32_t>(head), 0, 0, 0});
+    const auto sample = static_cast<uint64_t>(op.dropout.sample_ids[sequence]);
+    view.drop_threshold = drop_threshold(op.dropout.p);
+    view.keep_scale = static_cast<float>(1 / (1 - op.dropout.p));
+    view.key0 = words[0];
+    view.key1 = words[1];
+    view.sample_low = static_cast<uint32_t>(sample);
+    view.sample_high = static_cast<uint32_t>(sample >> 32);
+  }
+  return view;
+}
+
+template <typename Op>
+void check_scratch(const Op& op, int num_threads, int64_t scratch_bytes) {
+  const int64_t needed = cpu_scratch_bytes(op, num_threads);
+  if (scratch_bytes >= needed) return;
+  throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", Op::name, needed, scratch_bytes);
+}
+
+}  // namespace
+
+int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads) {
+  ScratchCarver carver(nullptr);
+  carve_forward(carver, op.head_size);
+  return num_threads * carver.bytes();
+}
+
+int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
+  ScratchCarver carver(nullptr);
+  carve_backward(carver, op);
+  return std::min<int64_t>(num_threads, op.batch * op.num_kv_heads) * carver.bytes();
+}
+
+void cpu_attention_forward(const AttentionForward& op, int num_threads, std::byte* scratch, int64_t scratch_bytes) {
+  check_scratch(op, num_threads, scratch_bytes);
+  const MatrixKernels& kernels = select_matrix_kernels();
+  const int64_t heads = op.batch * op.num_heads;
+  const int64_t tiles = num_tiles(op.sequence_length);
+  const int64_t count = query_tiles_per_task(op, num_threads);
+  const int64_t tasks_per_head = (tiles + count - 1) / count;
+  const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
+#pragma omp parallel num_threads(num_threads)
+  {
+    ScratchCarver carver(scratch + omp_get_thread_num() * thread_bytes);
+    const AttentionForwardBuffers buffers = carve_forward(carver, op.head_size);
+    // The last queries first: under a causal mask they see the most keys.
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
+      const int64_t head = task % heads;
+      const int64_t first_tile = (tasks_per_head - 1 - task / heads) * count;
+      kernels.attention_forward(head_of(op, head / op.num_heads, head % op.num_heads), op.q.dtype, first_tile,
+                                std::min(count, tiles - first_tile), buffers);
+    }
+  }
+}
+
+void cpu_attention_backward(const AttentionBackward& op, int num_threads, std::byte* scratch, int64_t scratch_bytes) {
+  check_scratch(op, num_threads, scratch_bytes);
+  const MatrixKernels& kernels = select_matrix_kernels();
+  const int64_t groups = op.batch * op.num_kv_heads;
+  const int64_t heads_per_group = op.num_heads / op.num_kv_heads;
+  const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
+#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(num_threads, groups)))
+  {
+    ScratchCarver carver(scratch + omp_get_thread_num() * thread_bytes);
+    const AttentionBackwardBuffers buffers = carve_backward(carver, op);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t sequence = group / op.num_kv_heads;
+      const int64_t row = sequence * op.sequence_length;
+      const int64_t kv_head = group % op.num_kv_heads;
+      for (int64_t i = 0; i < heads_per_group; ++i) {
+        const int64_t head = kv_head * heads_per_group + i;
+        AttentionHead view = head_of(op, sequence, head);
+        view.d_o = at(op.d_o, row, head * op.head_size);
+        view.dq = at(op.dq, row, head * op.head_size);
+        view.dk = at(op.dk, row, kv_head * op.head_size);
+        view.dv = at(op.dv, row, kv_head * op.head_size);
+        view.d_o_stride = op.d_o.stride;
+        view.dq_stride = op.dq.stride;
+        view.dk_stride = op.dk.stride;
+        view.dv_stride = op.dv.stride;
+        kernels.attention_backward(view, op.q.dtype, i == 0, i + 1 == heads_per_group, buffers);
+      }
+    }
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,36 @@
+// The CPU backend: checks each op and runs it at once, on the calling thread and an OpenMP team.
+#pragma once
+
+#include "ops/backend.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/linear.h"
+
+namespace gptrain {
+
+class CpuBackend final : public Backend {
+ public:
+  // num_threads 0: every core the process may use.
+  explicit CpuBackend(int num_threads);
+
+  const Target& target() const override { return target_; }
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override;
+  void set_scratch(std::byte* data, int64_t bytes) override;
+  void upload(void* device, const void* host, int64_t bytes) override;
+  void download(void* host, const void* device, int64_t bytes) override;
+  void synchronize() override {}  // every op has run when its call returns
+
+#define GPTRAIN_DECLARE_CPU_RUN(Op) void run(const Op& op) override;
+  GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_CPU_RUN)
+#undef GPTRAIN_DECLARE_CPU_RUN
+
+ private:
+  template <typename Op>
+  void prepare(const Op& op) const;
+
+  Target target_;
+  CpuContext context_;
+  RotaryTables rotary_tables_;
+  CpuLinear linear_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,56 @@
+// The ops of the CPU backend that are not matrix products: each splits its rows, columns or elements over threads and
+// calls the serial kernels. Operands have been checked and scratch is large enough when these are called.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/cpu/kernels/kernel_table.h"
+#include "ops/ops.h"
+
+namespace gptrain {
+
+struct CpuContext {
+  int num_threads = 1;
+  const KernelTable* kernels = nullptr;
+  std::byte* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+};
+
+// Cosines and sines of rotary embedding. A table is computed, in double, the first time a (theta, head size, sequence
+// length) is asked for, and kept: in [token][pair] order, f32.
+class RotaryTables {
+ public:
+  RotaryView find(double theta, int64_t head_size, int64_t sequence_length);
+
+ private:
+  struct Table {
+    double theta;
+    int64_t head_size;
+    int64_t sequence_length;
+    std::vector<float> cosines;
+    std::vector<float> sines;
+  };
+  std::vector<std::unique_ptr<Table>> tables_;
+};
+
+void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context);
+void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& context);
+void cpu_norm_forward(const NormForward& op, const CpuContext& context);
+void cpu_norm_backward(const NormBackward& op, const CpuContext& context);
+void cpu_residual_add(const ResidualAdd& op, const CpuContext& context);
+void cpu_branch_backward(const BranchBackward& op, const CpuContext& context);
+void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, const CpuContext& context);
+void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context);
+void cpu_activation_forward(const ActivationForward& op, const CpuContext& context);
+void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context);
+void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context);
+void cpu_accumulate_loss(const AccumulateLoss& op);
+void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context);
+void cpu_prepare_update(const PrepareUpdate& op);
+void cpu_adamw(const AdamW& op, const CpuContext& context);
+void cpu_cast(const Cast& op, const CpuContext& context);
+
+}  // namespace gptrain

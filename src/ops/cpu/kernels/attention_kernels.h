@@ -1,0 +1,341 @@
+// Attention of one query head, tile by tile. Included only by matrix_kernels.cpp, which is compiled once per
+// instruction set.
+#pragma once
+
+#include "ops/cpu/kernels/tile.h"
+
+namespace gptrain {
+namespace {
+
+constexpr float log2_e = 1.44269504F;
+constexpr float ln_2 = 0.693147181F;
+constexpr float minus_infinity = -__builtin_inff();
+
+inline float largest_lane(Vec value) {
+  float largest = value[0];
+  for (int i = 1; i < lanes; ++i) largest = value[i] > largest ? value[i] : largest;
+  return largest;
+}
+
+// factors[c] = 0 where the probability of (query, first_key + c) is dropped, else keep_scale. first_key is a multiple
+// of 4. Ten Philox rounds (base/philox.h) on 16 counters side by side.
+inline void dropout_factors(float* factors, const AttentionHead& head, int64_t query, int64_t first_key) {
+  constexpr int counters = tile_size / 4;
+  uint32_t c0[counters], c1[counters], c2[counters], c3[counters];
+  for (int i = 0; i < counters; ++i) {
+    c0[i] = static_cast<uint32_t>(first_key / 4) + static_cast<uint32_t>(i);
+    c1[i] = static_cast<uint32_t>(query);
+    c2[i] = head.sample_low;
+    c3[i] = head.sample_high;
+  }
+  uint32_t key0 = head.key0, key1 = head.key1;
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < counters; ++i) {
+      const uint64_t p0 = uint64_t{0xD2511F53U} * c0[i];
+      const uint64_t p1 = uint64_t{0xCD9E8D57U} * c2[i];
+      c0[i] = static_cast<uint32_t>(p1 >> 32) ^ c1[i] ^ key0;
+      c1[i] = static_cast<uint32_t>(p1);
+      c2[i] = static_cast<uint32_t>(p0 >> 32) ^ c3[i] ^ key1;
+      c3[i] = static_cast<uint32_t>(p0);
+    }
+    key0 += 0x9E3779B9U;
+    key1 += 0xBB67AE85U;
+  }
+  for (int i = 0; i < counters; ++i) {
+    factors[4 * i] = c0[i] < head.drop_threshold ? 0.0F : head.keep_scale;
+    factors[4 * i + 1] = c1[i] < head.drop_threshold ? 0.0F : head.keep_scale;
+    factors[4 * i + 2] = c2[i] < head.drop_threshold ? 0.0F : head.keep_scale;
+    factors[4 * i + 3] = c3[i] < head.drop_threshold ? 0.0F : head.keep_scale;
+  }
+}
+
+// Scores of keys that a query may not see, or that do not exist, become minus infinity.
+inline void mask_scores(float* scores, const AttentionHead& head, int64_t first_query, int64_t queries,
+                        int64_t first_key) {
+  for (int64_t row = 0; row < queries; ++row) {
+    const int64_t end_key = head.causal ? smaller(first_query + row + 1, head.tokens) : head.tokens;
+    for (int64_t col = end_key > first_key ? end_key - first_key : 0; col < tile_size; ++col) {
+      scores[row * tile_size + col] = minus_infinity;
+    }
+  }
+}
+
+// The shape of packed tiles.
+template <bool pairs>
+struct Packing {
+  explicit Packing(int64_t head_size_)
+      : head_size(head_size_),
+        width(packed_width(head_size_)),
+        cols(round_up(head_size_, 16)),
+        row_units(pairs ? width / 2 : width),
+        depth(pairs ? (head_size_ + 1) / 2 : head_size_),
+        tile(tile_size * width) {}
+  // Units that a sum over `count` tokens takes.
+  static int64_t token_units(int64_t count) { return pairs ? (count + 1) / 2 : count; }
+
+  int64_t head_size;
+  int64_t width;      // units of a row of a tile that is summed over its rows
+  int64_t cols;       // columns that products write
+  int64_t row_units;  // units of a row of a tile that is summed over its columns
+  int64_t depth;      // units of a row that hold elements
+  int64_t tile;       // units of a tile
+};
+
+// Rows for sums over the columns and, where its units differ, rows for sums over the rows behind them; returns those.
+template <typename T, bool pairs>
+const Unit* pack_both(Unit* out, const Packing<pairs>& packing, const T* from, int64_t from_stride, int64_t rows) {
+  pack_rows<pairs>(out, packing.row_units, from, from_stride, rows, packing.head_size);
+  if constexpr (pairs) {
+    Unit* const second = out + packing.tile / 2;
+    pack_row_pairs(second, packing.width, from, from_stride, rows, packing.head_size);
+    return second;
+  } else {
+    return out;
+  }
+}
+
+template <typename T, bool pairs>
+void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing, const T* from, int64_t from_stride,
+                     int64_t rows) {
+  pack_rows<pairs>(rows_buffer, packing.row_units, from, from_stride, rows, packing.head_size);
+  transpose_tile(out, rows_buffer, packing.row_units, round_up(packing.depth, 16));
+}
+
+// One tile of scores becomes unnormalised probabilities exp2(score * scale - row_max); the running maximum, sum and
+// output of each row are brought to the new maximum.
+inline void online_softmax(float* scores, float* row_max, float* row_sum, float* o, int64_t width, int64_t cols,
+                           float scale, int64_t rows) {
+  alignas(64) float shrink[tile_size];
+  for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    Vec largest = load(scores + row * tile_size);
+    for (int64_t col = lanes; col < tile_size; col += lanes) {
+      const Vec values = load(scores + row * tile_size + col);
+      largest = values > largest ? values : largest;
+    }
+    const float row_largest = largest_lane(largest) * scale;
+    const float before = row_max[row];
+    row_max[row] = row_largest > before ? row_largest : before;
+    shrink[row] = before - row_max[row];
+  }
+  for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row)));
+  for (int64_t row = 0; row < rows; ++row) {
+    float* const values = scores + row * tile_size;
+    const Vec max = broadcast(row_max[row]);
+    Vec sum = Vec{};
+    for (int64_t col = 0; col < tile_size; col += lanes) {
+      const Vec p = exp2(load(values + col) * scale - max);
+      store(values + col, p);
+      sum += p;
+    }
+    store(row_sum + row * 16, load(row_sum + row * 16) * shrink[row] + sum);
+    if (shrink[row] == 1.0F) continue;
+    for (int64_t col = 0; col < cols; col += lanes) {
+      store(o + row * width + col, load(o + row * width + col) * shrink[row]);
+    }
+  }
+}
+
+template <typename T, bool pairs>
+void finish_forward(const AttentionHead& head, int64_t first_query, int64_t rows, int64_t width, const float* o,
+                    const float* row_max, const float* row_sum) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float sum = 0;
+    for (int i = 0; i < lanes; ++i) sum += row_sum[row * 16 + i];
+    T* const to = static_cast<T*>(head.o) + (first_query + row) * head.o_stride;
+    store_rows(to, 0, o + row * width, 0, 1, head.head_size, 1.0F / sum);
+    head.lse[first_query + row] = row_max[row] * ln_2 + __builtin_logf(sum);
+  }
+}
+
+template <typename T, bool pairs>
+void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
+                   const AttentionForwardBuffers& buffers) {
+  const Packing<pairs> packing(head.head_size);
+  const int64_t first_query = first_tile * tile_size;
+  const int64_t end_query = smaller(first_query + count * tile_size, head.tokens);
+  const float scale = head.scale * log2_e;
+  for (int64_t tile = 0; tile < count; ++tile) {
+    const int64_t query = first_query + tile * tile_size;
+    pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units,
+                     static_cast<const T*>(head.q) + query * head.q_stride, head.q_stride,
+                     smaller(tile_size, head.tokens - query), head.head_size);
+  }
+  std::memset(buffers.o, 0, static_cast<size_t>(count * packing.tile * 4));
+  std::memset(buffers.row_sum, 0, static_cast<size_t>(count * tile_size * 16 * 4));
+  for (int64_t row = 0; row < count * tile_size; ++row) buffers.row_max[row] = minus_infinity;
+
+  const int64_t end_key = head.causal ? end_query : head.tokens;
+  for (int64_t key = 0; key < end_key; key += tile_size) {
+    const int64_t keys = smaller(tile_size, head.tokens - key);
+    pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, static_cast<const T*>(head.k) + key * head.k_stride,
+                              head.k_stride, keys);
+    const T* const v = static_cast<const T*>(head.v) + key * head.v_stride;
+    if constexpr (pairs) {
+      pack_row_pairs(buffers.v, packing.width, v, head.v_stride, keys, head.head_size);
+    } else {
+      pack_rows<false>(buffers.v, packing.width, v, head.v_stride, keys, head.head_size);
+    }
+    for (int64_t tile = 0; tile < count; ++tile) {
+      const int64_t query = first_query + tile * tile_size;
+      if (head.causal && key > query) continue;
+      const int64_t queries = smaller(tile_size, head.tokens - query);
+      const int64_t rows = round_up(queries, product_rows);
+      float* const scores = buffers.scores;
+      product<pairs>(scores, tile_size, {buffers.q + tile * packing.tile, packing.row_units, 1}, buffers.k, tile_size,
+                     rows, tile_size, packing.depth, false);
+      if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
+      float* const o = buffers.o + tile * packing.tile;
+      online_softmax(scores, buffers.row_max + tile * tile_size, buffers.row_sum + tile * tile_size * 16, o,
+                     packing.width, packing.cols, scale, queries);
+      if (head.drop_threshold != 0) {
+        alignas(64) float factors[tile_size];
+        for (int64_t row = 0; row < queries; ++row) {
+          dropout_factors(factors, head, query + row, key);
+          for (int64_t col = 0; col < tile_size; ++col) scores[row * tile_size + col] *= factors[col];
+        }
+      }
+      const Unit* probabilities = reinterpret_cast<const Unit*>(scores);
+#ifdef __AVX512BF16__
+      if constexpr (pairs) {
+        pair_columns(buffers.probabilities, scores);
+        probabilities = buffers.probabilities;
+      }
+#endif
+      product<pairs>(o, packing.width, {probabilities, pairs ? tile_size / 2 : tile_size, 1}, buffers.v, packing.width,
+                     rows, packing.cols, packing.token_units(keys), true);
+    }
+  }
+  for (int64_t tile = 0; tile < count; ++tile) {
+    const int64_t query = first_query + tile * tile_size;
+    finish_forward<T, pairs>(head, query, smaller(tile_size, head.tokens - query), packing.width,
+                             buffers.o + tile * packing.tile, buffers.row_max + tile * tile_size,
+                             buffers.row_sum + tile * tile_size * 16);
+  }
+}
+
+// scores and d_scores hold q k^T and d_o v^T of a tile; they become the (dropped) probabilities and the gradient of
+// q k^T. Rows past the last query become zero.
+inline void softmax_backward(float* scores, float* d_scores, const AttentionHead& head, const float* lse,
+                             const float* delta, int64_t first_query, int64_t queries, int64_t first_key) {
+  const float scale = head.scale * log2_e;
+  alignas(64) float factors[tile_size];
+  for (int64_t row = 0; row < queries; ++row) {
+    float* const p_row = scores + row * tile_size;
+    float* const ds_row = d_scores + row * tile_size;
+    const Vec row_lse = broadcast(lse[row]);
+    const Vec row_delta = broadcast(delta[row]);
+    if (head.drop_threshold != 0) dropout_factors(factors, head, first_query + row, first_key);
+    for (int64_t col = 0; col < tile_size; col += lanes) {
+      const Vec p = exp2(load(p_row + col) * scale - row_lse);
+      Vec dp = load(ds_row + col);
+      Vec kept = p;
+      if (head.drop_threshold != 0) {
+        const Vec factor = load(factors + col);
+        dp *= factor;
+        kept *= factor;
+      }
+      store(p_row + col, kept);
+      store(ds_row + col, p * (dp - row_delta) * head.scale);
+    }
+  }
+  const size_t rest = static_cast<size_t>((tile_size - queries) * tile_size * 4);
+  std::memset(scores + queries * tile_size, 0, rest);
+  std::memset(d_scores + queries * tile_size, 0, rest);
+}
+
+// What the sweep over key tiles needs of each query: packed q and d_o, the log-sum-exp in base 2, and delta = d_o . o.
+template <typename T, bool pairs>
+void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
+                     const AttentionBackwardBuffers& buffers) {
+  for (int64_t query = 0, tile = 0; query < head.tokens; query += tile_size, ++tile) {
+    const int64_t rows = smaller(tile_size, head.tokens - query);
+    pack_both<T, pairs>(buffers.q + tile * packing.tile, packing, static_cast<const T*>(head.q) + query * head.q_stride,
+                        head.q_stride, rows);
+    pack_both<T, pairs>(buffers.d_o + tile * packing.tile, packing,
+                        static_cast<const T*>(head.d_o) + query * head.d_o_stride, head.d_o_stride, rows);
+  }
+  for (int64_t query = 0; query < head.tokens; ++query) {
+    const T* const o = static_cast<const T*>(head.o) + query * head.o_stride;
+    const T* const d_o = static_cast<const T*>(head.d_o) + query * head.d_o_stride;
+    float partial[16] = {};
+    int64_t col = 0;
+    for (; col + 16 <= head.head_size; col += 16) {
+      for (int i = 0; i < 16; ++i) partial[i] += as_float(o[col + i]) * as_float(d_o[col + i]);
+    }
+    float sum = 0;
+    for (; col < head.head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
+    for (int i = 0; i < 16; ++i) sum += partial[i];
+    buffers.delta[query] = sum;
+    buffers.lse[query] = head.lse[query] * log2_e;
+  }
+}
+
+template <typename T, bool pairs>
+void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_group,
+                   const AttentionBackwardBuffers& buffers) {
+  const Packing<pairs> packing(head.head_size);
+  prepare_queries<T, pairs>(head, packing, buffers);
+  const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // of the rows for sums over the rows
+
+  for (int64_t key = 0, key_tile = 0; key < head.tokens; key += tile_size, ++key_tile) {
+    const int64_t keys = smaller(tile_size, head.tokens - key);
+    const int64_t key_rows = round_up(keys, product_rows);
+    const T* const k = static_cast<const T*>(head.k) + key * head.k_stride;
+    // v first: its rows are needed no more once transposed, those of k are (for dq).
+    pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, static_cast<const T*>(head.v) + key * head.v_stride,
+                              head.v_stride, keys);
+    const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k, head.k_stride, keys);
+    transpose_tile(buffers.k, buffers.k_rows, packing.row_units, round_up(packing.depth, 16));
+    float* const dk = buffers.dk + (buffers.grouped ? key_tile * packing.tile : 0);
+    float* const dv = buffers.dv + (buffers.grouped ? key_tile * packing.tile : 0);
+
+    const int64_t first_tile = head.causal ? key_tile : 0;
+    for (int64_t tile = first_tile; tile * tile_size < head.tokens; ++tile) {
+      const int64_t query = tile * tile_size;
+      const int64_t queries = smaller(tile_size, head.tokens - query);
+      const int64_t rows = round_up(queries, product_rows);
+      const Unit* const q = buffers.q + tile * packing.tile;
+      const Unit* const d_o = buffers.d_o + tile * packing.tile;
+      float* const scores = buffers.scores;
+      float* const d_scores = buffers.d_scores;
+      product<pairs>(scores, tile_size, {q, packing.row_units, 1}, buffers.k, tile_size, rows, tile_size, packing.depth,
+                     false);
+      product<pairs>(d_scores, tile_size, {d_o, packing.row_units, 1}, buffers.v, tile_size, rows, tile_size,
+                     packing.depth, false);
+      if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
+      softmax_backward(scores, d_scores, head, buffers.lse + query, buffers.delta + query, query, queries, key);
+
+      LeftOperand p_transposed{reinterpret_cast<const Unit*>(scores), 1, tile_size};
+      LeftOperand ds_transposed{reinterpret_cast<const Unit*>(d_scores), 1, tile_size};
+      LeftOperand ds{reinterpret_cast<const Unit*>(d_scores), tile_size, 1};
+#ifdef __AVX512BF16__
+      if constexpr (pairs) {
+        pair_rows(buffers.p_pairs, scores);
+        pair_rows(buffers.ds_pairs, d_scores);
+        pair_columns(buffers.ds_rows, d_scores);
+        p_transposed.units = buffers.p_pairs;
+        ds_transposed.units = buffers.ds_pairs;
+        ds = {buffers.ds_rows, tile_size / 2, 1};
+      }
+#endif
+      const bool add = !first_of_group || tile > first_tile;
+      const int64_t query_units = packing.token_units(queries);
+      product<pairs>(dv, packing.width, p_transposed, d_o + pairs_offset, packing.width, key_rows, packing.cols,
+                     query_units, add);
+      product<pairs>(dk, packing.width, ds_transposed, q + pairs_offset, packing.width, key_rows, packing.cols,
+                     query_units, add);
+      product<pairs>(buffers.dq + tile * packing.tile, packing.width, ds, k_for_dq, packing.width, rows, packing.cols,
+                     packing.token_units(keys), key > 0);
+    }
+    if (!last_of_group) continue;
+    store_rows(static_cast<T*>(head.dk) + key * head.dk_stride, head.dk_stride, dk, packing.width, keys, head.head_size,
+               1.0F);
+    store_rows(static_cast<T*>(head.dv) + key * head.dv_stride, head.dv_stride, dv, packing.width, keys, head.head_size,
+               1.0F);
+  }
+  store_rows(static_cast<T*>(head.dq), head.dq_stride, buffers.dq, packing.width, head.tokens, head.head_size, 1.0F);
+}
+
+}  // namespace
+}  // namespace gptrain

@@ -1,0 +1,112 @@
+// Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS names the table of this one.
+#include "ops/cpu/kernels/matrix_kernels.h"
+
+#include "ops/cpu/kernels/attention_kernels.h"
+#include "ops/cpu/kernels/tile.h"
+
+namespace gptrain {
+namespace {
+
+// One pair of template parameters per element type: pairs of bfloat16 where the CPU multiplies them, else floats.
+#ifdef __AVX512BF16__
+constexpr bool bf16_pairs = true;
+#else
+constexpr bool bf16_pairs = false;
+#endif
+
+void attention_forward(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
+                       const AttentionForwardBuffers& buffers) {
+  if (dtype == DType::bf16) {
+    forward_tiles<bf16, bf16_pairs>(head, first_tile, count, buffers);
+  } else {
+    forward_tiles<float, false>(head, first_tile, count, buffers);
+  }
+}
+
+void attention_backward(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
+                        const AttentionBackwardBuffers& buffers) {
+  if (dtype == DType::bf16) {
+    backward_head<bf16, bf16_pairs>(head, first_of_group, last_of_group, buffers);
+  } else {
+    backward_head<float, false>(head, first_of_group, last_of_group, buffers);
+  }
+}
+
+template <typename T>
+void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
+  const int64_t rows = smaller(tile_size, op.rows - row);
+  const int64_t cols = smaller(tile_size, op.cols - col);
+  const T* const a = static_cast<const T*>(op.a);
+  const T* const b = static_cast<const T*>(op.b);
+  for (int64_t first = 0; first < op.depth; first += tile_size) {
+    const int64_t depth = smaller(tile_size, op.depth - first);
+    const T* const a_tile = a + row * op.a_row_stride + first * op.a_col_stride;
+    LeftOperand left{buffers.a, tile_size, 1};
+    if (op.a_col_stride == 1) {
+      pack_rows<false>(buffers.a, tile_size, a_tile, op.a_row_stride, rows, depth);
+    } else {
+      pack_rows<false>(buffers.a, tile_size, a_tile, op.a_col_stride, depth, rows);
+      left = {buffers.a, 1, tile_size};
+    }
+    const T* const b_tile = b + first * op.b_row_stride + col * op.b_col_stride;
+    if (op.b_col_stride == 1) {
+      pack_rows<false>(buffers.b, tile_size, b_tile, op.b_row_stride, depth, cols);
+    } else {
+      pack_rows<false>(buffers.staging, tile_size, b_tile, op.b_col_stride, cols, depth);
+      transpose_tile(buffers.b, buffers.staging, tile_size, tile_size);
+    }
+    product<false>(buffers.c, tile_size, left, buffers.b, tile_size, round_up(rows, product_rows), round_up(cols, 16),
+                   depth, first > 0);
+  }
+  if (op.bias != nullptr) {
+    const T* const bias = static_cast<const T*>(op.bias) + col;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < cols; ++i) buffers.c[r * tile_size + i] += as_float(bias[i]);
+    }
+  }
+  if (op.c_dtype == DType::bf16) {
+    store_rows(static_cast<bf16*>(op.c) + row * op.c_stride + col, op.c_stride, buffers.c, tile_size, rows, cols, 1.0F);
+    return;
+  }
+  float* const c = static_cast<float*>(op.c) + row * op.c_stride + col;
+  if (op.accumulate) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < cols; ++i) buffers.c[r * tile_size + i] += c[r * op.c_stride + i];
+    }
+  }
+  store_rows(c, op.c_stride, buffers.c, tile_size, rows, cols, 1.0F);
+}
+
+void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
+  if (op.operand_dtype == DType::bf16) {
+    tiled_linear_of<bf16>(op, row, col, buffers);
+  } else {
+    tiled_linear_of<float>(op, row, col, buffers);
+  }
+}
+
+template <typename T>
+void column_sums_of(const T* values, int64_t stride, int64_t rows, int64_t cols, bool accumulate, float* sums) {
+  float partial[column_sum_width] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* const from = values + row * stride;
+    for (int64_t col = 0; col < cols; ++col) partial[col] += as_float(from[col]);
+  }
+  for (int64_t col = 0; col < cols; ++col) sums[col] = accumulate ? sums[col] + partial[col] : partial[col];
+}
+
+void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,
+                 float* sums) {
+  if (dtype == DType::bf16) {
+    column_sums_of(static_cast<const bf16*>(values), stride, rows, cols, accumulate, sums);
+  } else {
+    column_sums_of(static_cast<const float*>(values), stride, rows, cols, accumulate, sums);
+  }
+}
+
+}  // namespace
+
+extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
+const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, tiled_linear, column_sums};
+
+}  // namespace gptrain

@@ -1,0 +1,103 @@
+// The serial kernels behind attention and behind the linears that oneDNN does not serve, one table per instruction set.
+// attention.cpp and linear.cpp split the work over threads and give each thread its buffers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+
+// Queries and keys of a tile of attention; rows and columns of a tile of the tiled linear.
+constexpr int64_t tile_size = 64;
+// Query tiles that share one packing of a key tile.
+constexpr int64_t max_query_tiles = 4;
+// Columns that one call of column_sums may cover.
+constexpr int64_t column_sum_width = 256;
+// Rows of a product that share registers; row counts are rounded up to it.
+constexpr int product_rows = 4;
+
+// 32 bits of a packed tile: a float or a pair of bfloat16.
+using Unit [[gnu::may_alias]] = uint32_t;
+
+// The operands of one sequence and one query head. Pointers are at token 0 of the head; strides are in elements.
+// Elements are bf16 or f32, all the same.
+struct AttentionHead {
+  int64_t tokens;
+  int64_t head_size;
+  float scale;
+  bool causal;
+  const void *q, *k, *v, *d_o;
+  void* o;
+  float* lse;
+  void *dq, *dk, *dv;
+  int64_t q_stride, k_stride, v_stride, o_stride, d_o_stride, dq_stride, dk_stride, dv_stride;
+  // Dropout: an element is dropped when its word is below the threshold (0: no dropout), else scaled by keep_scale.
+  uint32_t drop_threshold;
+  float keep_scale;
+  uint32_t key0, key1;
+  uint32_t sample_low, sample_high;
+};
+
+// Floats (or units) from one row of a packed tile to the next.
+constexpr int64_t packed_width(int64_t head_size) { return (head_size + 31) / 32 * 32; }
+
+struct AttentionForwardBuffers {
+  Unit* q;               // [max_query_tiles][tile]
+  Unit *k_rows, *k, *v;  // [tile]
+  float* o;              // [max_query_tiles][tile]
+  float* scores;         // [tile_size][tile_size]
+  Unit* probabilities;   // [tile_size][tile_size]
+  float* row_max;        // [max_query_tiles][tile_size], of scores times log2(e)
+  float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
+};
+
+struct AttentionBackwardBuffers {
+  Unit *q, *d_o;             // [tiles of the sequence][tile]
+  float* dq;                 // [tiles of the sequence][tile]
+  float *dk, *dv;            // [tiles of the sequence][tile], or one tile where each query head has its own keys
+  float *lse, *delta;        // [tokens rounded up to tiles]; lse times log2(e)
+  Unit *k_rows, *k, *v;      // [tile]
+  float *scores, *d_scores;  // [tile_size][tile_size]
+  Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
+  bool grouped;                        // several query heads share the keys
+};
+
+// One product c (+)= a b of matrices whose elements lie at row * row_stride + col * col_stride, one of the two 1.
+struct TiledLinear {
+  int64_t rows, cols, depth;
+  const void *a, *b;
+  DType operand_dtype;
+  int64_t a_row_stride, a_col_stride;  // a [rows, depth]
+  int64_t b_row_stride, b_col_stride;  // b [depth, cols]
+  const void* bias;                    // [cols] of the operand dtype or nullptr
+  void* c;                             // rows contiguous
+  DType c_dtype;
+  int64_t c_stride;
+  bool accumulate;  // c is f32
+};
+
+struct TiledLinearBuffers {
+  Unit *a, *b, *staging;  // [tile_size][tile_size]
+  float* c;               // [tile_size][tile_size]
+};
+
+struct MatrixKernels {
+  // Query tiles [first, first + count), count <= max_query_tiles.
+  void (*attention_forward)(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
+                            const AttentionForwardBuffers& buffers);
+  // One query head; the first of those that share keys overwrites dk and dv of the buffers, the last stores them.
+  void (*attention_backward)(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
+                             const AttentionBackwardBuffers& buffers);
+  // The tile of c that starts at (row, col).
+  void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
+  // sums[c] (+)= sum over rows, in order, of values[row][c], for cols <= column_sum_width.
+  void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,
+                      float* sums);
+};
+
+// The best table that this CPU can run and ONEDNN_MAX_CPU_ISA allows.
+const MatrixKernels& select_matrix_kernels();
+
+}  // namespace gptrain

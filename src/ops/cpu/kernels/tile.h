@@ -1,0 +1,231 @@
+// Products of small tiles, and the packing that feeds them. Only the files that are compiled once per instruction set
+// include this; everything here has internal linkage and no inline function of a library is called, so that no copy is
+// shared between instruction sets.
+//
+// A packed tile is made of 32-bit units along the dimension that a product sums over: one float, or, where the CPU
+// multiplies pairs of bfloat16 (`pairs`), two neighbours of that dimension.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "base/dtype.h"
+#include "ops/cpu/kernels/matrix_kernels.h"
+
+namespace gptrain {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+#elif defined(__AVX__)
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+
+using Vec [[gnu::vector_size(lanes * 4)]] = float;
+using IntVec [[gnu::vector_size(lanes * 4)]] = int32_t;
+using UnalignedVec [[gnu::vector_size(lanes * 4), gnu::aligned(4), gnu::may_alias]] = float;
+
+inline Vec load(const void* from) { return *static_cast<const UnalignedVec*>(from); }
+inline void store(void* to, Vec value) { *static_cast<UnalignedVec*>(to) = value; }
+inline Vec broadcast(float value) { return Vec{} + value; }
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline float as_float(bf16 value) { return __builtin_bit_cast(float, uint32_t{value.bits} << 16); }
+inline float as_float(float value) { return value; }
+inline void assign(float& to, float value) { to = value; }
+inline void assign(bf16& to, float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40U;
+  to.bits = static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
+}
+
+// acc + a * b, each 32-bit lane one float or a pair of bfloat16.
+template <bool pairs>
+inline Vec multiply_add(Vec a, Vec b, Vec acc) {
+#ifdef __AVX512BF16__
+  if constexpr (pairs) return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#endif
+  return a * b + acc;
+}
+
+// A factor of a product: unit k of row i is units[i * row_stride + k * unit_stride].
+struct LeftOperand {
+  const Unit* units;
+  int64_t row_stride;
+  int64_t unit_stride;
+};
+
+// Four rows and `vectors` vectors of columns stay in registers while the sum runs.
+template <bool pairs, int vectors>
+void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows,
+                   int64_t depth, bool accumulate) {
+  for (int64_t row = 0; row < rows; row += product_rows) {
+    Vec acc[product_rows][vectors];
+    for (int r = 0; r < product_rows; ++r) {
+      for (int n = 0; n < vectors; ++n) {
+        acc[r][n] = accumulate ? load(c + (row + r) * c_stride + n * lanes) : Vec{};
+      }
+    }
+    const Unit* left = a.units + row * a.row_stride;
+    const Unit* right = b;
+    for (int64_t k = 0; k < depth; ++k) {
+      Vec columns[vectors];
+      for (int n = 0; n < vectors; ++n) columns[n] = load(right + n * lanes);
+      for (int r = 0; r < product_rows; ++r) {
+        const Vec factor = broadcast(__builtin_bit_cast(float, left[r * a.row_stride]));
+        for (int n = 0; n < vectors; ++n) acc[r][n] = multiply_add<pairs>(factor, columns[n], acc[r][n]);
+      }
+      left += a.unit_stride;
+      right += b_stride;
+    }
+    for (int r = 0; r < product_rows; ++r) {
+      for (int n = 0; n < vectors; ++n) store(c + (row + r) * c_stride + n * lanes, acc[r][n]);
+    }
+  }
+}
+
+// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. rows: a multiple of product_rows; cols: of 16.
+template <bool pairs>
+void product(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows, int64_t cols,
+             int64_t depth, bool accumulate) {
+  constexpr int widest = lanes == 16 ? 4 : 2;
+  int64_t col = 0;
+  for (; col + widest * lanes <= cols; col += widest * lanes) {
+    product_strip<pairs, widest>(c + col, c_stride, a, b + col, b_stride, rows, depth, accumulate);
+  }
+  for (; col < cols; col += lanes) {
+    product_strip<pairs, 1>(c + col, c_stride, a, b + col, b_stride, rows, depth, accumulate);
+  }
+}
+
+// Rows of a matrix as units along the columns, [tile_size][stride], with zeros past the last row and column.
+template <bool pairs, typename T>
+void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
+  for (int64_t row = 0; row < rows; ++row) {
+    Unit* const to = out + row * stride;
+    const T* const values = from + row * from_stride;
+    if constexpr (pairs || sizeof(T) == sizeof(float)) {
+      const int64_t bytes = cols * static_cast<int64_t>(sizeof(T));
+      std::memcpy(to, values, static_cast<size_t>(bytes));
+      std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
+    } else {
+      for (int64_t col = 0; col < cols; ++col) to[col] = __builtin_bit_cast(uint32_t, as_float(values[col]));
+      for (int64_t col = cols; col < stride; ++col) to[col] = 0;
+    }
+  }
+  if (rows < tile_size) std::memset(out + rows * stride, 0, static_cast<size_t>((tile_size - rows) * stride * 4));
+}
+
+// Rows of a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], zeros past the last of both.
+inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t from_stride, int64_t rows,
+                           int64_t cols) {
+  for (int64_t row = 0; row < tile_size; row += 2) {
+    Unit* const to = out + row / 2 * stride;
+    const bf16* const even = from + row * from_stride;
+    if (row + 1 < rows) {
+      const bf16* const odd = even + from_stride;
+      for (int64_t col = 0; col < cols; ++col) to[col] = even[col].bits | (uint32_t{odd[col].bits} << 16);
+    } else if (row < rows) {
+      for (int64_t col = 0; col < cols; ++col) to[col] = even[col].bits;
+    }
+    const int64_t first_zero = row < rows ? cols : 0;
+    std::memset(to + first_zero, 0, static_cast<size_t>((stride - first_zero) * 4));
+  }
+}
+
+// out[j][i] = in[i][j] of a block of lanes x lanes units: each round interleaves row i with row i + lanes / 2.
+inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64_t in_stride) {
+  IntVec low, high;
+  for (int i = 0; i < lanes; ++i) {
+    low[i] = i / 2 + i % 2 * lanes;
+    high[i] = low[i] + lanes / 2;
+  }
+  Vec rows[lanes], mixed[lanes];
+  for (int i = 0; i < lanes; ++i) rows[i] = load(in + i * in_stride);
+  for (int round = 1; round < lanes; round *= 2) {
+    for (int i = 0; i < lanes / 2; ++i) {
+      mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + lanes / 2], low);
+      mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + lanes / 2], high);
+    }
+    for (int i = 0; i < lanes; ++i) rows[i] = mixed[i];
+  }
+  for (int i = 0; i < lanes; ++i) store(out + i * out_stride, rows[i]);
+}
+
+// out [units][tile_size] from in [tile_size][in_stride]; units: a multiple of 16.
+inline void transpose_tile(Unit* out, const Unit* in, int64_t in_stride, int64_t units) {
+  for (int64_t unit = 0; unit < units; unit += lanes) {
+    for (int64_t row = 0; row < tile_size; row += lanes) {
+      transpose_block(out + unit * tile_size + row, tile_size, in + row * in_stride + unit, in_stride);
+    }
+  }
+}
+
+#ifdef __AVX512BF16__
+// A tile of floats [tile_size][tile_size] as pairs along the columns, [tile_size][tile_size / 2].
+inline void pair_columns(Unit* out, const float* tile) {
+  for (int64_t i = 0; i < tile_size * tile_size; i += 2 * lanes) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(load(tile + i + lanes), load(tile + i));
+    store(out + i / 2, reinterpret_cast<Vec>(both));
+  }
+}
+
+inline IntVec widen(__m256bh values) {
+  using Words [[gnu::vector_size(32)]] = uint16_t;
+  return __builtin_convertvector(reinterpret_cast<Words>(values), IntVec);
+}
+
+// The same tile as pairs of rows, [tile_size / 2][tile_size].
+inline void pair_rows(Unit* out, const float* tile) {
+  for (int64_t row = 0; row < tile_size; row += 2) {
+    for (int64_t col = 0; col < tile_size; col += lanes) {
+      const float* const even = tile + row * tile_size + col;
+      const IntVec low = widen(_mm512_cvtneps_pbh(load(even)));
+      const IntVec high = widen(_mm512_cvtneps_pbh(load(even + tile_size)));
+      const IntVec both = low | (high << 16);
+      store(out + row / 2 * tile_size + col, reinterpret_cast<Vec>(both));
+    }
+  }
+}
+#endif
+
+// to [rows, cols] = from * scale, rounded to T.
+template <typename T>
+void store_rows(T* to, int64_t to_stride, const float* from, int64_t from_stride, int64_t rows, int64_t cols,
+                float scale) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      assign(to[row * to_stride + col], from[row * from_stride + col] * scale);
+    }
+  }
+}
+
+// 2^x within 2e-7 relative for x <= 127; 0 below -126; NaN stays NaN.
+inline Vec exp2(Vec x) {
+  constexpr float round_to_integer = 12582912.0F;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+  const Vec whole = (x + round_to_integer) - round_to_integer;
+  const Vec f = x - whole;
+  // Minimax polynomial of 2^f on [-1/2, 1/2].
+  Vec p = broadcast(0.000154614449F);
+  p = p * f + 0.0013400428F;
+  p = p * f + 0.00961805694F;
+  p = p * f + 0.0555032715F;
+  p = p * f + 0.240226507F;
+  p = p * f + 0.693147182F;
+  p = p * f + 1.0F;
+  const IntVec exponent = (__builtin_convertvector(whole, IntVec) + 127) << 23;
+  const Vec scaled = p * reinterpret_cast<Vec>(exponent);
+  return x < -126.0F ? Vec{} : scaled;
+}
+
+}  // namespace
+}  // namespace gptrain

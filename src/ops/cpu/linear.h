@@ -1,0 +1,45 @@
+// The three linears on the CPU.
+//
+// oneDNN's matmul, on the plain layouts of ops.h, where it has a kernel that keeps within the scratch bound; own tiled
+// products where it does not: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace than the bound.
+// The choice depends on shapes, dtypes, instruction set and thread count only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ops/ops.h"
+
+namespace gptrain {
+
+// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread (packed blocks of the
+// operands and, for some splits of a long sum over threads, partial results), and what asks for more is not taken.
+constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (int64_t{4} << 20); }
+
+inline int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear_scratch_bytes(num_threads); }
+inline int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) {
+  return linear_scratch_bytes(num_threads);
+}
+inline int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) {
+  return linear_scratch_bytes(num_threads);
+}
+
+// Holds oneDNN's primitives: one is made the first time a shape is run (about a millisecond) and kept. One thread calls
+// it at a time; ops run on `num_threads` OpenMP threads. Operands are as ops.h says (the caller checks shapes). Throws
+// Error(device) when scratch is smaller than linear_scratch_bytes or oneDNN fails.
+class CpuLinear {
+ public:
+  explicit CpuLinear(int num_threads);
+  ~CpuLinear();
+
+  void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes);
+  void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes);
+  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes);
+
+ private:
+  class Products;
+  std::unique_ptr<Products> products_;
+};
+
+}  // namespace gptrain

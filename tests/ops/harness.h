@@ -1,0 +1,217 @@
+// Checks and benches every op of every backend in one binary.
+//
+// A case is one op on one shape. It makes its operands with a Trial, runs the op, and compares what came out with a
+// float64 reference. The Trial does the rest: operands lie between guard bands (also between rows, where a stride is
+// asked for), outputs start as NaN, inputs must be unchanged, and the op is run again with other thread counts, which
+// must give the same bits (the three linears excepted).
+//
+//   void add_cases(Suite& suite) {
+//     suite.add<Cast>("N=3 f32 to bf16", [](Trial& trial) {
+//       const Operand& from = trial.input(DType::f32, 3, 5);
+//       Operand& to = trial.output(DType::bf16, 3, 5);
+//       trial.run(Cast{from.matrix(), to.matrix()});
+//       trial.expect_near("to", to, from.values(), bound);
+//     });
+//   }
+//   const Registration registration(add_cases);
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "ops/backend.h"
+#include "ops/footprint.h"
+
+namespace gptrain::ops_test {
+
+// SplitMix64: what operands are filled from. Unrelated to the generator under test.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next();
+  double uniform();  // [0, 1)
+  double normal();
+  int64_t below(int64_t bound);  // [0, bound)
+
+ private:
+  uint64_t state_;
+};
+
+// One operand: a copy on the host and memory of the device, each between guard bands. Owned by its Trial.
+class Operand {
+ public:
+  Operand(Backend& backend, DType dtype, int64_t rows, int64_t cols, int64_t stride);
+
+  Matrix matrix() const { return {device_data(), dtype_, rows_, cols_, stride_}; }
+  DType dtype() const { return dtype_; }
+
+  // Elements in row order, without what lies between rows.
+  std::vector<double> values() const;
+  void set_values(const std::vector<double>& values);  // rounded to the dtype
+  double at(int64_t row, int64_t col) const;
+  void set(int64_t row, int64_t col, double value);
+
+ private:
+  friend class Trial;
+  void* device_data() const;
+  std::byte* element(int64_t row, int64_t col);
+  const std::byte* element(int64_t row, int64_t col) const;
+  void poison();
+  // What an op must leave alone: the guard bands and, in an input, everything.
+  std::string damage() const;
+
+  DType dtype_;
+  int64_t rows_, cols_, stride_;
+  bool writable_ = true;
+  std::vector<std::byte> host_;    // with guards
+  std::vector<std::byte> before_;  // host_ as it was uploaded
+  std::unique_ptr<DeviceMemory> device_;
+};
+
+// One backend in one or more configurations; the first is the one that is checked, the others must give its bits.
+struct BackendUnderTest {
+  std::string name;
+  std::vector<std::unique_ptr<Backend>> variants;
+};
+
+// Ops whose bits may depend on the number of threads.
+template <typename Op>
+constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
+                                        std::is_same_v<Op, LinearBackwardWeight>;
+
+// The run of one case: its operands, its random numbers and what went wrong.
+class Trial {
+ public:
+  Trial(BackendUnderTest& backend, uint64_t seed) : random(seed), backend_(backend) {}
+
+  Random random;
+  Backend& backend() { return *backend_.variants.front(); }
+  const std::vector<std::string>& failures() const { return failures_; }
+  void fail(const std::string& message) { failures_.push_back(message); }
+
+  // Normal numbers times `scale`. `gap`: elements between the end of a row and the start of the next.
+  const Operand& input(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
+  Operand& output(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0);  // NaN
+  // Read and written: normal numbers times `scale`.
+  Operand& in_out(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
+  // Given numbers, rounded to the dtype.
+  const Operand& input(DType dtype, int64_t rows, int64_t cols, const std::vector<double>& values, int64_t gap = 0);
+
+  // Device memory that holds `values`, guarded as any operand: tokens, segments, StepState.
+  template <typename T>
+  const Operand& input_array(const std::vector<T>& values) {
+    return array(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), false);
+  }
+  template <typename T>
+  Operand& in_out_value(const T& value) {
+    return array(&value, sizeof(T), true);
+  }
+  template <typename T>
+  static T* pointer(const Operand& operand) {
+    return static_cast<T*>(operand.device_data());
+  }
+  template <typename T>
+  static T value(const Operand& operand) {
+    T result;
+    copy_bytes(operand, &result, sizeof(T));
+    return result;
+  }
+
+  // Uploads every operand, runs the op on every variant of the backend, checks guards, inputs and bits, and leaves the
+  // results of the first in the operands.
+  template <typename Op>
+  void run(const Op& op) {
+    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), !bits_depend_on_threads<Op>);
+  }
+
+  // The op must throw std::logic_error.
+  template <typename Op>
+  void expect_rejected(const Op& op, std::string_view why) {
+    run_rejected([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), why);
+  }
+
+  // Every element within `factor` times the largest error of `plain` (a straightforward version in low precision) plus
+  // one unit in the last place of the output's dtype; and the root-mean-square error within twice that of `plain` plus
+  // half a unit, which finds a bias that hides below the largest error.
+  void expect_close(std::string_view what, const Operand& actual, const std::vector<double>& reference,
+                    const std::vector<double>& plain, double factor = 3);
+  // Every element within `bound` (absolute) plus one unit in the last place of the output's dtype. The caller says
+  // where the bound comes from.
+  void expect_near(std::string_view what, const Operand& actual, const std::vector<double>& reference, double bound);
+  void expect_equal(std::string_view what, const Operand& actual, const std::vector<double>& reference);
+  void expect_true(bool condition, std::string_view what);
+
+  // Bench cases: times the op on the first variant and keeps the result for the suite to print.
+  template <typename Op>
+  void time(const Op& op) {
+    time_op([&op](Backend& backend) { backend.run(op); }, footprint(op, backend().target()));
+  }
+  struct Timing {
+    double seconds = 0;  // median of the runs
+    Footprint footprint;
+  };
+  const Timing& timing() const { return timing_; }
+
+ private:
+  using Runner = std::function<void(Backend&)>;
+  using ScratchBytes = std::function<int64_t(const Target&)>;
+
+  template <typename Op>
+  static ScratchBytes scratch_bytes(const Op& op) {
+    return [&op](const Target& target) { return footprint(op, target).scratch_bytes; };
+  }
+
+  Operand& add(DType dtype, int64_t rows, int64_t cols, int64_t gap, bool writable);
+  Operand& array(const void* data, int64_t bytes, bool writable);
+  static void copy_bytes(const Operand& operand, void* to, size_t bytes);
+  void upload_all(Backend& backend);
+  void download_all(Backend& backend);
+  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits);
+  void run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes, std::string_view why);
+  void time_op(const Runner& runner, const Footprint& footprint);
+
+  BackendUnderTest& backend_;
+  std::deque<Operand> operands_;
+  std::vector<std::string> failures_;
+  Timing timing_;
+};
+
+using Body = std::function<void(Trial&)>;
+
+class Suite {
+ public:
+  // `description` names shape and dtypes.
+  template <typename Op>
+  void add(std::string description, Body body) {
+    cases_.push_back({Op::name, std::move(description), std::move(body)});
+  }
+  template <typename Op>
+  void add_bench(std::string description, Body body) {
+    benches_.push_back({Op::name, std::move(description), std::move(body)});
+  }
+
+  struct Case {
+    std::string_view op;
+    std::string description;
+    Body body;
+  };
+  const std::vector<Case>& cases() const { return cases_; }
+  const std::vector<Case>& benches() const { return benches_; }
+
+ private:
+  std::vector<Case> cases_;
+  std::vector<Case> benches_;
+};
+
+// Adds the cases of one file to the suite.
+struct Registration {
+  explicit Registration(void (*add_cases)(Suite&));
+};
+
+}  // namespace gptrain::ops_test

@@ -1,0 +1,179 @@
+// test_ops [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
+//
+// Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <set>
+
+#include "harness.h"
+#include "ops/cpu/kernels/kernel_table.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+constexpr int exit_skipped = 77;
+
+std::vector<void (*)(Suite&)>& registrations() {
+  static std::vector<void (*)(Suite&)> list;
+  return list;
+}
+
+struct Options {
+  std::string filter;
+  bool bench = false;
+  uint64_t seed = 1;
+  std::string instruction_set;
+};
+
+// Depends on the case and not on which others run, so that a filter reproduces a failure.
+uint64_t case_seed(uint64_t seed, const Suite::Case& test) {
+  uint64_t hash = 0xCBF29CE484222325U ^ seed;
+  for (const std::string_view text : {test.op, std::string_view(test.description)})
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
+  return hash;
+}
+
+std::string title(const Suite::Case& test) { return fmt::format("{} [{}]", test.op, test.description); }
+
+BackendUnderTest cpu_backend() {
+  BackendUnderTest result{"cpu", {}};
+  for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads));
+  return result;
+}
+
+bool run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
+  Trial trial(backend, case_seed(options.seed, test));
+  try {
+    test.body(trial);
+  } catch (const std::exception& error) {
+    trial.fail(fmt::format("threw: {}", error.what()));
+  }
+  for (const std::string& failure : trial.failures())
+    fmt::print("FAIL {} backend={} seed={}: {}\n", title(test), backend.name, options.seed, failure);
+  return trial.failures().empty();
+}
+
+// Every op must have a case; an empty filter asks for all of them.
+int count_ops_without_case(const Suite& suite) {
+  std::set<std::string_view> covered;
+  for (const Suite::Case& test : suite.cases()) covered.insert(test.op);
+  int missing = 0;
+#define GPTRAIN_CHECK_COVERED(Op)                          \
+  if (!covered.contains(Op::name)) {                       \
+    fmt::print("FAIL {}: the op has no case\n", Op::name); \
+    ++missing;                                             \
+  }
+  GPTRAIN_FOR_EACH_OP(GPTRAIN_CHECK_COVERED)
+#undef GPTRAIN_CHECK_COVERED
+  return missing;
+}
+
+int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& options) {
+  int failed = options.filter.empty() ? count_ops_without_case(suite) : 0;
+  int run = 0;
+  for (const Suite::Case& test : suite.cases()) {
+    if (title(test).find(options.filter) == std::string::npos) continue;
+    ++run;
+    if (!run_case(test, backend, options)) ++failed;
+  }
+  fmt::print("{} cases on {} ({}), {} failed\n", run, backend.name, select_kernels().name, failed);
+  if (run == 0) {
+    fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
+    return 2;
+  }
+  return failed == 0 ? 0 : 1;
+}
+
+Trial::Timing time_limit(BackendUnderTest& backend, const Body& body) {
+  Trial trial(backend, 1);
+  body(trial);
+  return trial.timing();
+}
+
+// The machine's own limits: copying memory, and a large matrix product.
+double copy_bandwidth(BackendUnderTest& backend) {
+  const auto timing = time_limit(backend, [](Trial& trial) {
+    constexpr int64_t rows = 4096, cols = 4096;
+    const Operand& from = trial.input(DType::f32, rows, cols, std::vector<double>(rows * cols));
+    Operand& to = trial.output(DType::f32, rows, cols);
+    trial.time(Cast{from.matrix(), to.matrix()});
+  });
+  constexpr double bytes = 2.0 * 4096 * 4096 * 4;
+  return bytes / timing.seconds;
+}
+
+double matrix_rate(BackendUnderTest& backend, DType dtype) {
+  constexpr int64_t size = 2048;
+  const auto timing = time_limit(backend, [dtype](Trial& trial) {
+    const Operand& x = trial.input(dtype, size, size);
+    const Operand& w = trial.input(dtype, size, size);
+    Operand& y = trial.output(dtype, size, size);
+    trial.time(LinearForward{x.matrix(), w.matrix(), {}, y.matrix()});
+  });
+  return 2.0 * size * size * size / timing.seconds;
+}
+
+int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& options) {
+  backend.variants.clear();
+  backend.variants.push_back(make_cpu_backend(0));
+  const double bandwidth = copy_bandwidth(backend);
+  const double f32_rate = matrix_rate(backend, DType::f32);
+  const double bf16_rate = matrix_rate(backend, DType::bf16);
+  fmt::print("{}, {} threads, {}: copy {:.1f} GB/s, matrix product f32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s\n",
+             backend.name, backend.variants.front()->target().num_threads, select_kernels().name, bandwidth / 1e9,
+             f32_rate / 1e9, bf16_rate / 1e9);
+  bool failed = false;
+  for (const Suite::Case& bench : suite.benches()) {
+    if (title(bench).find(options.filter) == std::string::npos) continue;
+    Trial trial(backend, case_seed(options.seed, bench));
+    bench.body(trial);
+    const Trial::Timing& timing = trial.timing();
+    failed = failed || timing.seconds <= 0 || !trial.failures().empty();
+    fmt::print("{:<60} {:>9.3f} ms", title(bench), timing.seconds * 1e3);
+    if (const auto flops = static_cast<double>(timing.footprint.executed_flops); flops > 0) {
+      const double rate = bench.description.find("bf16") == std::string::npos ? f32_rate : bf16_rate;
+      fmt::print(" {:>8.1f} GFLOP/s {:>4.0f}%\n", flops / timing.seconds / 1e9, 100 * flops / timing.seconds / rate);
+    } else {
+      const double bytes = static_cast<double>(timing.footprint.bytes_moved) / timing.seconds;
+      fmt::print(" {:>8.1f} GB/s    {:>4.0f}%\n", bytes / 1e9, 100 * bytes / bandwidth);
+    }
+  }
+  return failed ? 1 : 0;
+}
+
+int run_suite(const Options& options) {
+  if (!options.instruction_set.empty() && options.instruction_set != select_kernels().name) {
+    fmt::print("skipped: this machine runs the {} kernels, not {}\n", select_kernels().name, options.instruction_set);
+    return exit_skipped;
+  }
+  Suite suite;
+  for (const auto add_cases : registrations()) add_cases(suite);
+  BackendUnderTest backend = cpu_backend();
+  return options.bench ? run_benches(suite, backend, options) : run_checks(suite, backend, options);
+}
+
+}  // namespace
+
+Registration::Registration(void (*add_cases)(Suite&)) { registrations().push_back(add_cases); }
+
+}  // namespace gptrain::ops_test
+
+int main(int argc, char** argv) {
+  using namespace gptrain::ops_test;
+  CLI::App app{"Checks and benches every op of every backend"};
+  Options options;
+  app.add_option("--filter", options.filter, "only cases whose \"op [description]\" contains this");
+  app.add_flag("--bench", options.bench, "measure instead of checking");
+  app.add_option("--seed", options.seed, "seed of the operands");
+  app.add_option("--instruction-set", options.instruction_set,
+                 "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return run_suite(options);
+}
