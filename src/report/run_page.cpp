@@ -38,6 +38,7 @@ RunHistory::Step parse_step(const json& record) {
           .loss = number(record, "loss"),
           .grad_norm = number(record, "grad_norm"),
           .lr = number(record, "lr"),
+          .step_seconds = number(record, "step_seconds"),
           .tokens_per_second = number(record, "tokens_per_second"),
           .mfu = number(record, "mfu"),
           .peak_bytes = number(record, "peak_bytes"),
@@ -98,6 +99,7 @@ std::string render_summary(const RunHistory& history) {
   const auto validation_losses = points_of(history.validations, &RunHistory::Validation::loss);
   const auto peaks = points_of(history.steps, &RunHistory::Step::peak_bytes);
   const Extent loss = extent_of(losses), validation = extent_of(validation_losses), peak = extent_of(peaks);
+  const double step_seconds = median(points_of(history.steps, &RunHistory::Step::step_seconds));
   const double speed = median(points_of(history.steps, &RunHistory::Step::tokens_per_second));
   const double mfu = median(points_of(history.steps, &RunHistory::Step::mfu));
   const auto skipped =
@@ -113,6 +115,7 @@ std::string render_summary(const RunHistory& history) {
   out += row("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
   out += row("Validation loss", format_loss(validation.last), at_step(validation.last));
   out += row("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
+  out += row("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
   out += row("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
   out += row("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
   out += row("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
@@ -136,16 +139,25 @@ std::string render_loss_plot(const RunHistory& history) {
        .description = describe("Training loss", training) + " " + describe("Validation loss", validation),
        .full_width = true,
        .series = {{"training", SeriesStyle::faint_line, 0, training},
-                  {"training, smoothed", SeriesStyle::line, 0, smooth(training, kMaxSmoothedPoints)},
+                  {"smoothed", SeriesStyle::line, 0, smooth(training, kMaxSmoothedPoints)},
                   {"validation", SeriesStyle::markers, 1, validation}}});
 }
 
-std::string render_line_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
-  return render_plot({.id = id,
-                      .title = title,
-                      .description = describe(title, points),
-                      .y_from_zero = true,
-                      .series = {{title, SeriesStyle::line, 0, points}}});
+Plot step_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  return {.id = id, .title = title, .description = describe(title, points), .y_from_zero = true};
+}
+
+std::string render_smooth_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  Plot plot = step_plot(id, title, points);
+  plot.series = {{title, SeriesStyle::line, 0, points}};
+  return render_plot(plot);
+}
+
+std::string render_noisy_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  Plot plot = step_plot(id, title, points);
+  plot.series = {{"each step", SeriesStyle::faint_line, 0, points},
+                 {"smoothed", SeriesStyle::line, 0, smooth(points, kMaxSmoothedPoints)}};
+  return render_plot(plot);
 }
 
 std::string render_plots(const RunHistory& history) {
@@ -159,12 +171,12 @@ std::string render_plots(const RunHistory& history) {
   for (; peak != nullptr && unit + 1 < std::size(units) && peak->y >= 1024 * unit_bytes; ++unit) unit_bytes *= 1024;
 
   return "<div class=\"plots\">\n" + render_loss_plot(history) +
-         render_line_plot("lr", "Learning rate", points_of(steps, &RunHistory::Step::lr)) +
-         render_line_plot("grad-norm", "Gradient norm", points_of(steps, &RunHistory::Step::grad_norm)) +
-         render_line_plot("throughput", "Throughput (tokens/s)",
-                          points_of(steps, &RunHistory::Step::tokens_per_second)) +
-         render_line_plot("memory", fmt::format("Peak memory ({})", units[unit]),
-                          points_of(steps, &RunHistory::Step::peak_bytes, unit_bytes)) +
+         render_smooth_plot("lr", "Learning rate", points_of(steps, &RunHistory::Step::lr)) +
+         render_noisy_plot("grad-norm", "Gradient norm", points_of(steps, &RunHistory::Step::grad_norm)) +
+         render_noisy_plot("throughput", "Throughput (tokens/s)",
+                           points_of(steps, &RunHistory::Step::tokens_per_second)) +
+         render_smooth_plot("memory", fmt::format("Peak memory ({})", units[unit]),
+                            points_of(steps, &RunHistory::Step::peak_bytes, unit_bytes)) +
          "</div>\n";
 }
 
@@ -180,6 +192,7 @@ body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.45 s
 main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 40px; }
 h1 { font-size: 24px; margin: 0 0 16px; overflow-wrap: anywhere; }
 .summary { display: grid; grid-template-columns: repeat(auto-fill, minmax(160px, 1fr)); gap: 10px; margin: 0 0 16px; }
+@media (max-width: 480px) { .summary { grid-template-columns: 1fr 1fr; } }
 .summary div { padding: 10px 14px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
 .summary dt { font-size: 13px; color: var(--muted); }
 .summary dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }

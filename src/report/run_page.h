@@ -16,6 +16,7 @@ struct RunHistory {
     double loss = 0;
     double grad_norm = 0;
     double lr = 0;
+    double step_seconds = 0;
     double tokens_per_second = 0;
     double mfu = 0;         // 0..1
     double peak_bytes = 0;  // exact up to 2^53

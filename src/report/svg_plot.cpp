@@ -23,7 +23,7 @@ struct Size {
 // plot, which the sizes of the type in the style sheet allow for.
 constexpr Size kNarrow = {400, 230, 5, 5};
 constexpr Size kWide = {860, 320, 9, 6};
-constexpr double kLeft = 46, kRight = 14, kTop = 10, kBottom = 34;
+constexpr double kLeft = 48, kRight = 14, kTop = 10, kBottom = 38;
 
 struct Range {
   double low = std::numeric_limits<double>::infinity();
@@ -39,9 +39,11 @@ struct Range {
 
 bool is_drawable(const PlotPoint& point) { return std::isfinite(point.x) && std::isfinite(point.y); }
 
-bool has_drawable_point(const PlotSeries& series) {
-  return std::any_of(series.points.begin(), series.points.end(), is_drawable);
+auto num_drawable_points(const PlotSeries& series) {
+  return std::count_if(series.points.begin(), series.points.end(), is_drawable);
 }
+
+bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(series) > 0; }
 
 // Maps data to SVG units inside the axes.
 struct Scale {
@@ -78,6 +80,8 @@ std::optional<Scale> fit(const Plot& plot, const Size& size) {
   }
   if (scale.x.is_empty()) return std::nullopt;
   if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
+  // Steps count from 1; an axis that begins at 0 has the rounder ticks.
+  if (scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
   const bool touches_zero = plot.y_from_zero && scale.y.low >= 0;
   if (touches_zero) scale.y.low = 0;
   pad(scale.y, 0.06);
@@ -152,7 +156,8 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
     for (const PlotSeries& series : plot.series) {
       if (!has_drawable_point(series)) continue;
       out += draw_line(series, *scale);
-      if (series.style == SeriesStyle::markers) out += draw_markers(series, *scale);
+      // A line of one point would be lost on the page.
+      if (series.style == SeriesStyle::markers || num_drawable_points(series) == 1) out += draw_markers(series, *scale);
     }
   } else {
     out += draw_text("empty", size.width / 2, size.height / 2, "no data yet");
@@ -160,15 +165,17 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
   return out + "</svg>\n";
 }
 
+// Nothing for a single line: the title names it.
 std::string draw_legend(const Plot& plot) {
-  std::string out;
+  if (std::count_if(plot.series.begin(), plot.series.end(), has_drawable_point) < 2) return {};
+  std::string out = "<span class=\"legend\">";
   for (const PlotSeries& series : plot.series) {
     if (!has_drawable_point(series)) continue;
     const bool is_faint = series.style == SeriesStyle::faint_line;
     out += fmt::format("<span class=\"key\"><i class=\"swatch{} color-{}\"></i>{}</span>", is_faint ? " faint" : "",
                        series.color, escape_html(series.label));
   }
-  return out;
+  return out + "</span>";
 }
 
 }  // namespace
@@ -304,11 +311,12 @@ std::string plot_style_css() {
 figure { margin: 0; padding: 14px 16px 8px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
 figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 16px; margin-bottom: 6px; }
 figcaption h2 { font-size: 15px; margin: 0 auto 0 0; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; }
 .key { font-size: 13px; color: var(--muted); white-space: nowrap; }
 .swatch { display: inline-block; width: 16px; height: 3px; margin-right: 6px; border-radius: 2px; vertical-align: middle; background: currentColor; }
 .swatch.faint { opacity: 0.35; }
-svg { display: block; width: 100%; height: auto; }
-svg text { fill: var(--muted); font-size: 12.5px; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { fill: var(--muted); font-size: 14px; }
 .y-tick { text-anchor: end; dominant-baseline: central; }
 .x-tick, .empty { text-anchor: middle; }
 .axis-label { text-anchor: end; }

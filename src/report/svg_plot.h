@@ -33,8 +33,8 @@ struct Plot {
   std::string x_label = "step";
   std::string description = {};  // what a reader who does not see the drawing is told
   bool y_from_zero = false;
-  bool full_width = false;         // on wide screens this plot spans the page, on others it is like the rest
-  std::vector<PlotSeries> series;  // drawn in this order; those without a finite point are left out
+  bool full_width = false;              // on wide screens this plot spans the page, on others it is like the rest
+  std::vector<PlotSeries> series = {};  // drawn in this order; those without a finite point are left out
 };
 
 std::string render_plot(const Plot& plot);

@@ -57,6 +57,7 @@ RunHistory::Step step_at(int64_t step, double loss) {
           .loss = loss,
           .grad_norm = 1.5,
           .lr = 3e-4,
+          .step_seconds = 0.25,
           .tokens_per_second = 50000 + static_cast<double>(step),
           .mfu = 0.4,
           .peak_bytes = 3.0 * (1 << 30),
@@ -81,6 +82,7 @@ TEST_CASE("The page sums up the run and draws its plots") {
   CHECK(html.find("<dt>Validation loss</dt><dd>0.8750 <small>at step 100</small>") != std::string::npos);
   CHECK(html.find("<dt>Best validation loss</dt><dd>0.7500 <small>at step 50</small>") != std::string::npos);
   CHECK(html.find("<dt>Median throughput</dt><dd>50.1k tok/s</dd>") != std::string::npos);
+  CHECK(html.find("<dt>Median step time</dt><dd>250 ms</dd>") != std::string::npos);
   CHECK(html.find("<dt>Median MFU</dt><dd>40.0%</dd>") != std::string::npos);
   CHECK(html.find("<dt>Peak memory</dt><dd>3.0 GiB</dd>") != std::string::npos);
   CHECK(html.find("<dt>Skipped steps</dt><dd>1</dd>") != std::string::npos);
@@ -108,6 +110,7 @@ TEST_CASE("Pages of no step, of one, and of none that is finite") {
   const std::string one = render_run_page("one", "", history);
   check_page(one);
   CHECK(count(one, "no data yet</text>") == 0);
+  CHECK(count(one, "<circle class=\"marker") >= 6);  // a point alone is a dot in every drawing
 
   history.steps = {step_at(1, kNaN), step_at(2, std::numeric_limits<double>::infinity())};
   const std::string broken = render_run_page("broken", "", history);
