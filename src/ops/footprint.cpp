@@ -2,8 +2,6 @@
 
 #include <initializer_list>
 
-#include "ops/cpu/attention.h"
-#include "ops/cpu/linear.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
@@ -23,14 +21,21 @@ Flops product_flops(int64_t m, int64_t n, int64_t k) {
   return Flops{2} * static_cast<Flops>(m) * static_cast<Flops>(n) * static_cast<Flops>(k);
 }
 
+bool on_cpu(const Target& target) { return target.kind == Target::Kind::cpu; }
+
+// Most ops need no scratch on a GPU.
+template <typename Op>
+int64_t cpu_scratch(const Op& op, const Target& target) {
+  return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : 0;
+}
+
 // One [rows, in] x [in, out] product, whichever of the three it is.
-Footprint linear_footprint(const Matrix& w, int64_t true_out, int64_t rows, const Target& target) {
-  const int64_t scratch =
-      target.kind == Target::Kind::cpu ? linear_scratch_bytes(target.num_threads) : gpu_linear_scratch_bytes;
-  return {.model_flops = product_flops(rows, true_out > 0 ? true_out : w.rows, w.cols),
+template <typename Op>
+Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Target& target) {
+  return {.model_flops = product_flops(rows, op.true_out > 0 ? op.true_out : w.rows, w.cols),
           .executed_flops = product_flops(rows, w.rows, w.cols),
           .bytes_moved = 0,
-          .scratch_bytes = scratch};
+          .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_linear_scratch_bytes};
 }
 
 // Products of attention, each over all (query, key) pairs of one head: `model` counts half of the square when causal,
@@ -52,8 +57,6 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
                              static_cast<Flops>(products_executed);
 }
 
-bool on_cpu(const Target& target) { return target.kind == Target::Kind::cpu; }
-
 }  // namespace
 
 Footprint footprint(const EmbeddingForward& op, const Target&) {
@@ -64,7 +67,7 @@ Footprint footprint(const EmbeddingBackward& op, const Target& target) {
   int64_t bytes = moved({op.dx, op.dx});
   if (!op.accumulate_token) bytes += moved({op.d_token_table});
   if (!op.accumulate_position) bytes += moved({op.d_position_table});
-  return {.bytes_moved = bytes, .scratch_bytes = on_cpu(target) ? scratch_bytes(op, target.num_threads) : 0};
+  return {.bytes_moved = bytes, .scratch_bytes = cpu_scratch(op, target)};
 }
 
 Footprint footprint(const NormForward& op, const Target&) {
@@ -73,7 +76,7 @@ Footprint footprint(const NormForward& op, const Target&) {
 
 Footprint footprint(const NormBackward& op, const Target& target) {
   return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta}),
-          .scratch_bytes = on_cpu(target) ? scratch_bytes(op, target.num_threads) : 0};
+          .scratch_bytes = cpu_scratch(op, target)};
 }
 
 Footprint footprint(const ResidualAdd& op, const Target&) {
@@ -83,19 +86,19 @@ Footprint footprint(const ResidualAdd& op, const Target&) {
 Footprint footprint(const BranchBackward& op, const Target&) { return {.bytes_moved = moved({op.dx, op.d_branch})}; }
 
 Footprint footprint(const LinearForward& op, const Target& target) {
-  Footprint result = linear_footprint(op.w, op.true_out, op.x.rows, target);
+  Footprint result = linear_footprint(op, op.w, op.x.rows, target);
   result.bytes_moved = moved({op.x, op.w, op.bias, op.y});
   return result;
 }
 
 Footprint footprint(const LinearBackwardInput& op, const Target& target) {
-  Footprint result = linear_footprint(op.w, op.true_out, op.dy.rows, target);
+  Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
   result.bytes_moved = moved({op.dy, op.w, op.dx});
   return result;
 }
 
 Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
-  Footprint result = linear_footprint(op.dw, op.true_out, op.dy.rows, target);
+  Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
   result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
   if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
   return result;
@@ -107,12 +110,12 @@ Footprint footprint(const QueryKeyForward& op, const Target&) {
 
 Footprint footprint(const QueryKeyBackward& op, const Target& target) {
   return {.bytes_moved = moved({op.q, op.k, op.rstd, op.dq, op.dq, op.dk, op.dk}),
-          .scratch_bytes = on_cpu(target) ? scratch_bytes(op, target.num_threads) : 0};
+          .scratch_bytes = cpu_scratch(op, target)};
 }
 
 Footprint footprint(const AttentionForward& op, const Target& target) {
   Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}),
-                   .scratch_bytes = on_cpu(target) ? attention_forward_scratch_bytes(op, target.num_threads) : 0};
+                   .scratch_bytes = cpu_scratch(op, target)};
   count_attention(op, 2, 2, result);  // q k^T, p v
   return result;
 }
@@ -122,7 +125,7 @@ Footprint footprint(const AttentionBackward& op, const Target& target) {
   const int64_t gpu_scratch = (op.q.count() + op.batch * op.num_heads * op.sequence_length) * dtype_bytes(DType::f32);
   Footprint result{
       .bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
-      .scratch_bytes = on_cpu(target) ? attention_backward_scratch_bytes(op, target.num_threads) : gpu_scratch};
+      .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_scratch};
   count_attention(op, 4, 5, result);  // dv, dp, dq, dk; executed: q k^T once more
   return result;
 }
@@ -143,7 +146,7 @@ Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_mo
 
 Footprint footprint(const SquaredNorm& op, const Target& target) {
   return {.bytes_moved = moved({op.gradients, op.partials}),
-          .scratch_bytes = on_cpu(target) ? scratch_bytes(op, target.num_threads) : 0};
+          .scratch_bytes = cpu_scratch(op, target)};
 }
 
 Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }
