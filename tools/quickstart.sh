@@ -57,6 +57,7 @@ prepare_text() {
   echo "source: the Collaborative International Dictionary of English, Debian package dict-gcide"
   echo "licence: GNU General Public License, version 2 or later ($corpus/copyright)"
   local folder archive
+  rm -rf "$corpus"/download.*  # of a call that was interrupted
   folder=$(mktemp -d "$corpus/download.XXXXXX")
   archive=$(fetch_gcide "$folder")
   gzip -dc <"$archive" >"$folder/gcide.txt"
@@ -137,8 +138,9 @@ show_results() {
   say "6/6 results"
   $GPTRAIN generate --checkpoint "$run" --prompt "The " --tokens 300 | tee "$run/sample.txt"
   local entropy
-  entropy=$($GPTRAIN data inspect "$corpus/heldout" | grep -i 'unigram entropy' | grep -oE '[0-9]+\.[0-9]+') ||
+  entropy=$($GPTRAIN data inspect "$corpus/heldout" | grep -i 'unigram entropy') ||
     die "$GPTRAIN data inspect $corpus/heldout names no unigram entropy"
+  entropy=$(X <<<"$entropy")
   cat <<SUMMARY
 
 validation loss   $(last_metric validation_loss) nats per byte, after $steps steps
