@@ -140,7 +140,7 @@ show_results() {
   local entropy
   entropy=$($GPTRAIN data inspect "$corpus/heldout" | grep -i 'unigram entropy') ||
     die "$GPTRAIN data inspect $corpus/heldout names no unigram entropy"
-  entropy=$(X <<<"$entropy")
+  entropy=$(sed -nE '1s/^[^0-9]*([0-9]+\.[0-9]+).*/\1/p' <<<"$entropy")
   cat <<SUMMARY
 
 validation loss   $(last_metric validation_loss) nats per byte, after $steps steps
