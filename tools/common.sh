@@ -26,7 +26,7 @@ die() {
 run_logged() {
   local log=$LOGS/$1
   shift
-  if ! "$@" >"$log" 2>&1 </dev/null; then
+  if ! ("$@") >"$log" 2>&1 </dev/null; then
     tail -n 40 "$log" >&2
     printf 'error: "%s" failed; its whole output is in %s\n' "$*" "$log" >&2
     return 1
@@ -39,6 +39,6 @@ as_root() {
   elif command -v sudo >/dev/null; then
     sudo "$@"
   else
-    die "this needs root: run as root, or install sudo, for: $*"
+    die "this needs root, and there is no sudo: run it as root: $*"
   fi
 }

@@ -52,16 +52,17 @@ offered() {
       return
     fi
   done
-  die "none of these packages is offered by this system's package sources: $* (on Ubuntu, enable 'universe')"
+  die "this system's package sources offer none of: $* (see $LOGS/apt-update.log; on Ubuntu, enable 'universe')"
 }
 
 install_packages() {
   local line packages=()
   run_logged apt-update.log apt_get update ||
-    die "apt-get update failed: check the network and /etc/apt, then run this again"
+    die "cannot install what is missing: ${1//$'\n'/, }"
   while read -r line; do
     # shellcheck disable=SC2086  # a line holds several names
-    packages+=("$(offered $line)")
+    line=$(offered $line)
+    packages+=("$line")
   done <<<"$1"
   say "installing ${packages[*]}"
   run_logged apt-install.log apt_get install --no-install-recommends "${packages[@]}" || exit 1
