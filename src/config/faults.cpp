@@ -23,7 +23,16 @@ bool Faults::concern(const std::string& path) const {
   });
 }
 
-std::string Faults::text() const { return fmt::format("{}", fmt::join(lines_, "\n")); }
+std::string Faults::text() const { return join(lines_, "\n"); }
+
+std::string join(std::span<const std::string> words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (&word != &words.front()) text += separator;
+    text += word;
+  }
+  return text;
+}
 
 int64_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<int64_t> row(b.size() + 1);

@@ -27,6 +27,9 @@ class Faults {
   std::vector<std::string> lines_;
 };
 
+// "a, b, c" for ", ".
+std::string join(std::span<const std::string> words, std::string_view separator);
+
 // Levenshtein distance in bytes.
 int64_t edit_distance(std::string_view a, std::string_view b);
 

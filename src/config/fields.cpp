@@ -1,7 +1,6 @@
 #include "config/fields.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include "config/presets.h"

@@ -98,7 +98,7 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
   Json& document = parsed.document;
   if (!document.is_object()) {
     throw Error(ExitCode::usage, "{}: the config must be a JSON object with the sections {}", origin,
-                fmt::join(section_names(), ", "));
+                join(section_names(), ", "));
   }
   Faults faults;
   for (const DuplicateKey& duplicate : parsed.duplicates) {

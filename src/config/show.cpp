@@ -29,9 +29,9 @@ std::string show_config(const RunConfig& config) {
       if (field.path == "model.preset" && config.model.preset.empty()) continue;
       lines.push_back(fmt::format("    \"{}\": {}", field.key(), value.dump()));
     }
-    sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, fmt::join(lines, ",\n")));
+    sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, join(lines, ",\n")));
   }
-  return fmt::format("{{\n{}\n}}\n", fmt::join(sections, ",\n"));
+  return fmt::format("{{\n{}\n}}\n", join(sections, ",\n"));
 }
 
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
@@ -45,7 +45,7 @@ std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
     lines.push_back(fmt::format("{}{}: {} in the checkpoint, {} in the config", field.path, sources ? "[].weight" : "",
                                 before.dump(), now.dump()));
   }
-  return fmt::format("{}", fmt::join(lines, "\n"));
+  return join(lines, "\n");
 }
 
 }  // namespace gptrain

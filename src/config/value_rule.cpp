@@ -89,7 +89,7 @@ void check(const WordRule& rule, const Subject& subject) {
   constexpr size_t listed_words = 8;  // longer lists would bury the message
   const std::string words =
       rule.words.size() <= listed_words
-          ? fmt::format("must be one of {}", fmt::join(rule.words, ", "))
+          ? fmt::format("must be one of {}", join(rule.words, ", "))
           : fmt::format("must be one of the {} names that `gptrain config schema` lists", rule.words.size());
   if (!subject.value.is_string()) return subject.fault(words, subject.example);
   const auto& word = subject.value.get_ref<const std::string&>();

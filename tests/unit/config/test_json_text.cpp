@@ -1,4 +1,5 @@
 // JSON text: comments, places of syntax errors, duplicate keys, files that cannot be read.
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -40,8 +41,9 @@ TEST_CASE("long values are cut in messages") {
 }
 
 TEST_CASE("load_config reads a file and names one that it cannot read") {
-  const auto folder = std::filesystem::temp_directory_path() / "gptrain_test_config";
-  std::filesystem::create_directories(folder);
+  std::string name = std::filesystem::temp_directory_path() / "gptrain_config_XXXXXX";
+  REQUIRE(mkdtemp(name.data()) != nullptr);
+  const std::filesystem::path folder = name;
   const auto file = folder / "run.json";
   std::ofstream(file) << base;
   CHECK(load_config(file, Overrides{"run.steps=3"}).run.steps == 3);
