@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "ops/cpu/linear.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {

@@ -165,7 +165,7 @@ ArenaMemory TrainingStep::arena_memory() const {
 }
 
 void TrainingStep::initialize() {
-  std::vector<float> chunk(static_cast<size_t>(std::min(layout_.elements, upload_chunk_elements)), 0.0F);
+  std::vector<float> chunk(static_cast<size_t>(std::min(2 * layout_.elements, upload_chunk_elements)), 0.0F);
   const auto zero = [&](std::byte* buffer, int64_t elements) {
     std::fill(chunk.begin(), chunk.end(), 0.0F);
     for (int64_t first = 0; first < elements; first += upload_chunk_elements) {
