@@ -1,15 +1,15 @@
-// No allocation happens in a step once the first two have run: every call of malloc and operator new in this process is watched.
+// No allocation happens in a step once the first two have run: every call of malloc and operator new in this process is
+// watched.
 //
-// oneDNN builds a small map of arguments inside each execute call and frees it before it returns; those are told apart by the caller's address, and must leave nothing
-// behind. gptrain itself must not allocate at all.
-#include <dlfcn.h>
-#include <malloc.h>
-
+// oneDNN builds a small map of arguments inside each execute call and frees it before it returns; those are told apart
+// by the caller's address, and must leave nothing behind. gptrain itself must not allocate at all.
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <dlfcn.h>
+#include <malloc.h>
 #include <new>
 #include <string>
 
@@ -144,6 +144,7 @@ int main() {
     return 77;
   }
   int faults = watch_steps(small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1"}), "gpt2 fp32");
-  faults += watch_steps(small_config(Family::llama, {"precision.compute=bf16", "memory.recompute=block"}), "llama bf16");
+  faults +=
+      watch_steps(small_config(Family::llama, {"precision.compute=bf16", "memory.recompute=block"}), "llama bf16");
   return faults == 0 ? 0 : 1;
 }

@@ -75,7 +75,11 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
         INFO(memory_class_names[c] << " " << (overrides.empty() ? "" : overrides.back()));
         int64_t planned = plan.memory.bytes[c];
         if (c == static_cast<size_t>(MemoryClass::data)) planned -= prefetch_ring_bytes(config);
-        CHECK(touched_bytes(*backend.arenas[c]) == planned);
+        // Nothing writes the gradients' padding after the last tensor, which is up to one segment multiple.
+        const int64_t untouched = planned - touched_bytes(*backend.arenas[c]);
+        CHECK(untouched >= 0);
+        CHECK(untouched <
+              (c == static_cast<size_t>(MemoryClass::gradients) ? segment_multiple * dtype_bytes(DType::f32) : 1));
       }
     }
   }
