@@ -17,7 +17,7 @@ struct RotaryView {
 };
 
 struct KernelTable {
-  const char* name;
+  const char* name;  // of the instruction set: "baseline", "x86_64_v3", "x86_64_v4"
 
   void (*embedding_forward)(const EmbeddingForward& op, int64_t first_row, int64_t end_row);
   // Adds the gradients of rows whose token modulo num_classes is token_class, columns [first_column, end_column).
@@ -35,9 +35,9 @@ struct KernelTable {
   void (*branch_backward)(const BranchBackward& op, int64_t first_row, int64_t end_row);
 
   void (*query_key_forward)(const QueryKeyForward& op, RotaryView rotary, int64_t first_row, int64_t end_row);
-  // The gammas' gradients receive the sums over the range, [D] each, overwritten.
+  // work: [3 D]; the first two thirds receive the sums over the range for d_q_gamma and d_k_gamma.
   void (*query_key_backward)(const QueryKeyBackward& op, RotaryView rotary, int64_t first_row, int64_t end_row,
-                             float* d_q_gamma, float* d_k_gamma);
+                             float* work);
 
   void (*activation_forward)(const ActivationForward& op, int64_t first_row, int64_t end_row);
   void (*activation_backward)(const ActivationBackward& op, int64_t first_row, int64_t end_row);
@@ -52,6 +52,12 @@ struct KernelTable {
                        int64_t first_column, int64_t end_column);
   void (*cast)(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
 };
+
+#ifdef __x86_64__
+#define GPTRAIN_KERNEL_ISAS(X) X(baseline) X(x86_64_v3) X(x86_64_v4)
+#else
+#define GPTRAIN_KERNEL_ISAS(X) X(baseline)
+#endif
 
 // The best table that this CPU can run and ONEDNN_MAX_CPU_ISA allows.
 const KernelTable& select_kernels();

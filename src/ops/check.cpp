@@ -1,0 +1,315 @@
+#include "ops/check.h"
+
+#include <fmt/format.h>
+#include <stdexcept>
+
+namespace gptrain {
+namespace {
+
+// Checks of one op; a failing one throws with the op's name.
+class Checker {
+ public:
+  explicit Checker(std::string_view op) : op_(op) {}
+
+  void require(bool holds, std::string_view what) const {
+    if (!holds) throw std::logic_error(fmt::format("{}: {}", op_, what));
+  }
+
+  void matrix(std::string_view operand, const Matrix& matrix, DType dtype, int64_t rows, int64_t cols) const {
+    if (matrix.dtype != dtype) {
+      throw std::logic_error(
+          fmt::format("{}: {} is {}, must be {}", op_, operand, dtype_name(matrix.dtype), dtype_name(dtype)));
+    }
+    if (matrix.rows != rows || matrix.cols != cols) {
+      throw std::logic_error(
+          fmt::format("{}: {} is [{}, {}], must be [{}, {}]", op_, operand, matrix.rows, matrix.cols, rows, cols));
+    }
+    layout(operand, matrix);
+  }
+
+  void optional(std::string_view operand, const Matrix& view, DType dtype, int64_t rows, int64_t cols) const {
+    if (view.given()) matrix(operand, view, dtype, rows, cols);
+  }
+
+  // At least `rows` rows.
+  void table(std::string_view operand, const Matrix& view, DType dtype, int64_t rows, int64_t cols) const {
+    if (view.rows < rows) {
+      throw std::logic_error(fmt::format("{}: {} has {} rows, needs {}", op_, operand, view.rows, rows));
+    }
+    matrix(operand, view, dtype, view.rows, cols);
+  }
+
+  // Given, with elements, and of dtype f32 or bf16.
+  void real(std::string_view operand, const Matrix& view) const {
+    if (view.dtype != DType::f32 && view.dtype != DType::bf16)
+      throw std::logic_error(fmt::format("{}: {} is {}, must be f32 or bf16", op_, operand, dtype_name(view.dtype)));
+    if (view.rows <= 0 || view.cols <= 0) throw std::logic_error(fmt::format("{}: {} is empty", op_, operand));
+    layout(operand, view);
+  }
+
+  void sequences(int64_t num_rows, int64_t sequence_length) const {
+    if (sequence_length <= 0 || num_rows % sequence_length != 0) {
+      throw std::logic_error(
+          fmt::format("{}: {} rows are not whole sequences of {} tokens", op_, num_rows, sequence_length));
+    }
+  }
+
+  void dropout(const Dropout& dropout) const {
+    require(dropout.p >= 0 && dropout.p < 1, "dropout probability is not in [0, 1)");
+    require(dropout.p == 0 || dropout.sample_ids != nullptr, "dropout has no sample_ids");
+  }
+
+  void separate(std::string_view what, const Matrix& a, const Matrix& b) const {
+    require(a.data != b.data || a.data == nullptr, what);
+  }
+
+ private:
+  void layout(std::string_view operand, const Matrix& view) const {
+    if (view.stride < view.cols && view.rows > 1) {
+      throw std::logic_error(
+          fmt::format("{}: {} has a stride of {} for {} columns", op_, operand, view.stride, view.cols));
+    }
+  }
+
+  std::string_view op_;
+};
+
+template <typename Op>
+void check_norm_statistics(const Checker& checker, const Op& op) {
+  checker.matrix("rstd", op.rstd, DType::f32, 1, op.x.rows);
+  if (op.kind == NormKind::layernorm) checker.matrix("mean", op.mean, DType::f32, 1, op.x.rows);
+}
+
+int64_t activation_cols(ActivationKind kind, const Matrix& narrow) {
+  return is_gated(kind) ? 2 * narrow.cols : narrow.cols;
+}
+
+template <typename Op>
+void check_attention(const Checker& checker, const Op& op) {
+  checker.require(op.batch > 0 && op.sequence_length > 0 && op.head_size > 0, "a size is not positive");
+  checker.require(op.num_kv_heads > 0 && op.num_heads % op.num_kv_heads == 0, "num_kv_heads must divide num_heads");
+  checker.real("q", op.q);
+  const int64_t rows = op.batch * op.sequence_length;
+  const DType dtype = op.q.dtype;
+  checker.matrix("q", op.q, dtype, rows, op.num_heads * op.head_size);
+  checker.matrix("k", op.k, dtype, rows, op.num_kv_heads * op.head_size);
+  checker.matrix("v", op.v, dtype, rows, op.num_kv_heads * op.head_size);
+  checker.matrix("o", op.o, dtype, rows, op.num_heads * op.head_size);
+  checker.matrix("lse", op.lse, DType::f32, op.batch * op.num_heads, op.sequence_length);
+  checker.dropout(op.dropout);
+}
+
+// The gammas, rstd and sizes of both directions; q and k are what is turned.
+template <typename Op>
+void check_heads(const Checker& checker, const Op& op, const Matrix& q, const Matrix& k) {
+  checker.require(op.head_size > 0, "head_size is not positive");
+  checker.require(!op.rotary || op.head_size % 2 == 0, "rotary needs an even head_size");
+  checker.real("q", q);
+  checker.require(q.cols % op.head_size == 0 && k.cols % op.head_size == 0, "columns are not whole heads");
+  checker.matrix("k", k, q.dtype, q.rows, k.cols);
+  checker.sequences(q.rows, op.sequence_length);
+  checker.require(op.q_gamma.given() == op.k_gamma.given(), "q_gamma and k_gamma are given both or neither");
+  if (!op.q_gamma.given()) return;
+  checker.matrix("q_gamma", op.q_gamma, q.dtype, 1, op.head_size);
+  checker.matrix("k_gamma", op.k_gamma, q.dtype, 1, op.head_size);
+  checker.matrix("rstd", op.rstd, DType::f32, q.rows, (q.cols + k.cols) / op.head_size);
+}
+
+}  // namespace
+
+void check(const EmbeddingForward& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("token_table", op.token_table);
+  checker.sequences(op.x.rows, op.sequence_length);
+  checker.table("token_table", op.token_table, op.token_table.dtype, 1, op.x.cols);
+  if (op.position_table.given())
+    checker.table("position_table", op.position_table, op.token_table.dtype, op.sequence_length, op.x.cols);
+  checker.dropout(op.dropout);
+}
+
+void check(const EmbeddingBackward& op) {
+  const Checker checker(op.name);
+  checker.real("dx", op.dx);
+  checker.sequences(op.dx.rows, op.sequence_length);
+  checker.table("d_token_table", op.d_token_table, DType::f32, 1, op.dx.cols);
+  if (op.d_position_table.given())
+    checker.table("d_position_table", op.d_position_table, DType::f32, op.sequence_length, op.dx.cols);
+  checker.dropout(op.dropout);
+}
+
+void check(const NormForward& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("gamma", op.gamma);
+  const DType compute = op.gamma.dtype;
+  checker.matrix("gamma", op.gamma, compute, 1, op.x.cols);
+  checker.optional("beta", op.beta, compute, 1, op.x.cols);
+  checker.matrix("y", op.y, compute, op.x.rows, op.x.cols);
+  check_norm_statistics(checker, op);
+  if (op.branch.given()) {
+    checker.sequences(op.x.rows, op.sequence_length);
+    checker.matrix("branch", op.branch, compute, op.x.rows, op.x.cols);
+    checker.matrix("x_out", op.x_out, op.x.dtype, op.x.rows, op.x.cols);
+    checker.dropout(op.dropout);
+  }
+}
+
+void check(const NormBackward& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("gamma", op.gamma);
+  const DType compute = op.gamma.dtype;
+  checker.matrix("gamma", op.gamma, compute, 1, op.x.cols);
+  checker.matrix("dy", op.dy, compute, op.x.rows, op.x.cols);
+  check_norm_statistics(checker, op);
+  checker.optional("dx_residual", op.dx_residual, op.x.dtype, op.x.rows, op.x.cols);
+  checker.matrix("dx", op.dx, op.x.dtype, op.x.rows, op.x.cols);
+  checker.matrix("d_gamma", op.d_gamma, DType::f32, 1, op.x.cols);
+  checker.optional("d_beta", op.d_beta, DType::f32, 1, op.x.cols);
+}
+
+void check(const ResidualAdd& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("branch", op.branch);
+  checker.sequences(op.x.rows, op.sequence_length);
+  checker.matrix("branch", op.branch, op.branch.dtype, op.x.rows, op.x.cols);
+  checker.matrix("x_out", op.x_out, op.x.dtype, op.x.rows, op.x.cols);
+  checker.dropout(op.dropout);
+}
+
+void check(const BranchBackward& op) {
+  const Checker checker(op.name);
+  checker.real("dx", op.dx);
+  checker.real("d_branch", op.d_branch);
+  checker.sequences(op.dx.rows, op.sequence_length);
+  checker.matrix("d_branch", op.d_branch, op.d_branch.dtype, op.dx.rows, op.dx.cols);
+  checker.dropout(op.dropout);
+}
+
+void check(const LinearForward& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("w", op.w);
+  checker.matrix("w", op.w, op.x.dtype, op.w.rows, op.x.cols);
+  checker.optional("bias", op.bias, op.x.dtype, 1, op.w.rows);
+  const bool widened = op.y.dtype == DType::f32 && op.x.dtype == DType::bf16;
+  checker.matrix("y", op.y, widened ? DType::f32 : op.x.dtype, op.x.rows, op.w.rows);
+}
+
+void check(const LinearBackwardInput& op) {
+  const Checker checker(op.name);
+  checker.real("dy", op.dy);
+  checker.real("w", op.w);
+  checker.matrix("w", op.w, op.dy.dtype, op.dy.cols, op.w.cols);
+  checker.matrix("dx", op.dx, op.dy.dtype, op.dy.rows, op.w.cols);
+}
+
+void check(const LinearBackwardWeight& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.real("dy", op.dy);
+  checker.matrix("dy", op.dy, op.x.dtype, op.x.rows, op.dy.cols);
+  checker.matrix("dw", op.dw, DType::f32, op.dy.cols, op.x.cols);
+  checker.optional("d_bias", op.d_bias, DType::f32, 1, op.dy.cols);
+}
+
+void check(const QueryKeyForward& op) {
+  const Checker checker(op.name);
+  check_heads(checker, op, op.q, op.k);
+  checker.matrix("q_out", op.q_out, op.q.dtype, op.q.rows, op.q.cols);
+  checker.matrix("k_out", op.k_out, op.q.dtype, op.k.rows, op.k.cols);
+  if (op.q_gamma.given()) {
+    checker.separate("q_out may not be q where there is a norm", op.q_out, op.q);
+    checker.separate("k_out may not be k where there is a norm", op.k_out, op.k);
+  }
+}
+
+void check(const QueryKeyBackward& op) {
+  const Checker checker(op.name);
+  check_heads(checker, op, op.dq, op.dk);
+  if (!op.q_gamma.given()) return;
+  checker.matrix("q", op.q, op.dq.dtype, op.dq.rows, op.dq.cols);
+  checker.matrix("k", op.k, op.dq.dtype, op.dk.rows, op.dk.cols);
+  checker.matrix("d_q_gamma", op.d_q_gamma, DType::f32, 1, op.head_size);
+  checker.matrix("d_k_gamma", op.d_k_gamma, DType::f32, 1, op.head_size);
+}
+
+void check(const AttentionForward& op) { check_attention(Checker(op.name), op); }
+
+void check(const AttentionBackward& op) {
+  const Checker checker(op.name);
+  check_attention(checker, op);
+  checker.matrix("d_o", op.d_o, op.q.dtype, op.o.rows, op.o.cols);
+  checker.matrix("dq", op.dq, op.q.dtype, op.q.rows, op.q.cols);
+  checker.matrix("dk", op.dk, op.q.dtype, op.k.rows, op.k.cols);
+  checker.matrix("dv", op.dv, op.q.dtype, op.v.rows, op.v.cols);
+}
+
+void check(const ActivationForward& op) {
+  const Checker checker(op.name);
+  checker.real("y", op.y);
+  checker.matrix("x", op.x, op.y.dtype, op.y.rows, activation_cols(op.kind, op.y));
+  checker.optional("bias", op.bias, op.y.dtype, 1, op.x.cols);
+}
+
+void check(const ActivationBackward& op) {
+  const Checker checker(op.name);
+  checker.real("dy", op.dy);
+  checker.matrix("x", op.x, op.dy.dtype, op.dy.rows, activation_cols(op.kind, op.dy));
+  checker.optional("bias", op.bias, op.dy.dtype, 1, op.x.cols);
+  checker.matrix("dx", op.dx, op.dy.dtype, op.x.rows, op.x.cols);
+  checker.separate("dx may not be x", op.dx, op.x);
+}
+
+void check(const CrossEntropy& op) {
+  const Checker checker(op.name);
+  checker.real("logits", op.logits);
+  checker.require(op.vocab_size > 0 && op.vocab_size <= op.logits.cols, "vocab_size is not in [1, logits.cols]");
+  checker.matrix("losses", op.losses, DType::f32, 1, op.logits.rows);
+  if (!op.d_logits.given()) return;
+  checker.real("d_logits", op.d_logits);
+  checker.matrix("d_logits", op.d_logits, op.d_logits.dtype, op.logits.rows, op.logits.cols);
+  checker.require(op.d_logits.data != op.logits.data || op.d_logits.data == nullptr ||
+                      (op.d_logits.dtype == op.logits.dtype && op.d_logits.stride == op.logits.stride),
+                  "d_logits may be logits only in the same dtype and stride");
+}
+
+void check(const AccumulateLoss& op) { Checker(op.name).matrix("losses", op.losses, DType::f32, 1, op.losses.cols); }
+
+void check(const SquaredNorm& op) {
+  const Checker checker(op.name);
+  checker.matrix("gradients", op.gradients, DType::f32, 1, op.gradients.cols);
+  checker.require(op.num_segments > 0, "there are no segments");
+  checker.matrix("partials", op.partials, DType::f64, 1, op.num_segments);
+}
+
+void check(const PrepareUpdate& op) {
+  const Checker checker(op.name);
+  checker.matrix("partials", op.partials, DType::f64, 1, op.partials.cols);
+  checker.require(op.clip_norm >= 0, "clip_norm is negative");
+  checker.require(op.beta1 >= 0 && op.beta1 < 1 && op.beta2 >= 0 && op.beta2 < 1, "a beta is not in [0, 1)");
+}
+
+void check(const AdamW& op) {
+  const Checker checker(op.name);
+  const int64_t elements = op.master.cols;
+  checker.matrix("gradients", op.gradients, DType::f32, 1, elements);
+  checker.matrix("master", op.master, DType::f32, 1, elements);
+  checker.matrix("exp_avg", op.exp_avg, DType::f32, 1, elements);
+  checker.matrix("exp_avg_sq", op.exp_avg_sq, DType::f32, 1, elements);
+  if (op.weights.given()) {
+    checker.real("weights", op.weights);
+    checker.matrix("weights", op.weights, op.weights.dtype, 1, elements);
+  }
+}
+
+void check(const Cast& op) {
+  const Checker checker(op.name);
+  checker.real("from", op.from);
+  checker.real("to", op.to);
+  checker.matrix("to", op.to, op.to.dtype, op.from.rows, op.from.cols);
+}
+
+}  // namespace gptrain

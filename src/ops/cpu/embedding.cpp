@@ -1,0 +1,61 @@
+#include <cstring>
+#include <fmt/format.h>
+#include <stdexcept>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
+
+namespace gptrain {
+namespace {
+
+void check_tokens(std::string_view op, const int32_t* tokens, int64_t num_tokens, int64_t vocab_size) {
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= vocab_size) {
+      throw std::logic_error(
+          fmt::format("{}: tokens[{}] = {} is outside the table of {} rows", op, i, tokens[i], vocab_size));
+    }
+  }
+}
+
+}  // namespace
+
+int64_t cpu_scratch_bytes(const EmbeddingForward&, int) { return 0; }
+int64_t cpu_scratch_bytes(const EmbeddingBackward&, int) { return 0; }
+
+void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context) {
+  check_tokens(EmbeddingForward::name, op.tokens, op.x.rows, op.token_table.rows);
+  parallel_shares(context.num_threads, op.x.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->embedding_forward(op, first, end); });
+}
+
+// A table row belongs to one thread in each block of columns, so that its sum is taken in row order: threads share the
+// work by columns first and, where there are more threads than blocks of columns, by classes of tokens.
+void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& context) {
+  check_tokens(EmbeddingBackward::name, op.tokens, op.dx.rows, op.d_token_table.rows);
+  const int64_t cols = op.dx.cols;
+  if (!op.accumulate_token) {
+    parallel_shares(context.num_threads, op.d_token_table.rows, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row)
+        std::memset(op.d_token_table.row_range(row, 1).data, 0, static_cast<size_t>(cols) * sizeof(float));
+    });
+  }
+  constexpr int64_t narrowest = 64;
+  const int64_t column_blocks = std::clamp<int64_t>(cols / narrowest, 1, context.num_threads);
+  const int64_t classes = (context.num_threads + column_blocks - 1) / column_blocks;
+  const int64_t units = (cols + narrowest - 1) / narrowest;
+  parallel_shares(context.num_threads, column_blocks * classes, [&](int64_t first, int64_t end) {
+    for (int64_t task = first; task < end; ++task) {
+      const int64_t block = task / classes;
+      const int64_t first_column = units * block / column_blocks * narrowest;
+      const int64_t end_column = std::min(units * (block + 1) / column_blocks * narrowest, cols);
+      context.kernels->embedding_backward_tokens(op, task % classes, classes, first_column, end_column);
+    }
+  });
+  if (op.d_position_table.given()) {
+    parallel_shares(context.num_threads, op.d_position_table.rows,
+                    [&](int64_t first, int64_t end) { context.kernels->embedding_backward_positions(op, first, end); });
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,96 @@
+#include "ops/cpu/kernels/dropout.h"
+#include "ops/cpu/kernels/kernels.h"
+
+namespace gptrain::GPTRAIN_ISA {
+namespace {
+
+template <typename R, typename C>
+void lookup(const C* token, const C* position, R* x, int64_t count) {
+  if (position == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) + load(position + i));
+  }
+}
+
+template <typename R, typename C>
+void lookup_with_dropout(const C* token, const C* position, const float* factors, R* x, int64_t count) {
+  if (position == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) * factors[i]);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(x + i, (load(token + i) + load(position + i)) * factors[i]);
+  }
+}
+
+// sums += dropout'(dx of `row`) in the columns [first, end).
+template <typename R>
+void add_row(const EmbeddingBackward& op, int64_t row, int64_t first, int64_t end, float* sums) {
+  const R* dx = row_of<R>(op.dx, row);
+  if (op.dropout.p > 0) {
+    for_dropout_spans(op.dropout, row, op.sequence_length, first, end,
+                      [&](int64_t at, int64_t count, const float* factors) {
+#pragma omp simd
+                        for (int64_t i = 0; i < count; ++i) sums[at + i] += load(dx + at + i) * factors[i];
+                      });
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = first; i < end; ++i) sums[i] += load(dx + i);
+}
+
+}  // namespace
+
+void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t end_row) {
+  with_type(op.x.dtype, [&](auto residual_type) {
+    using R = decltype(residual_type);
+    with_type(op.token_table.dtype, [&](auto compute_type) {
+      using C = decltype(compute_type);
+      for (int64_t row = first_row; row < end_row; ++row) {
+        const C* token = row_of<C>(op.token_table, op.tokens[row]);
+        const C* position =
+            op.position_table.rows > 0 ? row_of<C>(op.position_table, row % op.sequence_length) : nullptr;
+        R* x = row_of<R>(op.x, row);
+        if (op.dropout.p > 0) {
+          for_dropout_spans(
+              op.dropout, row, op.sequence_length, 0, op.x.cols, [&](int64_t at, int64_t count, const float* factors) {
+                lookup_with_dropout(token + at, position == nullptr ? nullptr : position + at, factors, x + at, count);
+              });
+        } else {
+          lookup(token, position, x, op.x.cols);
+        }
+      }
+    });
+  });
+}
+
+void embedding_backward_tokens(const EmbeddingBackward& op, int64_t token_class, int64_t num_classes,
+                               int64_t first_column, int64_t end_column) {
+  with_type(op.dx.dtype, [&](auto type) {
+    for (int64_t row = 0; row < op.dx.rows; ++row) {
+      if (op.tokens[row] % num_classes != token_class) continue;
+      add_row<decltype(type)>(op, row, first_column, end_column, row_of<float>(op.d_token_table, op.tokens[row]));
+    }
+  });
+}
+
+void embedding_backward_positions(const EmbeddingBackward& op, int64_t first_row, int64_t end_row) {
+  const int64_t cols = op.dx.cols;
+  with_type(op.dx.dtype, [&](auto type) {
+    for (int64_t position = first_row; position < end_row; ++position) {
+      float* sums = row_of<float>(op.d_position_table, position);
+      if (!op.accumulate_position) {
+#pragma omp simd
+        for (int64_t i = 0; i < cols; ++i) sums[i] = 0;
+      }
+      if (position >= op.sequence_length) continue;
+      for (int64_t row = position; row < op.dx.rows; row += op.sequence_length)
+        add_row<decltype(type)>(op, row, 0, cols, sums);
+    }
+  });
+}
+
+}  // namespace gptrain::GPTRAIN_ISA

@@ -1,0 +1,53 @@
+// Rules for kernel sources, which are compiled once for each instruction set (GPTRAIN_ISA names the namespace).
+//
+// The linker keeps one copy of an inline function, whichever object it comes from. If a kernel source compiled for
+// AVX-512 left an out-of-line copy of, say, std::max in its object, the whole program might use that copy, and stop
+// with an illegal instruction on a machine without AVX-512. So these sources
+//   - keep all their helpers in an anonymous namespace inside their own;
+//   - use no standard containers, algorithms or strings;
+//   - call from other headers only what the compiler always inlines (members of Matrix).
+// The test `kernel_symbols` looks for weak symbols in the objects. The libraries are built with -O3 in every build
+// type, without which nothing would be inlined.
+//
+// Loops are plain and marked `omp simd`: it promises that iterations are independent (an output may alias an input
+// element by element), and lets sums be taken in lanes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/matrix.h"
+
+namespace gptrain::GPTRAIN_ISA {
+namespace {
+
+inline float load(const float* from) { return *from; }
+inline float load(const bf16* from) { return __builtin_bit_cast(float, static_cast<uint32_t>(from->bits) << 16); }
+
+inline void store(float* to, float value) { *to = value; }
+
+// to_bf16 of base/dtype.h without branches, which vectorises.
+inline void store(bf16* to, float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint32_t rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+  const uint32_t quiet_nan = bits | 0x400000U;
+  to->bits = static_cast<uint16_t>((value != value ? quiet_nan : rounded) >> 16);
+}
+
+template <typename T>
+inline T* row_of(const Matrix& matrix, int64_t row) {
+  return static_cast<T*>(matrix.data) + row * matrix.stride;
+}
+
+// Calls body(T{}) with the type of a dtype, which is f32 or bf16.
+template <typename Body>
+inline void with_type(DType dtype, const Body& body) {
+  if (dtype == DType::bf16) {
+    body(bf16{});
+  } else {
+    body(float{});
+  }
+}
+
+}  // namespace
+}  // namespace gptrain::GPTRAIN_ISA

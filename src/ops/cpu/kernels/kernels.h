@@ -1,0 +1,27 @@
+// The kernels of one instruction set, as its table lists them (see kernel_table.h).
+#pragma once
+
+#include "ops/cpu/kernels/kernel_table.h"
+
+namespace gptrain::GPTRAIN_ISA {
+
+void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t end_row);
+void embedding_backward_tokens(const EmbeddingBackward& op, int64_t token_class, int64_t num_classes,
+                               int64_t first_column, int64_t end_column);
+void embedding_backward_positions(const EmbeddingBackward& op, int64_t first_row, int64_t end_row);
+void norm_forward(const NormForward& op, int64_t first_row, int64_t end_row);
+void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, float* d_gamma, float* d_beta);
+void residual_add(const ResidualAdd& op, int64_t first_row, int64_t end_row);
+void branch_backward(const BranchBackward& op, int64_t first_row, int64_t end_row);
+void query_key_forward(const QueryKeyForward& op, RotaryView rotary, int64_t first_row, int64_t end_row);
+void query_key_backward(const QueryKeyBackward& op, RotaryView rotary, int64_t first_row, int64_t end_row, float* work);
+void activation_forward(const ActivationForward& op, int64_t first_row, int64_t end_row);
+void activation_backward(const ActivationBackward& op, int64_t first_row, int64_t end_row);
+void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
+double sum_of_squares(const float* values, int64_t count);
+void adamw(const AdamW& op, bool decay, int64_t first, int64_t end);
+void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
+                  int64_t first_column, int64_t end_column);
+void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
+
+}  // namespace gptrain::GPTRAIN_ISA

@@ -1,0 +1,144 @@
+#include "ops/cpu/kernels/kernels.h"
+#include "ops/cpu/kernels/residual.h"
+
+namespace gptrain::GPTRAIN_ISA {
+namespace {
+
+template <typename R>
+float mean_of(const R* x, int64_t cols) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < cols; ++i) sum += load(x + i);
+  return sum / static_cast<float>(cols);
+}
+
+// The mean of (x - mean)^2, in a pass of its own: accurate where the mean is large beside the spread.
+template <typename R>
+float variance_of(const R* x, int64_t cols, float mean) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < cols; ++i) {
+    const float centered = load(x + i) - mean;
+    sum += centered * centered;
+  }
+  return sum / static_cast<float>(cols);
+}
+
+template <typename R, typename C>
+void normalize(const R* x, float mean, float rstd, const C* gamma, const C* beta, C* y, int64_t cols) {
+  if (beta == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * load(gamma + i));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * load(gamma + i) + load(beta + i));
+  }
+}
+
+// RMS norm is layer norm with a mean of 0.
+template <typename R, typename C>
+void forward_row(const NormForward& op, int64_t row) {
+  const int64_t cols = op.x.cols;
+  const R* x = row_of<R>(op.x, row);
+  if (op.branch.rows > 0) {
+    R* x_out = row_of<R>(op.x_out, row);
+    add_branch(x, row_of<const C>(op.branch, row), x_out, cols, op.dropout, row, op.sequence_length);
+    x = x_out;
+  }
+  float mean = 0;
+  if (op.kind == NormKind::layernorm) {
+    mean = mean_of(x, cols);
+    row_of<float>(op.mean, 0)[row] = mean;
+  }
+  const float rstd = 1.0F / __builtin_sqrtf(variance_of(x, cols, mean) + static_cast<float>(op.eps));
+  row_of<float>(op.rstd, 0)[row] = rstd;
+  normalize(x, mean, rstd, row_of<const C>(op.gamma, 0), op.beta.rows > 0 ? row_of<const C>(op.beta, 0) : nullptr,
+            row_of<C>(op.y, row), cols);
+}
+
+// Means over a row of g = dy gamma and of g x_hat.
+struct RowMeans {
+  float g;
+  float g_x_hat;
+};
+
+template <typename R, typename C>
+RowMeans row_means(const C* dy, const C* gamma, const R* x, float mean, float rstd, int64_t cols) {
+  float sum_g = 0;
+  float sum_g_x_hat = 0;
+#pragma omp simd reduction(+ : sum_g, sum_g_x_hat)
+  for (int64_t i = 0; i < cols; ++i) {
+    const float g = load(dy + i) * load(gamma + i);
+    sum_g += g;
+    sum_g_x_hat += g * ((load(x + i) - mean) * rstd);
+  }
+  return {sum_g / static_cast<float>(cols), sum_g_x_hat / static_cast<float>(cols)};
+}
+
+template <bool has_residual, typename R, typename C>
+void backward_row(const NormBackward& op, int64_t row, float* d_gamma, float* d_beta) {
+  const int64_t cols = op.x.cols;
+  const C* dy = row_of<C>(op.dy, row);
+  const R* x = row_of<R>(op.x, row);
+  const C* gamma = row_of<C>(op.gamma, 0);
+  const bool centered = op.kind == NormKind::layernorm;
+  const float mean = centered ? row_of<float>(op.mean, 0)[row] : 0.0F;
+  const float rstd = row_of<float>(op.rstd, 0)[row];
+  RowMeans means = row_means(dy, gamma, x, mean, rstd, cols);
+  if (!centered) means.g = 0;
+  const R* dx_residual = has_residual ? row_of<R>(op.dx_residual, row) : nullptr;
+  R* dx = row_of<R>(op.dx, row);
+#pragma omp simd
+  for (int64_t i = 0; i < cols; ++i) {
+    const float dy_i = load(dy + i);
+    const float x_hat = (load(x + i) - mean) * rstd;
+    const float d_norm = rstd * (dy_i * load(gamma + i) - means.g - x_hat * means.g_x_hat);
+    float residual = 0;
+    if constexpr (has_residual) residual = load(dx_residual + i);
+    store(dx + i, residual + d_norm);
+    d_gamma[i] += dy_i * x_hat;
+    d_beta[i] += dy_i;
+  }
+}
+
+}  // namespace
+
+void norm_forward(const NormForward& op, int64_t first_row, int64_t end_row) {
+  with_type(op.x.dtype, [&](auto residual_type) {
+    with_type(op.gamma.dtype, [&](auto compute_type) {
+      for (int64_t row = first_row; row < end_row; ++row)
+        forward_row<decltype(residual_type), decltype(compute_type)>(op, row);
+    });
+  });
+}
+
+void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, float* d_gamma, float* d_beta) {
+  for (int64_t i = 0; i < op.x.cols; ++i) d_gamma[i] = d_beta[i] = 0;
+  with_type(op.x.dtype, [&](auto residual_type) {
+    using R = decltype(residual_type);
+    with_type(op.gamma.dtype, [&](auto compute_type) {
+      using C = decltype(compute_type);
+      for (int64_t row = first_row; row < end_row; ++row) {
+        if (op.dx_residual.rows > 0) {
+          backward_row<true, R, C>(op, row, d_gamma, d_beta);
+        } else {
+          backward_row<false, R, C>(op, row, d_gamma, d_beta);
+        }
+      }
+    });
+  });
+}
+
+void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
+                  int64_t first_column, int64_t end_column) {
+  if (!accumulate) {
+    for (int64_t i = first_column; i < end_column; ++i) sums[i] = 0;
+  }
+  for (int64_t block = 0; block < num_partials; ++block) {
+    const float* partial = partials + block * stride;
+#pragma omp simd
+    for (int64_t i = first_column; i < end_column; ++i) sums[i] += partial[i];
+  }
+}
+
+}  // namespace gptrain::GPTRAIN_ISA

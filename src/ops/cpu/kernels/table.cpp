@@ -1,0 +1,30 @@
+#include "ops/cpu/kernels/kernels.h"
+
+#define GPTRAIN_QUOTE_EXPANDED(text) #text
+#define GPTRAIN_QUOTE(text) GPTRAIN_QUOTE_EXPANDED(text)
+
+namespace gptrain::GPTRAIN_ISA {
+
+extern const KernelTable table;
+
+const KernelTable table{
+    .name = GPTRAIN_QUOTE(GPTRAIN_ISA),
+    .embedding_forward = embedding_forward,
+    .embedding_backward_tokens = embedding_backward_tokens,
+    .embedding_backward_positions = embedding_backward_positions,
+    .norm_forward = norm_forward,
+    .norm_backward = norm_backward,
+    .residual_add = residual_add,
+    .branch_backward = branch_backward,
+    .query_key_forward = query_key_forward,
+    .query_key_backward = query_key_backward,
+    .activation_forward = activation_forward,
+    .activation_backward = activation_backward,
+    .cross_entropy = cross_entropy,
+    .sum_of_squares = sum_of_squares,
+    .adamw = adamw,
+    .add_partials = add_partials,
+    .cast = cast,
+};
+
+}  // namespace gptrain::GPTRAIN_ISA

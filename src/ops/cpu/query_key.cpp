@@ -1,0 +1,66 @@
+#include <cmath>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
+
+namespace gptrain {
+namespace {
+
+// What a block of rows needs: the sums for both gammas and a vector to work on.
+int64_t block_floats(const QueryKeyBackward& op) { return 3 * op.head_size; }
+
+}  // namespace
+
+RotaryView RotaryTables::find(double theta, int64_t head_size, int64_t sequence_length) {
+  for (const auto& table : tables_) {
+    if (table->theta == theta && table->head_size == head_size && table->sequence_length == sequence_length)
+      return {table->cosines.data(), table->sines.data()};
+  }
+  auto table = std::make_unique<Table>();
+  table->theta = theta;
+  table->head_size = head_size;
+  table->sequence_length = sequence_length;
+  const int64_t pairs = head_size / 2;
+  for (int64_t token = 0; token < sequence_length; ++token) {
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);
+      const double angle = static_cast<double>(token) * std::pow(theta, exponent);
+      table->cosines.push_back(static_cast<float>(std::cos(angle)));
+      table->sines.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  tables_.push_back(std::move(table));
+  return {tables_.back()->cosines.data(), tables_.back()->sines.data()};
+}
+
+int64_t cpu_scratch_bytes(const QueryKeyForward&, int) { return 0; }
+
+int64_t cpu_scratch_bytes(const QueryKeyBackward& op, int) {
+  return RowBlocks(op.dq.rows).num_blocks * block_floats(op) * dtype_bytes(DType::f32);
+}
+
+void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, const CpuContext& context) {
+  const RotaryView rotary = op.rotary ? tables.find(op.theta, op.head_size, op.sequence_length) : RotaryView{};
+  parallel_shares(context.num_threads, op.q.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->query_key_forward(op, rotary, first, end); });
+}
+
+void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context) {
+  const RotaryView rotary = op.rotary ? tables.find(op.theta, op.head_size, op.sequence_length) : RotaryView{};
+  const RowBlocks blocks(op.dq.rows);
+  const int64_t stride = block_floats(op);
+  auto* const work = reinterpret_cast<float*>(context.scratch);
+  parallel_shares(context.num_threads, blocks.num_blocks, [&](int64_t first, int64_t end) {
+    for (int64_t block = first; block < end; ++block)
+      context.kernels->query_key_backward(op, rotary, blocks.first_row(block), blocks.end_row(block),
+                                          work + block * stride);
+  });
+  if (!op.q_gamma.given()) return;
+  context.kernels->add_partials(work, blocks.num_blocks, stride, op.accumulate, op.d_q_gamma.as<float>(), 0,
+                                op.head_size);
+  context.kernels->add_partials(work + op.head_size, blocks.num_blocks, stride, op.accumulate, op.d_k_gamma.as<float>(),
+                                0, op.head_size);
+}
+
+}  // namespace gptrain

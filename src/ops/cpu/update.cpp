@@ -1,0 +1,86 @@
+#include <cmath>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
+
+namespace gptrain {
+namespace {
+
+// Segments are cut into chunks of this many elements, the same for any number of threads.
+constexpr int64_t chunk = 1 << 14;
+
+int64_t num_chunks(int64_t count) { return (count + chunk - 1) / chunk; }
+
+template <typename Segment>
+int64_t total_chunks(const Segment* segments, int64_t num_segments) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_segments; ++i) total += num_chunks(segments[i].count);
+  return total;
+}
+
+// Calls body(segment, first, end, index of the chunk) for the chunks of all segments, shared over threads.
+template <typename Segment, typename Body>
+void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segments, const Body& body) {
+  parallel_shares(num_threads, total_chunks(segments, num_segments), [&](int64_t first, int64_t end) {
+    int64_t index = 0;  // of the first chunk of a segment
+    for (int64_t i = 0; i < num_segments && index < end; index += num_chunks(segments[i].count), ++i) {
+      const int64_t end_of_segment = segments[i].offset + segments[i].count;
+      const int64_t end_here = std::min(end, index + num_chunks(segments[i].count));
+      for (int64_t at = std::max(first, index); at < end_here; ++at) {
+        const int64_t from = segments[i].offset + (at - index) * chunk;
+        body(segments[i], from, std::min(from + chunk, end_of_segment), at);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+// One partial sum for each chunk; the segments, which only the device knows, leave at most one chunk each unfilled.
+int64_t cpu_scratch_bytes(const SquaredNorm& op, int) {
+  return (op.gradients.cols / chunk + op.num_segments) * dtype_bytes(DType::f64);
+}
+int64_t cpu_scratch_bytes(const PrepareUpdate&, int) { return 0; }
+int64_t cpu_scratch_bytes(const AdamW&, int) { return 0; }
+
+void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
+  auto* const sums = reinterpret_cast<double*>(context.scratch);
+  const auto* const gradients = op.gradients.as<const float>();
+  for_each_chunk(context.num_threads, op.segments, op.num_segments,
+                 [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
+                   sums[index] = context.kernels->sum_of_squares(gradients + first, end - first);
+                 });
+  int64_t index = 0;
+  for (int64_t i = 0; i < op.num_segments; ++i) {
+    double sum = 0;
+    for (const int64_t end = index + num_chunks(op.segments[i].count); index < end; ++index) sum += sums[index];
+    op.partials.as<double>()[i] = sum;
+  }
+}
+
+void cpu_prepare_update(const PrepareUpdate& op) {
+  StepState& state = *op.state;
+  double squared_norm = 0;
+  for (int64_t i = 0; i < op.partials.cols; ++i) squared_norm += op.partials.as<const double>()[i];
+  state.squared_norm = squared_norm;
+  state.skip = std::isfinite(state.loss_sum) && std::isfinite(squared_norm) ? 0 : 1;
+  const double norm = std::sqrt(squared_norm);
+  state.gradient_scale = op.clip_norm > 0 && norm > op.clip_norm ? static_cast<float>(op.clip_norm / norm) : 1.0F;
+  if (state.skip != 0) return;
+  state.updates += 1;
+  const auto updates = static_cast<double>(state.updates);
+  // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
+  state.bias_correction1 = static_cast<float>(-std::expm1(updates * std::log(op.beta1)));
+  state.bias_correction2 = static_cast<float>(-std::expm1(updates * std::log(op.beta2)));
+}
+
+void cpu_adamw(const AdamW& op, const CpuContext& context) {
+  if (op.state->skip != 0) return;
+  for_each_chunk(context.num_threads, op.segments, op.num_segments,
+                 [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
+                   context.kernels->adamw(op, segment.decay != 0, first, end);
+                 });
+}
+
+}  // namespace gptrain
