@@ -189,7 +189,8 @@ struct AttentionMask {
 
 // o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /
 // G). Tiled with an online softmax, so that no T x T matrix is stored (arXiv 2307.08691). Probabilities enter the
-// second product in C. lse is the log-sum-exp of each row of scaled, masked scores.
+// second product in C or in f32, as the device's products take them; so does, backward, the gradient of the scores. lse
+// is the log-sum-exp of each row of scaled, masked scores.
 struct AttentionForward {
   static constexpr std::string_view name = "attention_forward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;

@@ -16,7 +16,7 @@ namespace {
 
 struct DataSheet {
   std::string_view name;
-  double memory_gb;  // as sold; what the driver keeps for itself is not subtracted
+  double memory_gb;  // 1e9 bytes: a few percent less than devices report, about what driver and context take
   double f32_tflops;
   double bf16_tflops;  // fp16 tensor cores where the device has no bf16
   double gigabytes_per_second;
@@ -124,9 +124,13 @@ Target find_target(std::string_view name) {
       nearest = sheet.name;
     }
   }
+  std::string valid;
+  for (const DataSheet& sheet : data_sheets) {
+    if (!valid.empty()) valid += ", ";
+    valid += sheet.name;
+  }
   const std::string hint = nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest);
-  throw Error(ExitCode::usage, "unknown target \"{}\"{}: valid targets are {}", name, hint,
-              fmt::join(target_names(), ", "));
+  throw Error(ExitCode::usage, "unknown target \"{}\"{}: valid targets are {}", name, hint, valid);
 }
 
 std::vector<std::string> target_names() {

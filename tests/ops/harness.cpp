@@ -293,11 +293,11 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
 }
 
 void Trial::expect_close(std::string_view what, const Operand& actual, const std::vector<double>& reference,
-                         const std::vector<double>& plain, double factor) {
+                         const std::vector<double>& plain, double factor, double noise) {
   const Errors plain_errors = errors_of(plain, reference);
-  expect_near(what, actual, reference, factor * plain_errors.largest);
+  expect_near(what, actual, reference, factor * plain_errors.largest + noise);
   const double unit = unit_in_last_place(actual.dtype());
-  const double allowed = 2 * std::sqrt(plain_errors.mean_square) + unit / 2 * std::sqrt(mean_square(reference));
+  const double allowed = 2 * std::sqrt(plain_errors.mean_square) + unit / 2 * std::sqrt(mean_square(reference)) + noise;
   const double rms = std::sqrt(errors_of(actual.values(), reference).mean_square);
   if (rms > allowed) fail(fmt::format("{}: root-mean-square error {:.3g}, allowed {:.3g}", what, rms, allowed));
 }

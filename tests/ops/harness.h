@@ -138,9 +138,10 @@ class Trial {
 
   // Every element within `factor` times the largest error of `plain` (a straightforward version in low precision) plus
   // one unit in the last place of the output's dtype; and the root-mean-square error within twice that of `plain` plus
-  // half a unit, which finds a bias that hides below the largest error.
+  // half a unit, which finds a bias that hides below the largest error. `noise` is added to both: the error that f32
+  // makes in a difference of nearly equal numbers, where `plain` may be exact by chance.
   void expect_close(std::string_view what, const Operand& actual, const std::vector<double>& reference,
-                    const std::vector<double>& plain, double factor = 3);
+                    const std::vector<double>& plain, double factor = 3, double noise = 0);
   // Every element within `bound` (absolute) plus one unit in the last place of the output's dtype. The caller says
   // where the bound comes from.
   void expect_near(std::string_view what, const Operand& actual, const std::vector<double>& reference, double bound);

@@ -1,3 +1,4 @@
+#include "ops/cpu/linear.h"
 #include "ops/cpu/scratch.h"
 #include "ops/footprint.h"
 namespace gptrain {

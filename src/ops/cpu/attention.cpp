@@ -42,7 +42,6 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   buffers.dq = carver.take<float>(tiles * tile);
   buffers.dk = carver.take<float>(buffers.grouped ? tiles * tile : tile);
   buffers.dv = carver.take<float>(buffers.grouped ? tiles * tile : tile);
-  buffers.lse = carver.take<float>(tiles * tile_size);
   buffers.delta = carver.take<float>(tiles * tile_size);
   buffers.k_rows = carver.take<Unit>(tile);
   buffers.k = carver.take<Unit>(tile);

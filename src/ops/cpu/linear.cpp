@@ -77,6 +77,10 @@ TiledLinearBuffers carve_tiled(ScratchCarver& carver) {
 
 }  // namespace
 
+int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear_scratch_bytes(num_threads); }
+int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) { return linear_scratch_bytes(num_threads); }
+int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) { return linear_scratch_bytes(num_threads); }
+
 class CpuLinear::Products {
  public:
   explicit Products(int num_threads)

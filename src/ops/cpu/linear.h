@@ -13,17 +13,14 @@
 
 namespace gptrain {
 
-// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread (packed blocks of the
-// operands and, for some splits of a long sum over threads, partial results), and what asks for more is not taken.
+// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread for packed blocks of the
+// operands. For sums over 2,048 rows and more it may also want a copy of dw per thread: such a sum is cut into slices
+// that fit the bound.
 constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (int64_t{4} << 20); }
 
-inline int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear_scratch_bytes(num_threads); }
-inline int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) {
-  return linear_scratch_bytes(num_threads);
-}
-inline int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) {
-  return linear_scratch_bytes(num_threads);
-}
+int64_t cpu_scratch_bytes(const LinearForward& op, int num_threads);
+int64_t cpu_scratch_bytes(const LinearBackwardInput& op, int num_threads);
+int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
 
 // Holds oneDNN's primitives: one is made the first time a shape is run (about a millisecond) and kept. One thread calls
 // it at a time; ops run on `num_threads` OpenMP threads. Operands are as ops.h says (the caller checks shapes). Throws

@@ -21,8 +21,8 @@ struct GeluTanh {
   static constexpr float cubic = 0.044715F;
   static float value(float x) { return x * sigmoid(c * (x + cubic * x * x * x)); }
   static float slope(float x) {
-    const float s = sigmoid(c * (x + cubic * x * x * x));
-    return s + x * s * (1.0F - s) * (c + 3.0F * c * cubic * x * x);
+    const SigmoidAndSlope s = sigmoid_and_slope(c * (x + cubic * x * x * x));
+    return s.value + x * s.slope * (c + 3.0F * c * cubic * x * x);
   }
 };
 
@@ -70,10 +70,10 @@ void swiglu_backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t 
       gate += load(bias + i);
       up += load(bias + cols + i);
     }
-    const float s = sigmoid(gate);
+    const SigmoidAndSlope s = sigmoid_and_slope(gate);
     const float gradient = load(dy + i);
-    store(dx + i, gradient * up * (s + gate * s * (1.0F - s)));
-    store(dx + cols + i, gradient * gate * s);
+    store(dx + i, gradient * up * (s.value + gate * s.slope));
+    store(dx + cols + i, gradient * gate * s.value);
   }
 }
 

@@ -8,7 +8,6 @@ namespace gptrain {
 namespace {
 
 constexpr float log2_e = 1.44269504F;
-constexpr float ln_2 = 0.693147181F;
 constexpr float minus_infinity = -__builtin_inff();
 
 inline float largest_lane(Vec value) {
@@ -101,7 +100,7 @@ void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing
   transpose_tile(out, rows_buffer, packing.row_units, round_up(packing.depth, 16));
 }
 
-// One tile of scores becomes unnormalised probabilities exp2(score * scale - row_max); the running maximum, sum and
+// One tile of scores becomes unnormalised probabilities exp(score * scale - row_max); the running maximum, sum and
 // output of each row are brought to the new maximum.
 inline void online_softmax(float* scores, float* row_max, float* row_sum, float* o, int64_t width, int64_t cols,
                            float scale, int64_t rows) {
@@ -118,13 +117,13 @@ inline void online_softmax(float* scores, float* row_max, float* row_sum, float*
     row_max[row] = row_largest > before ? row_largest : before;
     shrink[row] = before - row_max[row];
   }
-  for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row)));
+  for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row) * log2_e));
   for (int64_t row = 0; row < rows; ++row) {
     float* const values = scores + row * tile_size;
     const Vec max = broadcast(row_max[row]);
     Vec sum = Vec{};
     for (int64_t col = 0; col < tile_size; col += lanes) {
-      const Vec p = exp2(load(values + col) * scale - max);
+      const Vec p = exp2((load(values + col) * scale - max) * log2_e);
       store(values + col, p);
       sum += p;
     }
@@ -144,7 +143,7 @@ void finish_forward(const AttentionHead& head, int64_t first_query, int64_t rows
     for (int i = 0; i < lanes; ++i) sum += row_sum[row * 16 + i];
     T* const to = static_cast<T*>(head.o) + (first_query + row) * head.o_stride;
     store_rows(to, 0, o + row * width, 0, 1, head.head_size, 1.0F / sum);
-    head.lse[first_query + row] = row_max[row] * ln_2 + __builtin_logf(sum);
+    head.lse[first_query + row] = row_max[row] + __builtin_logf(sum);
   }
 }
 
@@ -154,7 +153,6 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   const Packing<pairs> packing(head.head_size);
   const int64_t first_query = first_tile * tile_size;
   const int64_t end_query = smaller(first_query + count * tile_size, head.tokens);
-  const float scale = head.scale * log2_e;
   for (int64_t tile = 0; tile < count; ++tile) {
     const int64_t query = first_query + tile * tile_size;
     pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units,
@@ -187,7 +185,7 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
       float* const o = buffers.o + tile * packing.tile;
       online_softmax(scores, buffers.row_max + tile * tile_size, buffers.row_sum + tile * tile_size * 16, o,
-                     packing.width, packing.cols, scale, queries);
+                     packing.width, packing.cols, head.scale, queries);
       if (head.drop_threshold != 0) {
         alignas(64) float factors[tile_size];
         for (int64_t row = 0; row < queries; ++row) {
@@ -218,7 +216,6 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
 // q k^T. Rows past the last query become zero.
 inline void softmax_backward(float* scores, float* d_scores, const AttentionHead& head, const float* lse,
                              const float* delta, int64_t first_query, int64_t queries, int64_t first_key) {
-  const float scale = head.scale * log2_e;
   alignas(64) float factors[tile_size];
   for (int64_t row = 0; row < queries; ++row) {
     float* const p_row = scores + row * tile_size;
@@ -227,7 +224,7 @@ inline void softmax_backward(float* scores, float* d_scores, const AttentionHead
     const Vec row_delta = broadcast(delta[row]);
     if (head.drop_threshold != 0) dropout_factors(factors, head, first_query + row, first_key);
     for (int64_t col = 0; col < tile_size; col += lanes) {
-      const Vec p = exp2(load(p_row + col) * scale - row_lse);
+      const Vec p = exp2((load(p_row + col) * head.scale - row_lse) * log2_e);
       Vec dp = load(ds_row + col);
       Vec kept = p;
       if (head.drop_threshold != 0) {
@@ -244,7 +241,7 @@ inline void softmax_backward(float* scores, float* d_scores, const AttentionHead
   std::memset(d_scores + queries * tile_size, 0, rest);
 }
 
-// What the sweep over key tiles needs of each query: packed q and d_o, the log-sum-exp in base 2, and delta = d_o . o.
+// What the sweep over key tiles needs of each query: packed q and d_o, and delta = d_o . o.
 template <typename T, bool pairs>
 void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
                      const AttentionBackwardBuffers& buffers) {
@@ -267,7 +264,6 @@ void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
     for (; col < head.head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
     for (int i = 0; i < 16; ++i) sum += partial[i];
     buffers.delta[query] = sum;
-    buffers.lse[query] = head.lse[query] * log2_e;
   }
 }
 
@@ -304,7 +300,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       product<pairs>(d_scores, tile_size, {d_o, packing.row_units, 1}, buffers.v, tile_size, rows, tile_size,
                      packing.depth, false);
       if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
-      softmax_backward(scores, d_scores, head, buffers.lse + query, buffers.delta + query, query, queries, key);
+      softmax_backward(scores, d_scores, head, head.lse + query, buffers.delta + query, query, queries, key);
 
       LeftOperand p_transposed{reinterpret_cast<const Unit*>(scores), 1, tile_size};
       LeftOperand ds_transposed{reinterpret_cast<const Unit*>(d_scores), 1, tile_size};

@@ -37,6 +37,18 @@ inline float exp_f32(float x) {
 // 1 / (1 + e^-x).
 inline float sigmoid(float x) { return 1.0F / (1.0F + exp_f32(-x)); }
 
+struct SigmoidAndSlope {
+  float value;
+  float slope;  // value (1 - value), without the cancellation of that form in the upper tail
+};
+
+inline SigmoidAndSlope sigmoid_and_slope(float x) {
+  const float e = exp_f32(x < 0.0F ? x : -x);
+  const float upper = 1.0F / (1.0F + e);
+  const float lower = e * upper;
+  return {x < 0.0F ? lower : upper, upper * lower};
+}
+
 // The standard normal distribution and e^(-x^2 / 2), which its density is a multiple of.
 struct Normal {
   float distribution;

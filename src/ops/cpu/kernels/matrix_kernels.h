@@ -49,7 +49,7 @@ struct AttentionForwardBuffers {
   float* o;              // [max_query_tiles][tile]
   float* scores;         // [tile_size][tile_size]
   Unit* probabilities;   // [tile_size][tile_size]
-  float* row_max;        // [max_query_tiles][tile_size], of scores times log2(e)
+  float* row_max;        // [max_query_tiles][tile_size], of scaled scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
 };
 
@@ -57,7 +57,7 @@ struct AttentionBackwardBuffers {
   Unit *q, *d_o;             // [tiles of the sequence][tile]
   float* dq;                 // [tiles of the sequence][tile]
   float *dk, *dv;            // [tiles of the sequence][tile], or one tile where each query head has its own keys
-  float *lse, *delta;        // [tokens rounded up to tiles]; lse times log2(e)
+  float* delta;              // [tokens rounded up to tiles], d_o . o of each query
   Unit *k_rows, *k, *v;      // [tile]
   float *scores, *d_scores;  // [tile_size][tile_size]
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]

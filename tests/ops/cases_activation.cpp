@@ -1,0 +1,215 @@
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
+
+struct Kind {
+  ActivationKind kind;
+  const char* name;
+};
+constexpr Kind kinds[] = {
+    {ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}, {ActivationKind::swiglu, "swiglu"}};
+
+template <typename Real>
+Real gelu(Real x) {
+  return x * std::erfc(-x * static_cast<Real>(M_SQRT1_2)) / 2;
+}
+
+template <typename Real>
+Real gelu_slope(Real x) {
+  return std::erfc(-x * static_cast<Real>(M_SQRT1_2)) / 2 +
+         x * std::exp(-x * x / 2) * static_cast<Real>(inverse_sqrt_2pi);
+}
+
+template <typename Real>
+Real tanh_argument(Real x) {
+  return static_cast<Real>(std::sqrt(2 / M_PI)) * (x + static_cast<Real>(0.044715) * x * x * x);
+}
+
+template <typename Real>
+Real gelu_tanh(Real x) {
+  return x / 2 * (1 + std::tanh(tanh_argument(x)));
+}
+
+template <typename Real>
+Real gelu_tanh_slope(Real x) {
+  const Real t = std::tanh(tanh_argument(x));
+  const Real inner = static_cast<Real>(std::sqrt(2 / M_PI)) * (1 + 3 * static_cast<Real>(0.044715) * x * x);
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * inner;
+}
+
+template <typename Real>
+Real silu(Real x) {
+  return x / (1 + std::exp(-x));
+}
+
+template <typename Real>
+Real silu_slope(Real x) {
+  const Real s = 1 / (1 + std::exp(-x));
+  return s * (1 + x * (1 - s));
+}
+
+// x with the bias added, one row after another.
+template <typename Real>
+std::vector<Real> biased(const Operand& x, const Operand& bias, bool with_bias) {
+  const Matrix view = x.matrix();
+  std::vector<Real> sums;
+  for (int64_t row = 0; row < view.rows; ++row)
+    for (int64_t col = 0; col < view.cols; ++col)
+      sums.push_back(static_cast<Real>(x.at(row, col)) + (with_bias ? static_cast<Real>(bias.at(0, col)) : Real{0}));
+  return sums;
+}
+
+template <typename Real>
+std::vector<Real> activate(ActivationKind kind, const std::vector<Real>& x, int64_t cols) {
+  std::vector<Real> y;
+  if (is_gated(kind)) {
+    for (size_t i = 0; i < x.size() / 2; ++i) {
+      const size_t row = i / static_cast<size_t>(cols);
+      const size_t at = i + row * static_cast<size_t>(cols);
+      y.push_back(silu(x[at]) * x[at + static_cast<size_t>(cols)]);
+    }
+  } else {
+    for (const Real value : x) y.push_back(kind == ActivationKind::gelu ? gelu(value) : gelu_tanh(value));
+  }
+  return y;
+}
+
+template <typename Real>
+std::vector<Real> gradient(ActivationKind kind, const std::vector<Real>& x, const std::vector<Real>& dy, int64_t cols) {
+  std::vector<Real> dx(x.size());
+  for (size_t i = 0; i < dy.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(cols);
+    if (is_gated(kind)) {
+      const size_t gate = i + row * static_cast<size_t>(cols);
+      const size_t up = gate + static_cast<size_t>(cols);
+      dx[gate] = dy[i] * x[up] * silu_slope(x[gate]);
+      dx[up] = dy[i] * silu(x[gate]);
+    } else {
+      dx[i] = dy[i] * (kind == ActivationKind::gelu ? gelu_slope(x[i]) : gelu_tanh_slope(x[i]));
+    }
+  }
+  return dx;
+}
+
+// Rounding x + bias to f32 changes the result by this much: the sum is up to 8 * scale and slopes are below 1.13.
+double noise_of(double scale) { return 0x1p-22 * scale; }
+
+void check_forward(Trial& trial, const Kind& kind, int64_t rows, int64_t cols, DType dtype, bool with_bias,
+                   double scale) {
+  const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
+  const Operand& x = trial.input(dtype, rows, wide, scale, 3);
+  const Operand& bias = trial.input(dtype, 1, wide);
+  Operand& y = trial.output(dtype, rows, cols, 1);
+  trial.run(ActivationForward{kind.kind, x.matrix(), with_bias ? bias.matrix() : Matrix(), y.matrix()});
+  const auto expected = activate(kind.kind, biased<double>(x, bias, with_bias), cols);
+  const auto plain = activate(kind.kind, biased<float>(x, bias, with_bias), cols);
+  trial.expect_close("y", y, expected, rounded(to_double(plain), dtype), 3, noise_of(scale));
+}
+
+void check_backward(Trial& trial, const Kind& kind, int64_t rows, int64_t cols, DType dtype, bool with_bias,
+                    double scale) {
+  const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
+  const Operand& x = trial.input(dtype, rows, wide, scale, 3);
+  const Operand& bias = trial.input(dtype, 1, wide);
+  const Operand& dy = trial.input(dtype, rows, cols, 1, 2);
+  Operand& dx = trial.output(dtype, rows, wide, 1);
+  trial.run(ActivationBackward{kind.kind, x.matrix(), with_bias ? bias.matrix() : Matrix(), dy.matrix(), dx.matrix()});
+  const auto expected = gradient(kind.kind, biased<double>(x, bias, with_bias), dy.values(), cols);
+  const auto plain = gradient(kind.kind, biased<float>(x, bias, with_bias), to_real<float>(dy.values()), cols);
+  trial.expect_close("dx", dx, expected, rounded(to_double(plain), dtype), 3, noise_of(scale));
+}
+
+void check_reference_gradient(Trial& trial, const Kind& kind) {
+  constexpr int64_t rows = 3, cols = 5;
+  const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
+  const std::vector<double> x = trial.input(DType::f32, rows, wide, 2).values();
+  const std::vector<double> dy = trial.input(DType::f32, rows, cols).values();
+  const auto loss = [&](const std::vector<double>& moved) {
+    const std::vector<double> y = activate(kind.kind, moved, cols);
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
+    return sum;
+  };
+  trial.expect_true(difference_from_numeric(loss, x, gradient(kind.kind, x, dy, cols)) < 1e-8, "dx is the derivative");
+}
+
+// Far from 0 nothing overflows, NaN comes out as NaN, and the small values of the lower tail keep their accuracy.
+void check_extremes(Trial& trial, const Kind& kind) {
+  if (is_gated(kind.kind)) return;
+  const std::vector<double> values{0, -0.0, 1e-30, -1e-30, 100, -100, 1e4, -1e4, -3, -5, -5.5, 5.5};
+  const auto count = static_cast<int64_t>(values.size());
+  const Operand& x = trial.input(DType::f32, 1, count, values);
+  Operand& y = trial.output(DType::f32, 1, count);
+  Operand& slope = trial.output(DType::f32, 1, count);
+  const Operand& ones = trial.input(DType::f32, 1, count, std::vector<double>(values.size(), 1));
+  trial.run(ActivationForward{kind.kind, x.matrix(), {}, y.matrix()});
+  const std::vector<double> results = y.values();
+  trial.run(ActivationBackward{kind.kind, x.matrix(), {}, ones.matrix(), slope.matrix()});
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double expected = kind.kind == ActivationKind::gelu ? gelu(values[i]) : gelu_tanh(values[i]);
+    // tanh(u) near -1 in f64 leaves 1e-16 of noise in the reference.
+    const double allowed = 4e-6 * std::abs(expected) + 1e-15 * std::abs(values[i]);
+    trial.expect_true(std::abs(results[i] - expected) <= allowed,
+                      fmt::format("value at {} is {}, reference {}", values[i], results[i], expected));
+    trial.expect_true(std::isfinite(slope.at(0, static_cast<int64_t>(i))),
+                      fmt::format("finite slope at {}", values[i]));
+  }
+  const Operand& nan = trial.input(DType::f32, 1, 1, std::vector<double>{std::numeric_limits<double>::quiet_NaN()});
+  Operand& of_nan = trial.in_out(DType::f32, 1, 1);
+  trial.run(ActivationForward{kind.kind, nan.matrix(), {}, of_nan.matrix()});
+  trial.expect_true(std::isnan(of_nan.at(0, 0)), "NaN in, NaN out");
+}
+
+void add_cases(Suite& suite) {
+  for (const Kind& kind : kinds) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 31}, {13, 64}, {2, 1027}}) {
+        for (const bool with_bias : {false, true}) {
+          const std::string name =
+              fmt::format("{} N={} f={}{} C={}", kind.name, rows, cols, with_bias ? " bias" : "", dtype_name(dtype));
+          const auto n = rows, f = cols;
+          suite.add<ActivationForward>(name, [=](Trial& t) { check_forward(t, kind, n, f, dtype, with_bias, 2); });
+          suite.add<ActivationBackward>(name, [=](Trial& t) { check_backward(t, kind, n, f, dtype, with_bias, 2); });
+          suite.add<ActivationForward>(name + " wide range",
+                                       [=](Trial& t) { check_forward(t, kind, n, f, dtype, with_bias, 20); });
+          suite.add<ActivationBackward>(name + " wide range",
+                                        [=](Trial& t) { check_backward(t, kind, n, f, dtype, with_bias, 20); });
+        }
+      }
+      constexpr int64_t rows = 8192, cols = 3072;
+      const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
+      const std::string name = fmt::format("{} N=8192 f=3072 bias C={}", kind.name, dtype_name(dtype));
+      suite.add_bench<ActivationForward>(name, [=](Trial& t) {
+        t.time(ActivationForward{kind.kind, t.input(dtype, rows, wide).matrix(), t.input(dtype, 1, wide).matrix(),
+                                 t.output(dtype, rows, cols).matrix()});
+      });
+      suite.add_bench<ActivationBackward>(name, [=](Trial& t) {
+        t.time(ActivationBackward{kind.kind, t.input(dtype, rows, wide).matrix(), t.input(dtype, 1, wide).matrix(),
+                                  t.input(dtype, rows, cols).matrix(), t.output(dtype, rows, wide).matrix()});
+      });
+    }
+    suite.add<ActivationBackward>(fmt::format("derivative of {}", kind.name),
+                                  [=](Trial& t) { check_reference_gradient(t, kind); });
+    suite.add<ActivationForward>(fmt::format("extremes of {}", kind.name), [=](Trial& t) { check_extremes(t, kind); });
+  }
+  suite.add<ActivationBackward>("rejections", [](Trial& t) {
+    const Operand& x = t.input(DType::f32, 2, 6);
+    Operand& dx = t.output(DType::f32, 2, 6);
+    t.expect_rejected(ActivationBackward{ActivationKind::gelu, x.matrix(), {}, x.matrix(), x.matrix()}, "dx is x");
+    t.expect_rejected(ActivationBackward{ActivationKind::swiglu, x.matrix(), {}, x.matrix(), dx.matrix()},
+                      "swiglu of an x that is not twice as wide as dy");
+  });
+}
+
+const Registration registration(add_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test

@@ -1,0 +1,355 @@
+// Cases of attention, forward and backward.
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+
+#include "harness.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+struct Shape {
+  int64_t batch, tokens, heads, kv_heads, head_size;
+  bool causal = true;
+  double dropout = 0;
+  double scale = 0;  // 0: 1 / sqrt(head_size)
+  int64_t gap = 0;
+
+  int64_t rows() const { return batch * tokens; }
+  int64_t q_cols() const { return heads * head_size; }
+  int64_t kv_cols() const { return kv_heads * head_size; }
+  double used_scale() const { return scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(head_size)); }
+};
+
+// Sizes of one, primes, neighbours of the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
+// most probabilities vanish.
+const Shape shapes[] = {
+    {1, 1, 1, 1, 1},
+    {2, 1, 3, 1, 5},
+    {2, 7, 2, 2, 3},
+    {1, 63, 2, 1, 16, true, 0, 0, 5},
+    {2, 64, 2, 2, 64},
+    {1, 65, 4, 2, 33, true, 0.1, 0, 3},
+    {1, 67, 2, 1, 256, false},
+    {2, 131, 6, 2, 17, false, 0.25, 0, 1},
+    {1, 150, 2, 2, 80, true, 0.5},
+    {1, 321, 3, 3, 64, true, 0, 0, 7},
+    {1, 97, 1, 1, 128, true, 0, 3},
+    {3, 130, 1, 1, 1, true, 0.9},
+};
+
+const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
+
+// Global sample numbers that need both words.
+int64_t sample_id(int64_t sequence) { return 1000003 * (sequence + 1) + (sequence << 34); }
+
+Dropout dropout_of(Trial& trial, const Shape& shape) {
+  std::vector<int64_t> ids;
+  for (int64_t sequence = 0; sequence < shape.batch; ++sequence) ids.push_back(sample_id(sequence));
+  const Operand& operand = trial.input_array(ids);
+  return {shape.dropout, dropout_key, Trial::pointer<int64_t>(operand)};
+}
+
+double keep_factor(const Shape& shape, int64_t sequence, int64_t head, int64_t query, int64_t key) {
+  if (shape.dropout <= 0) return 1;
+  const auto head_key = philox(dropout_key, {static_cast<uint32_t>(head), 0, 0, 0});
+  const auto sample = static_cast<uint64_t>(sample_id(sequence));
+  const auto words =
+      philox({head_key[0], head_key[1]}, {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
+                                          static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32)});
+  return words[static_cast<size_t>(key % 4)] < drop_threshold(shape.dropout) ? 0 : 1 / (1 - shape.dropout);
+}
+
+struct Inputs {
+  std::vector<double> q, k, v, d_o;
+  std::vector<double> lse = {};  // what backward is given; without, the log-sum-exp that forward finds
+};
+struct Results {
+  std::vector<double> o, lse, dq, dk, dv;
+};
+
+// Attention without tiles, in Real. In float it is the plain low-precision version: probabilities, the gradient of the
+// scores and the results are rounded to the dtype.
+template <typename Real>
+class Reference {
+ public:
+  Reference(const Shape& shape, DType dtype) : shape_(shape), dtype_(dtype) {}
+
+  Results run(const Inputs& in) const {
+    Results out;
+    out.o = out.dq = zeros(shape_.rows() * shape_.q_cols());
+    out.dk = out.dv = zeros(shape_.rows() * shape_.kv_cols());
+    out.lse = zeros(shape_.batch * shape_.heads * shape_.tokens);
+    std::vector<Real> dk(out.dk.size()), dv(out.dv.size());
+    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
+      for (int64_t head = 0; head < shape_.heads; ++head)
+        for (int64_t query = 0; query < shape_.tokens; ++query) row(in, out, dk, dv, sequence, head, query);
+    for (size_t i = 0; i < dk.size(); ++i) {
+      out.dk[i] = rounded(dk[i]);
+      out.dv[i] = rounded(dv[i]);
+    }
+    return out;
+  }
+
+ private:
+  static std::vector<double> zeros(int64_t count) { return std::vector<double>(static_cast<size_t>(count)); }
+
+  Real rounded(Real value) const {
+    if constexpr (std::is_same_v<Real, float>) {
+      return dtype_ == DType::bf16 ? to_float(to_bf16(value)) : value;
+    } else {
+      return value;
+    }
+  }
+
+  Real dot(const std::vector<double>& a, size_t a_first, const std::vector<double>& b, size_t b_first) const {
+    Real sum = 0;
+    for (size_t d = 0; d < static_cast<size_t>(shape_.head_size); ++d) {
+      sum += static_cast<Real>(a[a_first + d]) * static_cast<Real>(b[b_first + d]);
+    }
+    return sum;
+  }
+
+  void row(const Inputs& in, Results& out, std::vector<Real>& dk, std::vector<Real>& dv, int64_t sequence, int64_t head,
+           int64_t query) const {
+    const int64_t kv_head = head / (shape_.heads / shape_.kv_heads);
+    const auto size = static_cast<size_t>(shape_.head_size);
+    const auto q = static_cast<size_t>((sequence * shape_.tokens + query) * shape_.q_cols() + head * shape_.head_size);
+    const auto kv = [&](int64_t key) {
+      return static_cast<size_t>((sequence * shape_.tokens + key) * shape_.kv_cols() + kv_head * shape_.head_size);
+    };
+    const int64_t end = shape_.causal ? query + 1 : shape_.tokens;
+    const auto scale = static_cast<Real>(shape_.used_scale());
+    std::vector<Real> p, keep, dp;
+    for (int64_t key = 0; key < end; ++key) {
+      p.push_back(dot(in.q, q, in.k, kv(key)) * scale);
+      keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
+    }
+    const Real max = *std::max_element(p.begin(), p.end());
+    Real sum = 0;
+    for (const Real score : p) sum += std::exp(score - max);
+    const auto lse_index = static_cast<size_t>((sequence * shape_.heads + head) * shape_.tokens + query);
+    const Real lse = in.lse.empty() ? max + std::log(sum) : static_cast<Real>(in.lse[lse_index]);
+    out.lse[lse_index] = lse;
+    for (Real& value : p) value = std::exp(value - lse);
+
+    Real delta = 0;
+    for (size_t d = 0; d < size; ++d) {
+      Real o = 0;
+      for (int64_t key = 0; key < end; ++key) {
+        const auto j = static_cast<size_t>(key);
+        o += rounded(p[j] * keep[j]) * static_cast<Real>(in.v[kv(key) + d]);
+      }
+      out.o[q + d] = rounded(o);
+      delta += rounded(o) * static_cast<Real>(in.d_o[q + d]);
+    }
+    for (int64_t key = 0; key < end; ++key) {
+      const auto j = static_cast<size_t>(key);
+      const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
+      const Real ds = rounded(p[j] * (d_probability - delta) * scale);
+      for (size_t d = 0; d < size; ++d) {
+        out.dq[q + d] =
+            static_cast<double>(static_cast<Real>(out.dq[q + d]) + ds * static_cast<Real>(in.k[kv(key) + d]));
+        dk[kv(key) + d] += ds * static_cast<Real>(in.q[q + d]);
+        dv[kv(key) + d] += rounded(p[j] * keep[j]) * static_cast<Real>(in.d_o[q + d]);
+      }
+    }
+    for (size_t d = 0; d < size; ++d) out.dq[q + d] = rounded(static_cast<Real>(out.dq[q + d]));
+  }
+
+  Shape shape_;
+  DType dtype_;
+};
+
+double largest(const std::vector<double>& values) {
+  double result = 0;
+  for (const double value : values) result = std::max(result, std::abs(value));
+  return result;
+}
+
+void forward_case(Trial& trial, const Shape& shape, DType dtype) {
+  const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
+  const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
+  const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
+  Operand& o = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
+  Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
+  trial.run(AttentionForward{shape.batch,
+                             shape.tokens,
+                             shape.heads,
+                             shape.kv_heads,
+                             shape.head_size,
+                             shape.used_scale(),
+                             {shape.causal},
+                             dropout_of(trial, shape),
+                             q.matrix(),
+                             k.matrix(),
+                             v.matrix(),
+                             o.matrix(),
+                             lse.matrix()});
+  const Inputs inputs{q.values(), k.values(), v.values(), std::vector<double>(q.values().size())};
+  const Results reference = Reference<double>(shape, dtype).run(inputs);
+  const Results plain = Reference<float>(shape, dtype).run(inputs);
+  trial.expect_close("o", o, reference.o, plain.o);
+  // Scores are sums in float: a few roundings of numbers as large as the largest.
+  trial.expect_near("lse", lse, reference.lse, 0x1p-21 * (1 + largest(reference.lse)));
+}
+
+struct BackwardOperands {
+  const Operand &q, &k, &v, &d_o, &lse;
+  Operand &dq, &dk, &dv;
+};
+
+// Runs the op on outputs and log-sum-exps of the float64 reference.
+BackwardOperands run_backward(Trial& trial, const Shape& shape, DType dtype) {
+  const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
+  const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
+  const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
+  const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
+  const Results forward = Reference<double>(shape, dtype).run({q.values(), k.values(), v.values(), d_o.values()});
+  const Operand& o = trial.input(dtype, shape.rows(), shape.q_cols(), forward.o, shape.gap);
+  const Operand& lse = trial.input(DType::f32, shape.batch * shape.heads, shape.tokens, forward.lse);
+  Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
+  Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
+  Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
+  trial.run(AttentionBackward{shape.batch,
+                              shape.tokens,
+                              shape.heads,
+                              shape.kv_heads,
+                              shape.head_size,
+                              shape.used_scale(),
+                              {shape.causal},
+                              dropout_of(trial, shape),
+                              q.matrix(),
+                              k.matrix(),
+                              v.matrix(),
+                              o.matrix(),
+                              lse.matrix(),
+                              d_o.matrix(),
+                              dq.matrix(),
+                              dk.matrix(),
+                              dv.matrix()});
+  return {q, k, v, d_o, lse, dq, dk, dv};
+}
+
+void backward_case(Trial& trial, const Shape& shape, DType dtype) {
+  const BackwardOperands operands = run_backward(trial, shape, dtype);
+  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
+  const Results reference = Reference<double>(shape, dtype).run(inputs);
+  inputs.lse = operands.lse.values();
+  const Results plain = Reference<float>(shape, dtype).run(inputs);
+  trial.expect_close("dv", operands.dv, reference.dv, plain.dv);
+  if (shape.tokens > 1) {
+    trial.expect_close("dq", operands.dq, reference.dq, plain.dq);
+    trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
+    return;
+  }
+  // One token attends to itself only: the true gradients are zero, and what is left is the rounding of two equal sums.
+  const double bound = 0x1p-20 * static_cast<double>(shape.head_size) * largest(inputs.v) * largest(inputs.d_o);
+  trial.expect_near("dq", operands.dq, reference.dq, bound * largest(inputs.k));
+  trial.expect_near("dk", operands.dk, reference.dk, bound * largest(inputs.q));
+}
+
+// The gradients against central differences of the float64 forward, for some elements of each input.
+void derivative_case(Trial& trial, const Shape& shape) {
+  const BackwardOperands operands = run_backward(trial, shape, DType::f32);
+  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
+  const auto loss = [&] {
+    const std::vector<double> o = Reference<double>(shape, DType::f32).run(inputs).o;
+    double sum = 0;
+    for (size_t i = 0; i < o.size(); ++i) sum += o[i] * inputs.d_o[i];
+    return sum;
+  };
+  const auto compare = [&](std::string_view what, std::vector<double>& values, const Operand& gradient) {
+    const std::vector<double> actual = gradient.values();
+    constexpr double step = 1e-4;
+    constexpr double bound = 1e-5;  // the op's own rounding; that of the differences is 1e-8
+    for (int i = 0; i < 12; ++i) {
+      const auto element = static_cast<size_t>(trial.random.below(static_cast<int64_t>(values.size())));
+      const double before = values[element];
+      values[element] = before + step;
+      const double up = loss();
+      values[element] = before - step;
+      const double down = loss();
+      values[element] = before;
+      const double expected = (up - down) / (2 * step);
+      trial.expect_true(
+          std::abs(actual[element] - expected) <= bound * (1 + std::abs(expected)),
+          fmt::format("{} of element {} is {}, central difference {}", what, element, actual[element], expected));
+    }
+  };
+  compare("dq", inputs.q, operands.dq);
+  compare("dk", inputs.k, operands.dk);
+  compare("dv", inputs.v, operands.dv);
+}
+
+std::string describe(const Shape& shape, std::string_view rest) {
+  return fmt::format(
+      "B={} T={} H={} G={} D={}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
+      shape.causal ? " causal" : "", shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
+      shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "", rest);
+}
+
+void add_cases(Suite& suite) {
+  for (const Shape& shape : shapes) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::string description = describe(shape, dtype_name(dtype));
+      suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
+      suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
+    }
+  }
+  for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2}}) {
+    suite.add<AttentionBackward>(describe(shape, "f32 central differences"),
+                                 [=](Trial& trial) { derivative_case(trial, shape); });
+  }
+}
+
+// Attention as GPT-2 124M runs it: q, k and v are slices of one matrix.
+void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
+  const int64_t cols = shape.q_cols();
+  const Operand& qkv = trial.input(dtype, shape.rows(), 3 * cols);
+  const Operand& d_o = trial.input(dtype, shape.rows(), cols);
+  Operand& o = trial.output(dtype, shape.rows(), cols);
+  Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
+  Operand& d_qkv = trial.output(dtype, shape.rows(), 3 * cols);
+  const auto part = [cols](const Operand& operand, int64_t i) { return operand.matrix().column_range(i * cols, cols); };
+  const AttentionForward forward{shape.batch,     shape.tokens,       shape.heads,    shape.kv_heads,
+                                 shape.head_size, shape.used_scale(), {shape.causal}, dropout_of(trial, shape),
+                                 part(qkv, 0),    part(qkv, 1),       part(qkv, 2),   o.matrix(),
+                                 lse.matrix()};
+  if (!backward) return trial.time(forward);
+  trial.run(forward);
+  trial.time(AttentionBackward{shape.batch,
+                               shape.tokens,
+                               shape.heads,
+                               shape.kv_heads,
+                               shape.head_size,
+                               shape.used_scale(),
+                               {shape.causal},
+                               forward.dropout,
+                               part(qkv, 0),
+                               part(qkv, 1),
+                               part(qkv, 2),
+                               o.matrix(),
+                               lse.matrix(),
+                               d_o.matrix(),
+                               part(d_qkv, 0),
+                               part(d_qkv, 1),
+                               part(d_qkv, 2)});
+}
+
+void add_benches(Suite& suite) {
+  for (const Shape& shape : {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
+                             Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::string description = describe(shape, dtype_name(dtype));
+      suite.add_bench<AttentionForward>(description, [=](Trial& trial) { bench(trial, shape, dtype, false); });
+      suite.add_bench<AttentionBackward>(description, [=](Trial& trial) { bench(trial, shape, dtype, true); });
+    }
+  }
+}
+
+const Registration cases(add_cases);
+const Registration benches(add_benches);
+
+}  // namespace
+}  // namespace gptrain::ops_test

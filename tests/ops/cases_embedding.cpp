@@ -1,0 +1,161 @@
+#include <fmt/format.h>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+struct Shape {
+  int64_t batch, tokens, cols, vocab;
+};
+constexpr Shape shapes[] = {{1, 1, 1, 1},    {1, 3, 7, 5},     {2, 5, 31, 3},
+                            {3, 7, 65, 200}, {2, 13, 260, 17}, {1, 2, 1030, 2}};
+
+std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < shape.batch * shape.tokens; ++i)
+    tokens.push_back(static_cast<int32_t>(trial.random.below(shape.vocab)));
+  return tokens;
+}
+
+void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, double p, bool with_positions) {
+  const int64_t rows = shape.batch * shape.tokens;
+  const std::vector<int32_t> tokens = random_tokens(trial, shape);
+  const auto* const device_tokens = Trial::pointer<const int32_t>(trial.input_array(tokens));
+  const Operand& table = trial.input(dtypes.compute, shape.vocab, shape.cols, 1, 3);
+  const Operand& positions = trial.input(dtypes.compute, shape.tokens + 2, shape.cols, 1, 1);
+  const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
+  Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
+  trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix(),
+                             with_positions ? positions.matrix() : Matrix(), dropout.dropout, x.matrix()});
+  std::vector<double> expected;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < shape.cols; ++col) {
+      const double position = with_positions ? positions.at(row % shape.tokens, col) : 0;
+      expected.push_back((table.at(tokens[row], col) + position) * dropout.factor(row, col));
+    }
+  }
+  trial.expect_near("x", x, expected, 0x1p-21);  // two roundings in f32 of numbers up to 2^3
+}
+
+struct BackwardOptions {
+  double p;
+  bool with_positions, accumulate_token, accumulate_position;
+};
+
+void check_backward(Trial& trial, const Shape& shape, DType residual, const BackwardOptions& options) {
+  const int64_t rows = shape.batch * shape.tokens;
+  const std::vector<int32_t> tokens = random_tokens(trial, shape);
+  const auto* const device_tokens = Trial::pointer<const int32_t>(trial.input_array(tokens));
+  const Operand& dx = trial.input(residual, rows, shape.cols, 1, 3);
+  const DropoutCase dropout(trial, options.p, shape.batch, shape.tokens);
+  // A table that is overwritten held anything, NaN too.
+  Operand& d_table = options.accumulate_token ? trial.in_out(DType::f32, shape.vocab, shape.cols, 1, 1)
+                                              : trial.output(DType::f32, shape.vocab, shape.cols, 1);
+  Operand& d_positions = options.accumulate_position ? trial.in_out(DType::f32, shape.tokens + 3, shape.cols)
+                                                     : trial.output(DType::f32, shape.tokens + 3, shape.cols);
+  const size_t cols = static_cast<size_t>(shape.cols);
+  std::vector<double> table_sums(static_cast<size_t>(shape.vocab) * cols);
+  std::vector<double> position_sums(static_cast<size_t>(shape.tokens + 3) * cols);
+  if (options.accumulate_token) table_sums = d_table.values();
+  if (options.accumulate_position) position_sums = d_positions.values();
+  std::vector<float> plain_table = to_real<float>(table_sums);
+  std::vector<float> plain_positions = to_real<float>(position_sums);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < shape.cols; ++col) {
+      const double gradient = dx.at(row, col) * dropout.factor(row, col);
+      const size_t in_table = static_cast<size_t>(tokens[row]) * cols + static_cast<size_t>(col);
+      const size_t in_positions = static_cast<size_t>(row % shape.tokens) * cols + static_cast<size_t>(col);
+      table_sums[in_table] += gradient;
+      position_sums[in_positions] += gradient;
+      plain_table[in_table] += static_cast<float>(gradient);
+      plain_positions[in_positions] += static_cast<float>(gradient);
+    }
+  }
+  trial.run(EmbeddingBackward{device_tokens, shape.tokens, dx.matrix(), dropout.dropout, d_table.matrix(),
+                              options.with_positions ? d_positions.matrix() : Matrix(), options.accumulate_token,
+                              options.accumulate_position});
+  trial.expect_close("d_token_table", d_table, table_sums, to_double(plain_table));
+  if (options.with_positions)
+    trial.expect_close("d_position_table", d_positions, position_sums, to_double(plain_positions));
+}
+
+void check_rejections(Trial& trial) {
+  const Operand& table = trial.input(DType::f32, 5, 4);
+  Operand& x = trial.output(DType::f32, 3, 4);
+  Operand& d_table = trial.output(DType::f32, 5, 4);
+  for (const int32_t token : {-1, 5}) {
+    const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 4, token}));
+    trial.expect_rejected(EmbeddingForward{tokens, 3, table.matrix(), {}, {}, x.matrix()},
+                          fmt::format("token {} of a table of 5", token));
+    trial.expect_rejected(EmbeddingBackward{tokens, 3, x.matrix(), {}, d_table.matrix(), {}, false, false},
+                          fmt::format("token {} of a table of 5, backward", token));
+  }
+  const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 2}));
+  trial.expect_rejected(EmbeddingForward{tokens, 3, table.matrix(), table.matrix().row_range(0, 2), {}, x.matrix()},
+                        "fewer positions than tokens of a sequence");
+}
+
+void add_cases(Suite& suite) {
+  for (const Shape& shape : shapes) {
+    const std::string name = fmt::format("B={} T={} h={} V={}", shape.batch, shape.tokens, shape.cols, shape.vocab);
+    for (const DTypes& dtypes : dtype_pairs) {
+      const std::string with_types = name + " " + name_of(dtypes);
+      suite.add<EmbeddingForward>(with_types, [=](Trial& t) { check_forward(t, shape, dtypes, 0, true); });
+      suite.add<EmbeddingForward>(with_types + " p=0.2", [=](Trial& t) { check_forward(t, shape, dtypes, 0.2, true); });
+      suite.add<EmbeddingForward>(with_types + " no positions",
+                                  [=](Trial& t) { check_forward(t, shape, dtypes, 0, false); });
+      suite.add<EmbeddingForward>(with_types + " no positions p=0.6",
+                                  [=](Trial& t) { check_forward(t, shape, dtypes, 0.6, false); });
+    }
+    for (const DType residual : {DType::f32, DType::bf16}) {
+      const std::string with_type = fmt::format("{} R={}", name, dtype_name(residual));
+      suite.add<EmbeddingBackward>(with_type + " p=0.2", [=](Trial& t) {
+        check_backward(t, shape, residual, {0.2, true, false, false});
+      });
+      suite.add<EmbeddingBackward>(with_type + " adding to both", [=](Trial& t) {
+        check_backward(t, shape, residual, {0, true, true, true});
+      });
+      suite.add<EmbeddingBackward>(with_type + " adding to tokens (tied head)", [=](Trial& t) {
+        check_backward(t, shape, residual, {0.2, true, true, false});
+      });
+      suite.add<EmbeddingBackward>(with_type + " no positions", [=](Trial& t) {
+        check_backward(t, shape, residual, {0, false, false, false});
+      });
+    }
+  }
+  suite.add<EmbeddingForward>("rejections", check_rejections);
+
+  constexpr Shape bench_shape{8, 1024, 768, 50304};
+  for (const DTypes& dtypes : dtype_pairs) {
+    suite.add_bench<EmbeddingForward>(fmt::format("N=8192 h=768 V=50304 {}", name_of(dtypes)), [=](Trial& t) {
+      const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
+      t.time(EmbeddingForward{tokens,
+                              bench_shape.tokens,
+                              t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
+                              t.input(dtypes.compute, bench_shape.tokens, 768).matrix(),
+                              {},
+                              t.output(dtypes.residual, 8192, 768).matrix()});
+    });
+  }
+  for (const DType residual : {DType::f32, DType::bf16}) {
+    suite.add_bench<EmbeddingBackward>(
+        fmt::format("N=8192 h=768 V=50304 adding R={}", dtype_name(residual)), [=](Trial& t) {
+          const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
+          t.time(EmbeddingBackward{tokens,
+                                   bench_shape.tokens,
+                                   t.input(residual, 8192, 768).matrix(),
+                                   {},
+                                   t.in_out(DType::f32, bench_shape.vocab, 768).matrix(),
+                                   t.in_out(DType::f32, bench_shape.tokens, 768).matrix(),
+                                   true,
+                                   true});
+        });
+  }
+}
+
+const Registration registration(add_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test

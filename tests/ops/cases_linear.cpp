@@ -1,0 +1,213 @@
+// Cases of the three linears.
+#include <cmath>
+#include <fmt/format.h>
+
+#include "harness.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+struct Shape {
+  int64_t rows, in, out;
+};
+
+// Sizes of one, primes, neighbours of multiples of the vector and tile widths, and one long sum.
+const Shape shapes[] = {{1, 1, 1},    {1, 7, 5},    {2, 1, 3},     {5, 3, 1},      {17, 31, 13},
+                        {64, 64, 64}, {65, 63, 66}, {127, 96, 80}, {33, 129, 257}, {1100, 48, 32}};
+
+struct Types {
+  DType compute;
+  DType y;
+};
+const Types types[] = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+
+double rounded(double value, DType dtype) {
+  const auto single = static_cast<float>(value);
+  return static_cast<double>(dtype == DType::bf16 ? to_float(to_bf16(single)) : single);
+}
+
+// c [rows, cols] = start + sum over k of a(row, k) b(k, col), with every sum held in Real.
+template <typename Real, typename A, typename B>
+std::vector<double> product(int64_t rows, int64_t cols, int64_t depth, const std::vector<double>& start, const A& a,
+                            const B& b, DType dtype) {
+  std::vector<double> c(start);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      auto sum = static_cast<Real>(0);
+      for (int64_t k = 0; k < depth; ++k) sum += static_cast<Real>(a(row, k)) * static_cast<Real>(b(k, col));
+      double& element = c[static_cast<size_t>(row * cols + col)];
+      element = static_cast<double>(static_cast<Real>(element) + sum);
+      if constexpr (std::is_same_v<Real, float>) element = rounded(element, dtype);
+    }
+  }
+  return c;
+}
+
+// Compares with sums in double, tolerating what sums in float would do.
+template <typename A, typename B>
+void expect_product(Trial& trial, std::string_view what, const Operand& actual, int64_t depth,
+                    const std::vector<double>& start, const A& a, const B& b) {
+  const Matrix c = actual.matrix();
+  trial.expect_close(what, actual, product<double>(c.rows, c.cols, depth, start, a, b, c.dtype),
+                     product<float>(c.rows, c.cols, depth, start, a, b, c.dtype));
+}
+
+std::vector<double> zeros(int64_t count) { return std::vector<double>(static_cast<size_t>(count)); }
+
+void forward_case(Trial& trial, const Shape& shape, const Types& type, bool with_bias, int64_t gap) {
+  const Operand& x = trial.input(type.compute, shape.rows, shape.in, 1, gap);
+  const Operand& w = trial.input(type.compute, shape.out, shape.in, 0.2, gap);
+  const Operand& bias = trial.input(type.compute, 1, shape.out);
+  Operand& y = trial.output(type.y, shape.rows, shape.out, gap);
+  trial.run(LinearForward{x.matrix(), w.matrix(), with_bias ? bias.matrix() : Matrix(), y.matrix()});
+  std::vector<double> start = zeros(shape.rows * shape.out);
+  for (size_t i = 0; i < start.size() && with_bias; ++i) start[i] = bias.at(0, static_cast<int64_t>(i) % shape.out);
+  expect_product(
+      trial, "y", y, shape.in, start, [&](int64_t n, int64_t k) { return x.at(n, k); },
+      [&](int64_t k, int64_t o) { return w.at(o, k); });
+}
+
+void backward_input_case(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
+  const Operand& dy = trial.input(dtype, shape.rows, shape.out, 1, gap);
+  const Operand& w = trial.input(dtype, shape.out, shape.in, 0.2, gap);
+  Operand& dx = trial.output(dtype, shape.rows, shape.in, gap);
+  trial.run(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
+  expect_product(
+      trial, "dx", dx, shape.out, zeros(shape.rows * shape.in), [&](int64_t n, int64_t o) { return dy.at(n, o); },
+      [&](int64_t o, int64_t i) { return w.at(o, i); });
+}
+
+void backward_weight_case(Trial& trial, const Shape& shape, DType dtype, bool with_bias, bool accumulate, int64_t gap) {
+  const Operand& x = trial.input(dtype, shape.rows, shape.in, 1, gap);
+  const Operand& dy = trial.input(dtype, shape.rows, shape.out, 1, gap);
+  Operand& dw = accumulate ? trial.in_out(DType::f32, shape.out, shape.in, 1, gap)
+                           : trial.output(DType::f32, shape.out, shape.in, gap);
+  Operand& d_bias = accumulate ? trial.in_out(DType::f32, 1, shape.out) : trial.output(DType::f32, 1, shape.out);
+  const std::vector<double> dw_before = accumulate ? dw.values() : zeros(shape.out * shape.in);
+  const std::vector<double> d_bias_before = accumulate ? d_bias.values() : zeros(shape.out);
+  trial.run(
+      LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), with_bias ? d_bias.matrix() : Matrix(), accumulate});
+  expect_product(
+      trial, "dw", dw, shape.rows, dw_before, [&](int64_t o, int64_t n) { return dy.at(n, o); },
+      [&](int64_t n, int64_t i) { return x.at(n, i); });
+  if (!with_bias) return;
+  expect_product(
+      trial, "d_bias", d_bias, shape.rows, d_bias_before, [](int64_t, int64_t) { return 1.0; },
+      [&](int64_t n, int64_t o) { return dy.at(n, o); });
+}
+
+// The gradients against central differences of y in double: exact for a linear function but for rounding.
+void derivative_case(Trial& trial) {
+  constexpr int64_t rows = 5, in = 7, out = 3;
+  const Operand& x = trial.input(DType::f32, rows, in);
+  const Operand& w = trial.input(DType::f32, out, in);
+  const Operand& dy = trial.input(DType::f32, rows, out);
+  Operand& dx = trial.output(DType::f32, rows, in);
+  Operand& dw = trial.output(DType::f32, out, in);
+  trial.run(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
+  trial.run(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), Matrix(), false});
+  std::vector<double> x_values = x.values(), w_values = w.values();
+  const auto loss = [&] {
+    double sum = 0;
+    for (int64_t n = 0; n < rows; ++n)
+      for (int64_t o = 0; o < out; ++o)
+        for (int64_t i = 0; i < in; ++i)
+          sum += dy.at(n, o) * x_values[static_cast<size_t>(n * in + i)] * w_values[static_cast<size_t>(o * in + i)];
+    return sum;
+  };
+  const auto differences = [&](std::vector<double>& values) {
+    constexpr double step = 1e-3;
+    std::vector<double> result;
+    for (double& value : values) {
+      const double before = value;
+      value = before + step;
+      const double up = loss();
+      value = before - step;
+      const double down = loss();
+      value = before;
+      result.push_back((up - down) / (2 * step));
+    }
+    return result;
+  };
+  constexpr double bound = 1e-5;  // seven products of numbers of size one, in float
+  trial.expect_near("dx", dx, differences(x_values), bound);
+  trial.expect_near("dw", dw, differences(w_values), bound);
+}
+
+std::string describe(const Shape& shape, std::string_view dtypes, std::string_view rest) {
+  return fmt::format("N={} in={} out={} {}{}", shape.rows, shape.in, shape.out, dtypes, rest);
+}
+
+std::string dtype_names(const Types& type) {
+  return fmt::format("{} to {}", dtype_name(type.compute), dtype_name(type.y));
+}
+
+void add_cases(Suite& suite) {
+  for (const Shape& shape : shapes) {
+    for (const int64_t gap : {0, 3}) {
+      const std::string_view strided = gap > 0 ? " strided" : "";
+      for (const Types& type : types) {
+        for (const bool bias : {false, true}) {
+          suite.add<LinearForward>(
+              describe(shape, dtype_names(type), fmt::format("{}{}", bias ? " bias" : "", strided)),
+              [=](Trial& trial) { forward_case(trial, shape, type, bias, gap); });
+        }
+      }
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        suite.add<LinearBackwardInput>(describe(shape, dtype_name(dtype), strided),
+                                       [=](Trial& trial) { backward_input_case(trial, shape, dtype, gap); });
+        for (const bool accumulate : {false, true}) {
+          const bool bias = accumulate == (gap == 0);  // each option with and without the other
+          suite.add<LinearBackwardWeight>(
+              describe(shape, dtype_name(dtype),
+                       fmt::format("{}{}{}", bias ? " bias" : "", accumulate ? " accumulate" : "", strided)),
+              [=](Trial& trial) { backward_weight_case(trial, shape, dtype, bias, accumulate, gap); });
+        }
+      }
+    }
+  }
+  // The bias' gradient is summed apart from the weight's: both ways of storing it.
+  for (const bool accumulate : {false, true}) {
+    suite.add<LinearBackwardWeight>(fmt::format("N=37 in=2 out=1031 bf16 bias{}", accumulate ? " accumulate" : ""),
+                                    [=](Trial& trial) {
+                                      backward_weight_case(trial, {37, 2, 1031}, DType::bf16, true, accumulate, 0);
+                                    });
+  }
+  suite.add<LinearBackwardWeight>("N=5 in=7 out=3 f32 central differences", derivative_case);
+}
+
+// The linears of a GPT-2 124M block at 1,024 tokens.
+void add_benches(Suite& suite) {
+  for (const Shape& shape : {Shape{1024, 768, 2304}, Shape{1024, 768, 768}, Shape{1024, 768, 3072},
+                             Shape{1024, 3072, 768}, Shape{8192, 768, 3072}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::string description = describe(shape, dtype_name(dtype), "");
+      suite.add_bench<LinearForward>(description, [=](Trial& trial) {
+        const Operand& x = trial.input(dtype, shape.rows, shape.in);
+        const Operand& w = trial.input(dtype, shape.out, shape.in);
+        const Operand& bias = trial.input(dtype, 1, shape.out);
+        Operand& y = trial.output(dtype, shape.rows, shape.out);
+        trial.time(LinearForward{x.matrix(), w.matrix(), bias.matrix(), y.matrix()});
+      });
+      suite.add_bench<LinearBackwardInput>(description, [=](Trial& trial) {
+        const Operand& dy = trial.input(dtype, shape.rows, shape.out);
+        const Operand& w = trial.input(dtype, shape.out, shape.in);
+        Operand& dx = trial.output(dtype, shape.rows, shape.in);
+        trial.time(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
+      });
+      suite.add_bench<LinearBackwardWeight>(description, [=](Trial& trial) {
+        const Operand& x = trial.input(dtype, shape.rows, shape.in);
+        const Operand& dy = trial.input(dtype, shape.rows, shape.out);
+        Operand& dw = trial.in_out(DType::f32, shape.out, shape.in);
+        Operand& d_bias = trial.in_out(DType::f32, 1, shape.out);
+        trial.time(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), d_bias.matrix(), true});
+      });
+    }
+  }
+}
+
+const Registration cases(add_cases);
+const Registration benches(add_benches);
+
+}  // namespace
+}  // namespace gptrain::ops_test

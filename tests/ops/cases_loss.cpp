@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+struct Shape {
+  int64_t rows, vocab, padded;
+};
+constexpr Shape shapes[] = {{1, 1, 1}, {3, 7, 8}, {5, 31, 31}, {4, 257, 320}, {2, 4099, 4160}};
+
+struct Options {
+  DType logits, compute;
+  double z_loss;
+  double scale;  // of the logits
+};
+
+template <typename Real>
+struct Losses {
+  std::vector<Real> losses, gradient;
+};
+
+template <typename Real>
+Losses<Real> cross_entropy(const std::vector<Real>& logits, const std::vector<int32_t>& targets, const Shape& shape,
+                           double z_loss, double inverse_tokens) {
+  Losses<Real> result{{}, std::vector<Real>(logits.size())};
+  for (size_t row = 0; row < targets.size(); ++row) {
+    const Real* x = logits.data() + row * static_cast<size_t>(shape.padded);
+    if (targets[row] < 0) {
+      result.losses.push_back(0);
+      continue;
+    }
+    const Real maximum = *std::max_element(x, x + shape.vocab);
+    Real sum = 0;
+    for (int64_t i = 0; i < shape.vocab; ++i) sum += std::exp(x[i] - maximum);
+    const Real lse = maximum + std::log(sum);
+    result.losses.push_back(lse - x[targets[row]]);
+    for (int64_t i = 0; i < shape.vocab; ++i) {
+      const Real probability = std::exp(x[i] - lse);
+      const Real one_hot = i == targets[row] ? Real{1} : Real{0};
+      result.gradient[row * static_cast<size_t>(shape.padded) + static_cast<size_t>(i)] =
+          (probability * (1 + 2 * static_cast<Real>(z_loss) * lse) - one_hot) * static_cast<Real>(inverse_tokens);
+    }
+  }
+  return result;
+}
+
+// Every third row is not counted.
+std::vector<int32_t> random_targets(Trial& trial, const Shape& shape) {
+  std::vector<int32_t> targets;
+  for (int64_t row = 0; row < shape.rows; ++row)
+    targets.push_back(row % 3 == 2 ? -1 : static_cast<int32_t>(trial.random.below(shape.vocab)));
+  return targets;
+}
+
+void check_cross_entropy(Trial& trial, const Shape& shape, const Options& options, bool in_place) {
+  const std::vector<int32_t> targets = random_targets(trial, shape);
+  const auto* const device_targets = Trial::pointer<const int32_t>(trial.input_array(targets));
+  StepState state;
+  state.inverse_tokens = 0.25F;
+  const auto* const device_state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  Operand& logits = trial.in_out(options.logits, shape.rows, shape.padded, options.scale, 3);
+  Operand& separate = trial.output(options.compute, shape.rows, shape.padded, 1);
+  Operand& d_logits = in_place ? logits : separate;
+  Operand& losses = trial.output(DType::f32, 1, shape.rows);
+  // Padded columns are not part of the vocabulary, whatever they hold.
+  for (int64_t row = 0; row < shape.rows; ++row)
+    for (int64_t col = shape.vocab; col < shape.padded; ++col) logits.set(row, col, 1e4);
+  const std::vector<double> values = logits.values();
+  trial.run(CrossEntropy{shape.vocab, options.z_loss, device_targets, device_state, logits.matrix(), d_logits.matrix(),
+                         losses.matrix()});
+
+  const auto expected = cross_entropy(values, targets, shape, options.z_loss, 0.25);
+  const auto plain = cross_entropy(to_real<float>(values), targets, shape, options.z_loss, 0.25);
+  // A loss is a difference of logits, which f32 holds to 2^-24 of their size.
+  trial.expect_close("losses", losses, expected.losses, to_double(plain.losses), 3, 0x1p-22 * options.scale);
+  trial.expect_close("d_logits", d_logits, expected.gradient, rounded(to_double(plain.gradient), options.compute), 3,
+                     0x1p-23);
+  if (!in_place) trial.expect_equal("logits", logits, values);
+}
+
+// Without d_logits: the same losses, and no z-loss in them.
+void check_evaluation(Trial& trial) {
+  constexpr Shape shape{5, 77, 80};
+  const std::vector<int32_t> targets = random_targets(trial, shape);
+  const auto* const device_targets = Trial::pointer<const int32_t>(trial.input_array(targets));
+  const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
+  const Operand& logits = trial.input(DType::f32, shape.rows, shape.padded);
+  Operand& losses = trial.output(DType::f32, 1, shape.rows);
+  trial.run(CrossEntropy{shape.vocab, 0.5, device_targets, state, logits.matrix(), {}, losses.matrix()});
+  trial.expect_near("losses", losses, cross_entropy(logits.values(), targets, shape, 0, 1).losses, 0x1p-21);
+}
+
+void check_not_finite(Trial& trial) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  // A logit of minus infinity has probability 0; NaN and plus infinity must not go unnoticed.
+  const Operand& logits =
+      trial.input(DType::f32, 3, 3, std::vector<double>{1, -infinity, 1, 1, nan, 1, 1, infinity, 1});
+  const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 0, 0}));
+  const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
+  Operand& losses = trial.output(DType::f32, 1, 3);
+  trial.run(CrossEntropy{3, 0, targets, state, logits.matrix(), {}, losses.matrix()});
+  trial.expect_true(std::abs(losses.at(0, 0) - std::log(2.0)) < 1e-6, "a logit of minus infinity has no share");
+  trial.expect_true(!std::isfinite(losses.at(0, 1)), "a NaN logit gives a loss that is not finite");
+  trial.expect_true(!std::isfinite(losses.at(0, 2)), "an infinite logit gives a loss that is not finite");
+}
+
+void check_reference_gradient(Trial& trial) {
+  constexpr Shape shape{2, 5, 6};
+  const std::vector<int32_t> targets{3, 0};
+  const std::vector<double> logits = trial.input(DType::f32, shape.rows, shape.padded, 2).values();
+  constexpr double z_loss = 0.1;
+  const auto loss = [&](const std::vector<double>& moved) {
+    double sum = 0;
+    for (size_t row = 0; row < targets.size(); ++row) {
+      double exponentials = 0;
+      for (size_t i = 0; i < 5; ++i) exponentials += std::exp(moved[row * 6 + i]);
+      const double lse = std::log(exponentials);
+      sum += lse - moved[row * 6 + static_cast<size_t>(targets[row])] + z_loss * lse * lse;
+    }
+    return sum / 2;
+  };
+  const auto expected = cross_entropy(logits, targets, shape, z_loss, 0.5);
+  trial.expect_true(difference_from_numeric(loss, logits, expected.gradient) < 1e-8, "d_logits is the derivative");
+}
+
+void check_rejections(Trial& trial) {
+  const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 7}));
+  const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
+  Operand& logits = trial.in_out(DType::f32, 2, 8);
+  Operand& losses = trial.output(DType::f32, 1, 2);
+  trial.expect_rejected(CrossEntropy{7, 0, targets, state, logits.matrix(), {}, losses.matrix()},
+                        "a target in the padding of the vocabulary");
+  trial.expect_rejected(CrossEntropy{9, 0, targets, state, logits.matrix(), {}, losses.matrix()},
+                        "a vocabulary wider than the logits");
+  Matrix other_dtype = logits.matrix();
+  other_dtype.dtype = DType::bf16;
+  trial.expect_rejected(CrossEntropy{8, 0, targets, state, logits.matrix(), other_dtype, losses.matrix()},
+                        "d_logits in place of logits in another dtype");
+}
+
+void check_accumulate_loss(Trial& trial, int64_t count) {
+  const Operand& losses = trial.input(DType::f32, 1, count);
+  StepState state;
+  state.loss_sum = 3.5;
+  Operand& device_state = trial.in_out_value(state);
+  trial.run(AccumulateLoss{losses.matrix(), Trial::pointer<StepState>(device_state)});
+  double expected = 3.5;
+  for (const double loss : losses.values()) expected += loss;
+  trial.expect_true(Trial::value<StepState>(device_state).loss_sum == expected, "the sum in f64, in order");
+}
+
+void add_cases(Suite& suite) {
+  struct Types {
+    DType logits, compute;
+  };
+  for (const Types& types : {Types{DType::f32, DType::f32}, Types{DType::f32, DType::bf16},
+                             Types{DType::bf16, DType::bf16}, Types{DType::bf16, DType::f32}}) {
+    for (const Shape& shape : shapes) {
+      const std::string name = fmt::format("N={} V={} Vp={} logits={} C={}", shape.rows, shape.vocab, shape.padded,
+                                           dtype_name(types.logits), dtype_name(types.compute));
+      for (const double scale : {1.0, 30.0}) {
+        const Options options{types.logits, types.compute, scale == 1.0 ? 0.01 : 0, scale};
+        const std::string full_name = fmt::format("{} z={} scale={}", name, options.z_loss, scale);
+        suite.add<CrossEntropy>(full_name, [=](Trial& t) { check_cross_entropy(t, shape, options, false); });
+        if (types.logits == types.compute)
+          suite.add<CrossEntropy>(full_name + " in place",
+                                  [=](Trial& t) { check_cross_entropy(t, shape, options, true); });
+      }
+    }
+    constexpr Shape bench_shape{1024, 50257, 50304};
+    suite.add_bench<CrossEntropy>(
+        fmt::format("N=1024 V=50257 logits={} C={}", dtype_name(types.logits), dtype_name(types.compute)),
+        [=](Trial& t) {
+          const auto* const targets =
+              Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(static_cast<size_t>(bench_shape.rows))));
+          const auto* const state = Trial::pointer<const StepState>(t.in_out_value(StepState{}));
+          t.time(CrossEntropy{bench_shape.vocab, 0, targets, state,
+                              t.input(types.logits, bench_shape.rows, bench_shape.padded).matrix(),
+                              t.output(types.compute, bench_shape.rows, bench_shape.padded).matrix(),
+                              t.output(DType::f32, 1, bench_shape.rows).matrix()});
+        });
+  }
+  suite.add<CrossEntropy>("evaluation", check_evaluation);
+  suite.add<CrossEntropy>("not finite", check_not_finite);
+  suite.add<CrossEntropy>("derivative", check_reference_gradient);
+  suite.add<CrossEntropy>("rejections", check_rejections);
+  for (const int64_t count : {1, 7, 1031})
+    suite.add<AccumulateLoss>(fmt::format("N={}", count), [=](Trial& t) { check_accumulate_loss(t, count); });
+}
+
+const Registration registration(add_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test

@@ -1,0 +1,344 @@
+#include <cmath>
+#include <fmt/format.h>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+constexpr double eps = 1e-5;
+constexpr double theta = 10000;
+
+struct Shape {
+  int64_t batch, tokens, q_heads, k_heads, head_size;
+};
+constexpr Shape shapes[] = {{1, 1, 1, 1, 2}, {2, 3, 3, 1, 6}, {1, 5, 4, 2, 64}, {3, 7, 2, 2, 38}, {2, 40, 2, 1, 128}};
+
+struct Options {
+  DType dtype;
+  bool with_norm, rotary;
+};
+
+// One of q and k: [N, heads * D].
+template <typename Real>
+struct Heads {
+  std::vector<Real> x, gamma;
+  int64_t tokens, num_heads, head_size;
+
+  template <typename Body>
+  void for_each(const Body& body) const {
+    const auto size = static_cast<size_t>(head_size);
+    for (size_t first = 0; first < x.size(); first += size) {
+      const auto row = static_cast<int64_t>(first / size) / num_heads;
+      body(first, row % tokens);
+    }
+  }
+};
+
+template <typename Real>
+Real angle(int64_t token, size_t pair, int64_t head_size) {
+  // In f64 for the plain version too: angles of thousands of radians leave f32 nothing.
+  return static_cast<Real>(static_cast<double>(token) *
+                           std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_size)));
+}
+
+template <typename Real>
+Real rstd_of(const Heads<Real>& heads, size_t first) {
+  Real sum = 0;
+  for (size_t i = 0; i < static_cast<size_t>(heads.head_size); ++i) sum += heads.x[first + i] * heads.x[first + i];
+  return 1 / std::sqrt(sum / static_cast<Real>(heads.head_size) + static_cast<Real>(eps));
+}
+
+// Turns each pair of a head's vector by direction * angle.
+template <typename Real>
+void turn(std::vector<Real>& values, size_t first, int64_t token, int64_t head_size, double direction) {
+  const auto half = static_cast<size_t>(head_size / 2);
+  for (size_t i = 0; i < half; ++i) {
+    const double radians = direction * angle<double>(token, i, head_size);
+    const auto c = static_cast<Real>(std::cos(radians));
+    const auto s = static_cast<Real>(std::sin(radians));
+    const Real a = values[first + i];
+    const Real b = values[first + half + i];
+    values[first + i] = a * c - b * s;
+    values[first + half + i] = b * c + a * s;
+  }
+}
+
+template <typename Real>
+std::vector<Real> forward(const Heads<Real>& heads, const Options& options) {
+  std::vector<Real> y = heads.x;
+  heads.for_each([&](size_t first, int64_t token) {
+    if (options.with_norm) {
+      const Real rstd = rstd_of(heads, first);
+      for (size_t i = 0; i < heads.gamma.size(); ++i) y[first + i] *= rstd * heads.gamma[i];
+    }
+    if (options.rotary) turn(y, first, token, heads.head_size, 1);
+  });
+  return y;
+}
+
+template <typename Real>
+struct HeadGradients {
+  std::vector<Real> dx, d_gamma;
+};
+
+template <typename Real>
+HeadGradients<Real> backward(const Heads<Real>& heads, const std::vector<Real>& dy, const Options& options) {
+  HeadGradients<Real> result{dy, std::vector<Real>(static_cast<size_t>(heads.head_size))};
+  heads.for_each([&](size_t first, int64_t token) {
+    if (options.rotary) turn(result.dx, first, token, heads.head_size, -1);
+    if (!options.with_norm) return;
+    const Real rstd = rstd_of(heads, first);
+    Real mean = 0;
+    for (size_t i = 0; i < heads.gamma.size(); ++i) {
+      const Real x_hat = heads.x[first + i] * rstd;
+      result.d_gamma[i] += result.dx[first + i] * x_hat;
+      mean += result.dx[first + i] * heads.gamma[i] * x_hat / static_cast<Real>(heads.head_size);
+    }
+    for (size_t i = 0; i < heads.gamma.size(); ++i)
+      result.dx[first + i] = rstd * (result.dx[first + i] * heads.gamma[i] - heads.x[first + i] * rstd * mean);
+  });
+  return result;
+}
+
+template <typename Real>
+Heads<Real> heads_of(const Matrix& view, const std::vector<double>& x, const std::vector<double>& gamma,
+                     const Shape& shape) {
+  return {to_real<Real>(x), to_real<Real>(gamma), shape.tokens, view.cols / shape.head_size, shape.head_size};
+}
+
+std::vector<double> rstds(const Operand& q, const Operand& k, const Shape& shape) {
+  const auto of_q = heads_of<double>(q.matrix(), q.values(), {}, shape);
+  const auto of_k = heads_of<double>(k.matrix(), k.values(), {}, shape);
+  const auto size = static_cast<size_t>(shape.head_size);
+  std::vector<double> result;
+  for (size_t row = 0; row < static_cast<size_t>(shape.batch * shape.tokens); ++row) {
+    for (size_t head = 0; head < static_cast<size_t>(shape.q_heads); ++head)
+      result.push_back(rstd_of(of_q, (row * static_cast<size_t>(shape.q_heads) + head) * size));
+    for (size_t head = 0; head < static_cast<size_t>(shape.k_heads); ++head)
+      result.push_back(rstd_of(of_k, (row * static_cast<size_t>(shape.k_heads) + head) * size));
+  }
+  return result;
+}
+
+void check_forward(Trial& trial, const Shape& shape, const Options& options, bool in_place) {
+  const int64_t rows = shape.batch * shape.tokens;
+  const int64_t k_cols = shape.k_heads * shape.head_size;
+  Operand& q = trial.in_out(options.dtype, rows, shape.q_heads * shape.head_size, 1, 3);
+  Operand& k = trial.in_out(options.dtype, rows, k_cols, 1, 1);
+  Operand& separate_q = trial.output(options.dtype, rows, q.matrix().cols, 2);
+  Operand& separate_k = trial.output(options.dtype, rows, k_cols);
+  Operand& q_out = in_place ? q : separate_q;
+  Operand& k_out = in_place ? k : separate_k;
+  const Operand& q_gamma = trial.input(options.dtype, 1, shape.head_size);
+  const Operand& k_gamma = trial.input(options.dtype, 1, shape.head_size);
+  Operand& rstd = trial.output(DType::f32, rows, shape.q_heads + shape.k_heads);
+  const std::vector<double> q_before = q.values();
+  const std::vector<double> k_before = k.values();
+  const std::vector<double> expected_rstd = rstds(q, k, shape);
+
+  QueryKeyForward op{};
+  op.sequence_length = shape.tokens;
+  op.head_size = shape.head_size;
+  op.q = q.matrix();
+  op.k = k.matrix();
+  if (options.with_norm) {
+    op.q_gamma = q_gamma.matrix();
+    op.k_gamma = k_gamma.matrix();
+    op.rstd = rstd.matrix();
+  }
+  op.eps = eps;
+  op.rotary = options.rotary;
+  op.theta = theta;
+  op.q_out = q_out.matrix();
+  op.k_out = k_out.matrix();
+  trial.run(op);
+
+  const auto compare = [&](std::string_view what, const Operand& actual, const std::vector<double>& x,
+                           const Operand& gamma) {
+    const auto expected = forward(heads_of<double>(actual.matrix(), x, gamma.values(), shape), options);
+    const auto plain = forward(heads_of<float>(actual.matrix(), x, gamma.values(), shape), options);
+    trial.expect_close(what, actual, expected, rounded(to_double(plain), options.dtype), 3, 0x1p-22);
+  };
+  compare("q_out", q_out, q_before, q_gamma);
+  compare("k_out", k_out, k_before, k_gamma);
+  if (options.with_norm) trial.expect_near("rstd", rstd, expected_rstd, 0x1p-22 * 4);
+}
+
+void check_backward(Trial& trial, const Shape& shape, const Options& options, bool accumulate) {
+  const int64_t rows = shape.batch * shape.tokens;
+  const Operand& q = trial.input(options.dtype, rows, shape.q_heads * shape.head_size, 1, 3);
+  const Operand& k = trial.input(options.dtype, rows, shape.k_heads * shape.head_size, 1, 1);
+  const Operand& q_gamma = trial.input(options.dtype, 1, shape.head_size);
+  const Operand& k_gamma = trial.input(options.dtype, 1, shape.head_size);
+  Operand& dq = trial.in_out(options.dtype, rows, q.matrix().cols, 1, 2);
+  Operand& dk = trial.in_out(options.dtype, rows, k.matrix().cols, 1, 5);
+  Operand& d_q_gamma = trial.in_out(DType::f32, 1, shape.head_size);
+  Operand& d_k_gamma = trial.in_out(DType::f32, 1, shape.head_size);
+  const Operand& rstd = trial.input(DType::f32, rows, shape.q_heads + shape.k_heads, rstds(q, k, shape));
+
+  struct Expected {
+    std::vector<double> dx, plain_dx, d_gamma, plain_d_gamma;
+  };
+  const auto expect = [&](const Operand& x, const Operand& gamma, const Operand& dy, const Operand& d_gamma) {
+    auto exact = backward(heads_of<double>(x.matrix(), x.values(), gamma.values(), shape), dy.values(), options);
+    auto plain =
+        backward(heads_of<float>(x.matrix(), x.values(), gamma.values(), shape), to_real<float>(dy.values()), options);
+    if (accumulate) {
+      for (int64_t i = 0; i < shape.head_size; ++i) {
+        exact.d_gamma[i] += d_gamma.at(0, i);
+        plain.d_gamma[i] += static_cast<float>(d_gamma.at(0, i));
+      }
+    }
+    return Expected{exact.dx, rounded(to_double(plain.dx), options.dtype), exact.d_gamma, to_double(plain.d_gamma)};
+  };
+  const Expected of_q = expect(q, q_gamma, dq, d_q_gamma);
+  const Expected of_k = expect(k, k_gamma, dk, d_k_gamma);
+
+  QueryKeyBackward op{};
+  op.sequence_length = shape.tokens;
+  op.head_size = shape.head_size;
+  op.rotary = options.rotary;
+  op.theta = theta;
+  op.dq = dq.matrix();
+  op.dk = dk.matrix();
+  op.accumulate = accumulate;
+  if (options.with_norm) {
+    op.q = q.matrix();
+    op.k = k.matrix();
+    op.q_gamma = q_gamma.matrix();
+    op.k_gamma = k_gamma.matrix();
+    op.rstd = rstd.matrix();
+    op.d_q_gamma = d_q_gamma.matrix();
+    op.d_k_gamma = d_k_gamma.matrix();
+  }
+  trial.run(op);
+  trial.expect_close("dq", dq, of_q.dx, of_q.plain_dx, 3, 0x1p-21);
+  trial.expect_close("dk", dk, of_k.dx, of_k.plain_dx, 3, 0x1p-21);
+  if (options.with_norm) {
+    trial.expect_close("d_q_gamma", d_q_gamma, of_q.d_gamma, of_q.plain_d_gamma, 3, 0x1p-21);
+    trial.expect_close("d_k_gamma", d_k_gamma, of_k.d_gamma, of_k.plain_d_gamma, 3, 0x1p-21);
+  }
+}
+
+void check_reference_gradient(Trial& trial, bool rotary) {
+  constexpr Shape shape{1, 3, 2, 1, 4};
+  const Options options{DType::f64, true, rotary};
+  const Operand& x = trial.input(DType::f64, 3, 8);
+  const std::vector<double> gamma = trial.input(DType::f64, 1, 4).values();
+  const std::vector<double> dy = trial.input(DType::f64, 3, 8).values();
+  const auto loss = [&](const std::vector<double>& moved_x, const std::vector<double>& moved_gamma) {
+    const auto y = forward(heads_of<double>(x.matrix(), moved_x, moved_gamma, shape), options);
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
+    return sum;
+  };
+  const auto gradients = backward(heads_of<double>(x.matrix(), x.values(), gamma, shape), dy, options);
+  trial.expect_true(
+      difference_from_numeric([&](const auto& moved) { return loss(moved, gamma); }, x.values(), gradients.dx) < 1e-8,
+      "dx is the derivative");
+  trial.expect_true(difference_from_numeric([&](const auto& moved) { return loss(x.values(), moved); }, gamma,
+                                            gradients.d_gamma) < 1e-8,
+                    "d_gamma is the derivative");
+}
+
+// q and k as slices of a fused QKV matrix.
+void check_slices(Trial& trial) {
+  Operand& qkv = trial.in_out(DType::f32, 6, 24);
+  const std::vector<double> before = qkv.values();
+  QueryKeyForward op{};
+  op.sequence_length = 3;
+  op.head_size = 4;
+  op.q = op.q_out = qkv.matrix().column_range(0, 12);
+  op.k = op.k_out = qkv.matrix().column_range(12, 4);
+  op.rotary = true;
+  op.theta = theta;
+  trial.run(op);
+  bool v_unchanged = true;
+  bool turned = false;
+  for (int64_t row = 0; row < 6; ++row) {
+    for (int64_t col = 0; col < 24; ++col) {
+      const bool same = qkv.at(row, col) == before[static_cast<size_t>(row * 24 + col)];
+      if (col >= 16) v_unchanged = v_unchanged && same;
+      if (col < 16 && row % 3 > 0) turned = turned || !same;
+    }
+  }
+  trial.expect_true(v_unchanged, "v is left alone");
+  trial.expect_true(turned, "q and k are turned");
+}
+
+void bench(Trial& trial, DType dtype, bool with_norm, bool backward_too) {
+  constexpr int64_t rows = 8192, tokens = 1024, size = 64, heads = 12;
+  const Matrix q = trial.input(dtype, rows, heads * size).matrix();
+  const Matrix k = trial.input(dtype, rows, heads * size).matrix();
+  const Matrix gamma = trial.input(dtype, 1, size).matrix();
+  const Matrix rstd = trial.in_out(DType::f32, rows, 2 * heads).matrix();
+  const Matrix q_out = trial.in_out(dtype, rows, heads * size).matrix();
+  const Matrix k_out = trial.in_out(dtype, rows, heads * size).matrix();
+  const Matrix none;
+  if (backward_too) {
+    const Matrix d_gamma = trial.in_out(DType::f32, 1, size).matrix();
+    trial.time(QueryKeyBackward{tokens, size, with_norm ? q : none, with_norm ? k : none, with_norm ? gamma : none,
+                                with_norm ? gamma : none, with_norm ? rstd : none, true, theta, q_out, k_out,
+                                with_norm ? d_gamma : none, with_norm ? d_gamma : none, true});
+  } else {
+    trial.time(QueryKeyForward{tokens, size, q, k, with_norm ? gamma : none, with_norm ? gamma : none, eps, true, theta,
+                               q_out, k_out, with_norm ? rstd : none});
+  }
+}
+
+void add_cases(Suite& suite) {
+  for (const Shape& shape : shapes) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const bool with_norm : {false, true}) {
+        for (const bool rotary : {false, true}) {
+          const Options options{dtype, with_norm, rotary};
+          const std::string name =
+              fmt::format("B={} T={} H={} G={} D={}{}{} C={}", shape.batch, shape.tokens, shape.q_heads, shape.k_heads,
+                          shape.head_size, with_norm ? " norm" : "", rotary ? " rotary" : "", dtype_name(dtype));
+          suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, shape, options, false); });
+          if (!with_norm)
+            suite.add<QueryKeyForward>(name + " in place", [=](Trial& t) { check_forward(t, shape, options, true); });
+          suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, shape, options, false); });
+          suite.add<QueryKeyBackward>(name + " adding", [=](Trial& t) { check_backward(t, shape, options, true); });
+        }
+      }
+    }
+  }
+  suite.add<QueryKeyForward>("slices of a QKV matrix", check_slices);
+  suite.add<QueryKeyForward>("odd heads without rotary", [](Trial& t) {
+    check_forward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false}, false);
+  });
+  suite.add<QueryKeyBackward>("odd heads without rotary", [](Trial& t) {
+    check_backward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false}, false);
+  });
+  for (const bool rotary : {false, true})
+    suite.add<QueryKeyBackward>(fmt::format("derivative{}", rotary ? " rotary" : ""),
+                                [=](Trial& t) { check_reference_gradient(t, rotary); });
+  suite.add<QueryKeyForward>("rejections", [](Trial& t) {
+    const Operand& q = t.input(DType::f32, 2, 6);
+    Operand& out = t.output(DType::f32, 2, 6);
+    QueryKeyForward op{};
+    op.sequence_length = 2;
+    op.head_size = 3;
+    op.q = op.k = q.matrix();
+    op.q_out = op.k_out = out.matrix();
+    op.rotary = true;
+    op.theta = theta;
+    t.expect_rejected(op, "rotary with an odd head size");
+  });
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool with_norm : {false, true}) {
+      const std::string name =
+          fmt::format("N=8192 H=G=12 D=64 rotary{} C={}", with_norm ? " norm" : "", dtype_name(dtype));
+      suite.add_bench<QueryKeyForward>(name, [=](Trial& t) { bench(t, dtype, with_norm, false); });
+      suite.add_bench<QueryKeyBackward>(name, [=](Trial& t) { bench(t, dtype, with_norm, true); });
+    }
+  }
+}
+
+const Registration registration(add_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test

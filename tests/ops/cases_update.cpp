@@ -1,0 +1,281 @@
+// The norm of the gradients, the decision to update, AdamW, and Cast.
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+constexpr double beta1 = 0.9, beta2 = 0.95;
+
+// Segments with gaps between them, of one element, and of more than one of the chunks that threads share.
+std::vector<AdamW::Segment> segments_of(int64_t size) {
+  return {{0, 1, 1}, {64, 13, 0}, {128, size, 1}, {size + 192, 31, 0}};
+}
+
+int64_t elements_of(int64_t size) { return size + 256; }
+
+void check_squared_norm(Trial& trial, int64_t size) {
+  std::vector<SquaredNorm::Segment> segments;
+  for (const auto& segment : segments_of(size)) segments.push_back({segment.offset, segment.count});
+  const Operand& gradients = trial.input(DType::f32, 1, elements_of(size), 3);
+  const auto count = static_cast<int64_t>(segments.size());
+  Operand& partials = trial.output(DType::f64, 1, count);
+  trial.run(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)), count,
+                        gradients.matrix(), partials.matrix()});
+  std::vector<double> expected;
+  for (const auto& segment : segments) {
+    long double sum = 0;
+    for (int64_t i = 0; i < segment.count; ++i) {
+      const long double value = gradients.at(0, segment.offset + i);
+      sum += value * value;
+    }
+    expected.push_back(static_cast<double>(sum));
+  }
+  // Sums of positive numbers in f64: the relative error is below the number of additions times 2^-53.
+  trial.expect_near("partials", partials, expected, static_cast<double>(size) * 0x1p-53 * expected[2]);
+}
+
+void check_large_gradients(Trial& trial) {
+  const Operand& gradients = trial.input(DType::f32, 1, 3, std::vector<double>{3e30, 4e30, 0});
+  Operand& partials = trial.output(DType::f64, 1, 1);
+  const std::vector<SquaredNorm::Segment> segments{{0, 3}};
+  trial.run(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)), 1, gradients.matrix(),
+                        partials.matrix()});
+  trial.expect_true(std::abs(std::sqrt(partials.at(0, 0)) / 5e30 - 1) < 1e-6, "squares that f32 cannot hold");
+}
+
+StepState prepare(Trial& trial, const std::vector<double>& partials, double clip_norm, StepState state) {
+  const Operand& values = trial.input(DType::f64, 1, static_cast<int64_t>(partials.size()), partials);
+  Operand& device_state = trial.in_out_value(state);
+  trial.run(PrepareUpdate{values.matrix(), clip_norm, beta1, beta2, Trial::pointer<StepState>(device_state)});
+  return Trial::value<StepState>(device_state);
+}
+
+void check_prepare_update(Trial& trial) {
+  StepState before;
+  before.loss_sum = 12;
+  before.updates = 4;
+  const StepState clipped = prepare(trial, {9, 7, 9}, 2, before);
+  trial.expect_true(clipped.squared_norm == 25, "squared_norm is the sum of partials");
+  trial.expect_true(clipped.gradient_scale == 0.4F, "gradient_scale is clip_norm / norm");
+  trial.expect_true(clipped.skip == 0 && clipped.updates == 5, "a finite step counts");
+  trial.expect_true(clipped.loss_sum == 12, "loss_sum is kept");
+  trial.expect_true(clipped.bias_correction1 == static_cast<float>(1 - std::pow(beta1, 5)), "bias_correction1");
+  trial.expect_true(clipped.bias_correction2 == static_cast<float>(1 - std::pow(beta2, 5)), "bias_correction2");
+  trial.expect_true(prepare(trial, {16}, 5, before).gradient_scale == 1, "a norm below the limit is left");
+  trial.expect_true(prepare(trial, {16}, 0, before).gradient_scale == 1, "clip_norm 0 means no clipping");
+  trial.expect_true(prepare(trial, {0}, 1, before).gradient_scale == 1, "a norm of 0");
+}
+
+void check_skip(Trial& trial) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  StepState before;
+  before.updates = 4;
+  before.bias_correction1 = 0.5F;
+  before.bias_correction2 = 0.25F;
+  const auto expect_skipped = [&](const StepState& after, std::string_view why) {
+    trial.expect_true(after.skip == 1, why);
+    trial.expect_true(after.updates == 4 && after.bias_correction1 == 0.5F && after.bias_correction2 == 0.25F,
+                      "what is kept from step to step does not change");
+  };
+  expect_skipped(prepare(trial, {1, infinity}, 1, before), "an infinite gradient");
+  expect_skipped(prepare(trial, {std::nan(""), 1}, 1, before), "a NaN gradient");
+  before.loss_sum = std::nan("");
+  expect_skipped(prepare(trial, {1}, 1, before), "a NaN loss");
+  before.loss_sum = infinity;
+  expect_skipped(prepare(trial, {1}, 1, before), "an infinite loss");
+}
+
+struct Buffers {
+  const Operand& gradients;
+  Operand& master;
+  Operand& exp_avg;
+  Operand& exp_avg_sq;
+  Operand& weights;
+};
+
+Buffers make_buffers(Trial& trial, int64_t elements, DType weights) {
+  Buffers buffers{trial.input(DType::f32, 1, elements), trial.in_out(DType::f32, 1, elements),
+                  trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
+                  trial.in_out(weights, 1, elements)};
+  for (int64_t i = 0; i < elements; ++i) buffers.exp_avg_sq.set(0, i, std::abs(buffers.exp_avg_sq.at(0, i)));
+  return buffers;
+}
+
+template <typename Real>
+struct Moments {
+  std::vector<Real> master, exp_avg, exp_avg_sq;
+};
+
+template <typename Real>
+Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& segments, const AdamW& op,
+                    const StepState& state) {
+  Moments<Real> result{to_real<Real>(buffers.master.values()), to_real<Real>(buffers.exp_avg.values()),
+                       to_real<Real>(buffers.exp_avg_sq.values())};
+  const auto lr = static_cast<Real>(state.learning_rate);
+  for (const auto& segment : segments) {
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const Real g = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
+      Real& m = result.exp_avg[i];
+      Real& v = result.exp_avg_sq[i];
+      Real& w = result.master[i];
+      m = static_cast<Real>(op.beta1) * m + static_cast<Real>(1 - op.beta1) * g;
+      v = static_cast<Real>(op.beta2) * v + static_cast<Real>(1 - op.beta2) * g * g;
+      const Real m_hat = m / static_cast<Real>(state.bias_correction1);
+      const Real v_hat = v / static_cast<Real>(state.bias_correction2);
+      const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) * w : Real{0};
+      w -= lr * (m_hat / (std::sqrt(v_hat) + static_cast<Real>(op.eps)) + decay);
+    }
+  }
+  return result;
+}
+
+void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weights, bool skip) {
+  const std::vector<AdamW::Segment> segments = segments_of(size);
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 0.3F;
+  state.skip = skip ? 1 : 0;
+  state.bias_correction1 = 0.271F;
+  state.bias_correction2 = 0.142625F;
+  const Buffers buffers = make_buffers(trial, elements_of(size), weights_dtype);
+  AdamW op{};
+  op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
+  op.num_segments = static_cast<int64_t>(segments.size());
+  op.beta1 = beta1;
+  op.beta2 = beta2;
+  op.eps = 1e-8;
+  op.weight_decay = 0.1;
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = buffers.gradients.matrix();
+  op.master = buffers.master.matrix();
+  op.exp_avg = buffers.exp_avg.matrix();
+  op.exp_avg_sq = buffers.exp_avg_sq.matrix();
+  if (with_weights) op.weights = buffers.weights.matrix();
+
+  const std::vector<AdamW::Segment> updated = skip ? std::vector<AdamW::Segment>{} : segments;
+  const auto expected = adamw<double>(buffers, updated, op, state);
+  const auto plain = adamw<float>(buffers, updated, op, state);
+  std::vector<double> weights = buffers.weights.values();
+  trial.run(op);
+  // The reference also holds what lies between segments, which must not change.
+  trial.expect_close("master", buffers.master, expected.master, to_double(plain.master));
+  trial.expect_close("exp_avg", buffers.exp_avg, expected.exp_avg, to_double(plain.exp_avg), 3, 0x1p-24);
+  trial.expect_close("exp_avg_sq", buffers.exp_avg_sq, expected.exp_avg_sq, to_double(plain.exp_avg_sq), 3, 0x1p-24);
+  if (with_weights) {
+    for (const auto& segment : updated)
+      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i)
+        weights[i] = rounded(buffers.master.at(0, i), weights_dtype);
+  }
+  trial.expect_equal("weights", buffers.weights, weights);
+}
+
+void check_cast(Trial& trial, DType from_dtype, DType to_dtype, int64_t rows, int64_t cols) {
+  const Operand& from = trial.input(from_dtype, rows, cols, 100, 3);
+  Operand& to = trial.output(to_dtype, rows, cols, 1);
+  trial.run(Cast{from.matrix(), to.matrix()});
+  trial.expect_equal("to", to, rounded(from.values(), to_dtype));
+}
+
+// Ties go to even, the largest floats to infinity, NaN stays NaN.
+void check_cast_rounding(Trial& trial) {
+  const std::vector<double> values{1 + 0x1p-8,
+                                   1 + 3 * 0x1p-8,
+                                   -(1 + 0x1p-8),
+                                   1 + 0x1p-8 + 0x1p-23,
+                                   static_cast<double>(std::numeric_limits<float>::max()),
+                                   std::numeric_limits<double>::infinity(),
+                                   0x1p-133,
+                                   -0.0};
+  const std::vector<double> expected{1,
+                                     1 + 0x1p-6,
+                                     -1,
+                                     1 + 0x1p-7,
+                                     std::numeric_limits<double>::infinity(),
+                                     std::numeric_limits<double>::infinity(),
+                                     0x1p-133,
+                                     0};
+  const auto count = static_cast<int64_t>(values.size());
+  Operand& to = trial.output(DType::bf16, 1, count);
+  trial.run(Cast{trial.input(DType::f32, 1, count, values).matrix(), to.matrix()});
+  trial.expect_equal("to", to, expected);
+  const Operand& nans = trial.input(DType::f32, 1, 40, std::vector<double>(40, std::nan("")));
+  Operand& of_nans = trial.in_out(DType::bf16, 1, 40);
+  trial.run(Cast{nans.matrix(), of_nans.matrix()});
+  for (const double value : of_nans.values()) trial.expect_true(std::isnan(value), "NaN stays NaN");
+}
+
+void add_update_cases(Suite& suite) {
+  for (const int64_t size : {1, 17, 1000, 100003}) {
+    const std::string name = fmt::format("segment of {}", size);
+    suite.add<SquaredNorm>(name, [=](Trial& t) { check_squared_norm(t, size); });
+    suite.add<AdamW>(name + " f32", [=](Trial& t) { check_adamw(t, size, DType::f32, false, false); });
+    suite.add<AdamW>(name + " bf16 weights", [=](Trial& t) { check_adamw(t, size, DType::bf16, true, false); });
+  }
+  suite.add<AdamW>("skipped", [](Trial& t) { check_adamw(t, 100, DType::bf16, true, true); });
+  suite.add<SquaredNorm>("large gradients", check_large_gradients);
+  suite.add<PrepareUpdate>("clipping and bias corrections", check_prepare_update);
+  suite.add<PrepareUpdate>("steps that are not finite", check_skip);
+  for (const DType from : {DType::f32, DType::bf16}) {
+    for (const DType to : {DType::f32, DType::bf16}) {
+      for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 129}, {1, 40003}}) {
+        const auto n = rows, c = cols;
+        suite.add<Cast>(fmt::format("[{}, {}] {} to {}", n, c, dtype_name(from), dtype_name(to)),
+                        [=](Trial& t) { check_cast(t, from, to, n, c); });
+      }
+    }
+  }
+  suite.add<Cast>("rounding", check_cast_rounding);
+  suite.add<Cast>("rejections", [](Trial& t) {
+    const Operand& from = t.input(DType::f32, 2, 3);
+    Operand& to = t.output(DType::bf16, 3, 2);
+    t.expect_rejected(Cast{from.matrix(), to.matrix()}, "another shape");
+    Operand& f64 = t.output(DType::f64, 2, 3);
+    t.expect_rejected(Cast{from.matrix(), f64.matrix()}, "a dtype that nothing trains in");
+  });
+}
+
+void add_benches(Suite& suite) {
+  constexpr int64_t elements = 40'000'000;
+  suite.add_bench<SquaredNorm>("40 M gradients", [](Trial& t) {
+    const std::vector<SquaredNorm::Segment> segments{{0, elements}};
+    t.time(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)), 1,
+                       t.output(DType::f32, 1, elements).matrix(), t.output(DType::f64, 1, 1).matrix()});
+  });
+  for (const bool with_weights : {false, true}) {
+    suite.add_bench<AdamW>(fmt::format("40 M elements{}", with_weights ? ", bf16 weights" : ""), [=](Trial& t) {
+      const std::vector<AdamW::Segment> segments{{0, elements, 1}};
+      StepState state;
+      state.learning_rate = 1e-3F;
+      state.gradient_scale = state.bias_correction1 = state.bias_correction2 = 1;
+      const std::vector<double> zeros(static_cast<size_t>(elements));
+      AdamW op{};
+      op.segments = Trial::pointer<const AdamW::Segment>(t.input_array(segments));
+      op.num_segments = 1;
+      op.beta1 = beta1;
+      op.beta2 = beta2;
+      op.eps = 1e-8;
+      op.state = Trial::pointer<const StepState>(t.in_out_value(state));
+      op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
+      op.master = t.input(DType::f32, 1, elements, zeros).matrix();
+      op.exp_avg = t.input(DType::f32, 1, elements, zeros).matrix();
+      op.exp_avg_sq = t.input(DType::f32, 1, elements, zeros).matrix();
+      if (with_weights) op.weights = t.output(DType::bf16, 1, elements).matrix();
+      t.time(op);
+    });
+  }
+  suite.add_bench<Cast>("40 M elements f32 to bf16", [](Trial& t) {
+    const std::vector<double> zeros(static_cast<size_t>(elements));
+    t.time(Cast{t.input(DType::f32, 1, elements, zeros).matrix(), t.output(DType::bf16, 1, elements).matrix()});
+  });
+}
+
+const Registration updates(add_update_cases);
+const Registration benches(add_benches);
+
+}  // namespace
+}  // namespace gptrain::ops_test

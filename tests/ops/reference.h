@@ -1,0 +1,57 @@
+// What the cases share: roundings, an independent dropout, and checks of analytic gradients.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "harness.h"
+
+namespace gptrain::ops_test {
+
+// dtypes of compute and of the residual stream.
+struct DTypes {
+  DType compute;
+  DType residual;
+};
+
+inline constexpr std::array dtype_pairs{DTypes{DType::f32, DType::f32}, DTypes{DType::bf16, DType::bf16},
+                                        DTypes{DType::bf16, DType::f32}};
+
+std::string name_of(const DTypes& dtypes);  // "C=bf16 R=f32"
+
+double rounded(double value, DType dtype);
+std::vector<double> rounded(std::vector<double> values, DType dtype);
+
+template <typename Real>
+std::vector<Real> to_real(const std::vector<double>& values) {
+  return std::vector<Real>(values.begin(), values.end());
+}
+
+template <typename Real>
+std::vector<double> to_double(const std::vector<Real>& values) {
+  return std::vector<double>(values.begin(), values.end());
+}
+
+// Philox4x32-10 by its definition (SC 2011), with 64-bit products.
+std::array<uint32_t, 4> reference_philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// Dropout with what the reference needs to know of it. Sample numbers above 2^32 use both halves.
+struct DropoutCase {
+  DropoutCase(Trial& trial, double p, int64_t batch, int64_t sequence_length);
+
+  // 0 or 1 / (1 - p) for an element of an [N, cols] operand.
+  double factor(int64_t row, int64_t column) const;
+
+  Dropout dropout;
+  int64_t sequence_length;
+  std::vector<int64_t> sample_ids;
+};
+
+// The largest difference between `gradient` and central differences of `function` at x, relative to the largest element
+// of the gradient (or 1, if that is larger).
+double difference_from_numeric(const std::function<double(const std::vector<double>&)>& function,
+                               const std::vector<double>& x, const std::vector<double>& gradient);
+
+}  // namespace gptrain::ops_test
