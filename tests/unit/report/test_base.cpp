@@ -1,6 +1,10 @@
 // The parts of base that the files and lines of this area rest on.
 #include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <functional>
 #include <memory>
+#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/error.h"
@@ -10,6 +14,28 @@
 #include "temporary_folder.h"
 
 using namespace gptrain;
+
+namespace {
+
+// What `write` leaves on a terminal.
+std::string on_terminal(const std::function<void(std::FILE*)>& write) {
+  const int controller = ::posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE(controller >= 0);
+  REQUIRE(::grantpt(controller) == 0);
+  REQUIRE(::unlockpt(controller) == 0);
+  std::FILE* terminal = std::fopen(::ptsname(controller), "w");
+  REQUIRE(terminal != nullptr);
+  write(terminal);
+  std::fflush(terminal);
+  char text[4096];
+  const ssize_t bytes = ::read(controller, text, sizeof(text));
+  std::fclose(terminal);
+  ::close(controller);
+  REQUIRE(bytes >= 0);
+  return {text, static_cast<size_t>(bytes)};
+}
+
+}  // namespace
 
 TEST_CASE("CRC-32C gives the known answers, with and without the processor's instruction") {
   const std::string digits = "123456789", zeros(32, '\0'), ones(32, '\xff');
@@ -104,4 +130,24 @@ TEST_CASE("Progress in a log is not a line for each update, and ends with one") 
   CHECK(text.find("verifying: 1.00k in ") == 0);
   CHECK(text.find('\n') == text.size() - 1);
   CHECK(text.find('\r') == std::string::npos);
+}
+
+TEST_CASE("Progress on a terminal is a bar that the last line replaces") {
+  const std::string text = on_terminal([](std::FILE* terminal) {
+    Progress progress("verifying", 1000, ProgressUnit::items, terminal);
+    for (int64_t done = 500; done < 1000; ++done) progress.update(done);
+    progress.finish();
+  });
+  CHECK(text.find("\rverifying [============>           ]  50% 500/1.00k eta ") == 0);
+  const size_t last = text.rfind("\rverifying: 1.00k in ");
+  REQUIRE(last != std::string::npos);
+  CHECK(text.find('\n') == text.size() - 1);
+}
+
+TEST_CASE("A bar that is left by an error gives its line back") {
+  const std::string text = on_terminal([](std::FILE* terminal) {
+    Progress("verifying", 10, ProgressUnit::items, terminal).update(5);
+    std::fputs("error", terminal);
+  });
+  CHECK(text.find("\033[K\r\nerror") != std::string::npos);
 }
