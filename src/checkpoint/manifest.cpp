@@ -146,7 +146,14 @@ std::string format_manifest(const StoredManifest& stored) {
     throw Error(ExitCode::checkpoint, "cannot write a manifest: the config or a name in it is not valid UTF-8");
   }
   text.resize(text.size() - 2);  // "\n}", which the tail brings
-  return text + format_tail(crc32c(text.data(), text.size()));
+  text += format_tail(crc32c(text.data(), text.size()));
+  try {
+    // A manifest that could not be read again (a negative count) would be a checkpoint lost.
+    parse_manifest(text);
+  } catch (const Error& e) {
+    throw Error(e.code(), "cannot write a manifest: {}", e.what());
+  }
+  return text;
 }
 
 void write_manifest(const std::filesystem::path& checkpoint, const StoredManifest& stored) {

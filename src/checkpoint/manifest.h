@@ -26,7 +26,8 @@ struct StoredManifest {
   std::vector<FileRecord> files;
 };
 
-// JSON that ends with the CRC-32C of all that stands before it. Throws Error(checkpoint) for text that is not UTF-8.
+// JSON that ends with the CRC-32C of all that stands before it. Throws Error(checkpoint) for what cannot be
+// read again: text that is not UTF-8, a negative count.
 std::string format_manifest(const StoredManifest& stored);
 
 // Writes CHECKPOINT/manifest.json, durably.
