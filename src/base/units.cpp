@@ -53,7 +53,7 @@ std::string format_grouped(int64_t number) {
   const size_t first = number < 0 ? 1 : 0;
   for (size_t i = digits.size(); i > first + 3;) {
     i -= 3;
-    digits.insert(i, ",");
+    digits.insert(i, 1, ',');
   }
   return digits;
 }

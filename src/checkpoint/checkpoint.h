@@ -2,8 +2,10 @@
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" of f32; each one's box in the
-//   global tensor in __metadata__ manifest.json            version, step, samples, ..., config, files with size and
-//   checksum
+//                            global tensor in __metadata__
+//   manifest.json            version, step, samples, ..., config, files with size and checksum
+// FORMAT.md describes both byte by byte.
+//
 // A checkpoint is complete when its manifest is there: it is written in a temporary folder (".tmp-step-..."), every
 // file synced, the manifest last, the folder renamed, its parent synced. A crash at any moment leaves the newest
 // complete checkpoint as it was.
@@ -66,8 +68,9 @@ void verify_checkpoint(const std::filesystem::path& checkpoint);
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
 
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Leftover temporary folders are removed. Deletion removes the manifest first, so that a crash never leaves
-// a damaged "complete" checkpoint. Never throws for a folder it cannot delete: returns a warning text, else empty.
+// (0: none). Leftover temporary folders are removed. Deletion first renames to a temporary folder, so that a crash
+// never leaves a damaged "complete" checkpoint. Never throws for a folder it cannot delete: returns a warning text,
+// else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
 
 // What `checkpoint inspect` prints: step, samples, parameters, files, and a table of tensors with shape and dtype.

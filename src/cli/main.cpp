@@ -1,1 +1,35 @@
-int main() { return 0; }
+#include <exception>
+
+#include "base/version.h"
+#include "cli/commands.h"
+
+int main(int argc, char** argv) {
+  using gptrain::ExitCode;
+  CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
+  app.set_version_flag("--version", gptrain::version);
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+  app.footer(
+      "Exit codes: 0 finished, 2 bad command line or config, 3 bad data, 4 bad checkpoint,\n"
+      "5 device or communication failure, 6 training diverged, 75 stopped by a signal after saving.");
+  ExitCode result = ExitCode::finished;
+  gptrain::add_train_command(app, result);
+  gptrain::add_data_commands(app);
+  gptrain::add_checkpoint_commands(app);
+  gptrain::add_generate_command(app);
+  gptrain::add_config_commands(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are reported through the same exception, with code 0.
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
+  } catch (const gptrain::Error& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "gptrain: {}\n", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "gptrain: the machine is out of memory\n");
+    return static_cast<int>(ExitCode::device);
+  }
+  return static_cast<int>(result);
+}

@@ -44,7 +44,8 @@ class Communicator {
 };
 
 // A group whose ranks are threads of this process: element r is rank r's handle. The group lives as long as any handle.
-// size >= 1; a group of one moves nothing.
+// size >= 1; a group of one moves nothing. A handle belongs in its thread: destroying it tells the peers that the rank
+// is gone, and whoever still needs it, or waits when every rank waits, gets Error(device) instead of waiting for ever.
 std::vector<std::unique_ptr<Communicator>> make_local_group(int size);
 
 }  // namespace gptrain

@@ -1,4 +1,5 @@
-// What a run writes for people and tools: the step line, OUT/metrics.jsonl, OUT/tb/ and OUT/report.html.
+// What a run writes for people and tools: the step line, OUT/metrics.jsonl and OUT/tb/.
+// OUT/report.html is made from them by report/run_page.h.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,9 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 
 // Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl (through
 // a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
-// afresh: existing files are moved aside to *.old-N, never overwritten. Throws Error(usage) when a file cannot be
-// written. Each record is flushed whole, so a killed run leaves at most one cut line, which the next resume drops.
+// afresh: existing files (report.html among them) are moved aside to *.old-N, never overwritten. Throws Error(usage)
+// when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, which the
+// next resume drops.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& out, int64_t resume_step);
@@ -44,10 +46,5 @@ class MetricsWriter {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Writes OUT/report.html from OUT/metrics.jsonl: one self-contained page (no network, no script library) with plots of
-// loss (training and validation), learning rate, gradient norm, throughput and memory over steps, a summary table and
-// the run's config. Atomic (temporary file, rename).
-void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text);
 
 }  // namespace gptrain

@@ -1,0 +1,82 @@
+#include "base/output_file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+[[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error_number) {
+  throw Error(ExitCode::usage, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
+}
+
+int open_flags(OutputFile::Mode mode) {
+  switch (mode) {
+    case OutputFile::Mode::append:
+      return O_APPEND | O_CREAT;
+    case OutputFile::Mode::overwrite:
+      return O_TRUNC | O_CREAT;
+    case OutputFile::Mode::create:
+      return O_EXCL | O_CREAT;
+  }
+  return 0;
+}
+
+// A rename is on disk only when its folder is. Some file systems refuse to sync a folder; the rename still holds there.
+void sync_folder(const std::filesystem::path& folder) {
+  const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);
+  ::close(descriptor);
+}
+
+std::filesystem::path temporary_path(std::filesystem::path path) { return path += ".tmp"; }
+
+}  // namespace
+
+OutputFile::OutputFile(std::filesystem::path path, Mode mode) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail("open", path_, errno);
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+void OutputFile::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("write", path_, errno);
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+void OutputFile::sync() {
+  if (::fsync(descriptor_) != 0) fail("sync", path_, errno);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite) {}
+
+AtomicFile::~AtomicFile() {
+  if (!committed_) ::unlink(temporary_.path().c_str());
+}
+
+void AtomicFile::commit() {
+  temporary_.sync();
+  if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail("replace", path_, errno);
+  committed_ = true;
+  sync_folder(path_.parent_path());
+}
+
+}  // namespace gptrain

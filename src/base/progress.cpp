@@ -1,0 +1,109 @@
+#include "base/progress.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <utility>
+
+#include "base/units.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::chrono::milliseconds kBarInterval{100};
+constexpr std::chrono::seconds kLineInterval{5};
+constexpr int64_t kBarWidth = 24;
+constexpr const char* kClearToEndOfLine = "\033[K";
+
+std::string format_amount(double amount, ProgressUnit unit) {
+  return unit == ProgressUnit::bytes ? format_bytes(amount) : format_count(amount);
+}
+
+std::string format_eta(int64_t done, int64_t total, double elapsed_seconds) {
+  if (done <= 0) return "-";
+  return format_duration(elapsed_seconds / static_cast<double>(done) *
+                         static_cast<double>(std::max(total - done, int64_t{0})));
+}
+
+int64_t share_of(int64_t parts, int64_t done, int64_t total) {
+  const double share = static_cast<double>(done) / static_cast<double>(total);
+  return static_cast<int64_t>(static_cast<double>(parts) * std::clamp(share, 0.0, 1.0));
+}
+
+}  // namespace
+
+std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
+                                double elapsed_seconds) {
+  const std::string amount = format_amount(static_cast<double>(done), unit);
+  if (total <= 0) return fmt::format("{} {} in {}", label, amount, format_duration(elapsed_seconds));
+  std::string bar(static_cast<size_t>(share_of(kBarWidth, done, total)), '=');
+  if (done < total) bar += '>';
+  return fmt::format("{} [{:<{}}] {:3}% {}/{} eta {}", label, bar, kBarWidth, share_of(100, done, total), amount,
+                     format_amount(static_cast<double>(total), unit), format_eta(done, total, elapsed_seconds));
+}
+
+std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
+                                 double elapsed_seconds) {
+  const std::string amount = format_amount(static_cast<double>(done), unit);
+  if (total <= 0) return fmt::format("{}: {} in {}", label, amount, format_duration(elapsed_seconds));
+  return fmt::format("{}: {}% ({} of {}), eta {}", label, share_of(100, done, total), amount,
+                     format_amount(static_cast<double>(total), unit), format_eta(done, total, elapsed_seconds));
+}
+
+std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds) {
+  std::string text = fmt::format("{}: {} in {}", label, format_amount(static_cast<double>(done), unit),
+                                 format_duration(elapsed_seconds));
+  if (elapsed_seconds > 0)
+    text += fmt::format(" ({}/s)", format_amount(static_cast<double>(done) / elapsed_seconds, unit));
+  return text;
+}
+
+Progress::Progress(std::string label, int64_t total, ProgressUnit unit, std::FILE* stream)
+    : label_(std::move(label)),
+      total_(total),
+      unit_(unit),
+      stream_(stream),
+      is_terminal_(::isatty(::fileno(stream)) == 1),
+      start_(Clock::now()),
+      next_output_(is_terminal_ ? start_ : start_ + kLineInterval) {}
+
+Progress::~Progress() {
+  if (bar_is_open_) std::fputc('\n', stream_);
+}
+
+void Progress::update(int64_t done) {
+  done_ = done;
+  const Clock::time_point now = Clock::now();
+  if (finished_ || now < next_output_) return;
+  if (is_terminal_) {
+    draw_bar(now);
+  } else {
+    fmt::print(stream_, "{}\n", format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now)));
+    std::fflush(stream_);
+  }
+  next_output_ = now + (is_terminal_ ? Clock::duration(kBarInterval) : Clock::duration(kLineInterval));
+}
+
+void Progress::finish() {
+  if (std::exchange(finished_, true)) return;
+  const Clock::time_point now = Clock::now();
+  if (total_ > 0) done_ = total_;
+  // On a terminal the last line takes the place of the bar.
+  fmt::print(stream_, "{}{}{}\n", is_terminal_ ? "\r" : "",
+             format_progress_end(label_, done_, unit_, elapsed_seconds(now)), is_terminal_ ? kClearToEndOfLine : "");
+  bar_is_open_ = false;
+  std::fflush(stream_);
+}
+
+double Progress::elapsed_seconds(Clock::time_point now) const {
+  return std::chrono::duration<double>(now - start_).count();
+}
+
+void Progress::draw_bar(Clock::time_point now) {
+  fmt::print(stream_, "\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now)),
+             kClearToEndOfLine);
+  std::fflush(stream_);
+  bar_is_open_ = true;
+}
+
+}  // namespace gptrain

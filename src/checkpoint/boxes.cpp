@@ -1,0 +1,121 @@
+#include "checkpoint/boxes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <numeric>
+
+namespace gptrain {
+namespace {
+
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d > 1; --d) strides[d - 2] = strides[d - 1] * shape[d - 1];
+  return strides;
+}
+
+}  // namespace
+
+std::optional<int64_t> num_elements(const std::vector<int64_t>& shape) {
+  int64_t product = 1;
+  for (const int64_t dim : shape) {
+    if (dim < 0 || __builtin_mul_overflow(product, dim, &product)) return std::nullopt;
+  }
+  return product;
+}
+
+std::string join_numbers(const std::vector<int64_t>& numbers, std::string_view separator) {
+  std::string text;
+  for (const int64_t number : numbers) {
+    if (!text.empty()) text += separator;
+    text += std::to_string(number);
+  }
+  return text;
+}
+
+std::string format_shape(const std::vector<int64_t>& shape) { return fmt::format("[{}]", join_numbers(shape, ", ")); }
+
+bool is_inside(const Box& box, const std::vector<int64_t>& global_shape) {
+  if (box.offset.size() != global_shape.size() || box.shape.size() != global_shape.size()) return false;
+  for (size_t d = 0; d < global_shape.size(); ++d) {
+    if (box.offset[d] < 0 || box.shape[d] < 0 || box.offset[d] > global_shape[d]) return false;
+    if (box.shape[d] > global_shape[d] - box.offset[d]) return false;
+  }
+  return true;
+}
+
+std::optional<Box> intersect(const Box& a, const Box& b) {
+  Box shared;
+  for (size_t d = 0; d < a.shape.size(); ++d) {
+    const int64_t begin = std::max(a.offset[d], b.offset[d]);
+    const int64_t end = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
+    if (begin >= end) return std::nullopt;
+    shared.offset.push_back(begin);
+    shared.shape.push_back(end - begin);
+  }
+  return shared;
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes) {
+  const auto first_row = [&](size_t i) { return boxes[i].offset.empty() ? 0 : boxes[i].offset[0]; };
+  const auto end_row = [&](size_t i) { return boxes[i].offset.empty() ? 1 : boxes[i].offset[0] + boxes[i].shape[0]; };
+  std::vector<size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return first_row(i) < first_row(j); });
+  // Only boxes whose rows meet are compared, so that a tensor in thousands of row blocks takes no quadratic time.
+  for (size_t i = 0; i < order.size(); ++i) {
+    for (size_t j = i + 1; j < order.size() && first_row(order[j]) < end_row(order[i]); ++j) {
+      if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
+    }
+  }
+  return std::nullopt;
+}
+
+BoxCopy::BoxCopy(const Box& source, const Box& target, float* target_data) : target_data_(target_data) {
+  const auto shared = intersect(source, target);
+  if (!shared) return;
+  pending_ = true;
+  const auto source_strides = row_major_strides(source.shape);
+  const auto target_strides = row_major_strides(target.shape);
+  for (size_t d = 0; d < source.shape.size(); ++d) {
+    source_at_ += (shared->offset[d] - source.offset[d]) * source_strides[d];
+    target_at_ += (shared->offset[d] - target.offset[d]) * target_strides[d];
+  }
+  // The innermost dims form one run as far as the shared part is as wide as both boxes, and one dim more.
+  size_t loops = source.shape.size();
+  bool contiguous = true;
+  while (loops > 0 && contiguous) {
+    --loops;
+    run_ *= shared->shape[loops];
+    contiguous = shared->shape[loops] == source.shape[loops] && shared->shape[loops] == target.shape[loops];
+  }
+  for (size_t d = 0; d < loops; ++d) loops_.push_back({shared->shape[d], 0, source_strides[d], target_strides[d]});
+}
+
+void BoxCopy::feed(int64_t first, const float* elements, int64_t count) {
+  while (pending_) {
+    const int64_t begin = source_at_ + copied_;
+    if (begin >= first + count) return;
+    const int64_t n = std::min(run_ - copied_, first + count - begin);
+    std::memcpy(target_data_ + target_at_ + copied_, elements + (begin - first),
+                static_cast<size_t>(n) * sizeof(float));
+    copied_ += n;
+    if (copied_ == run_) next_run();
+  }
+}
+
+void BoxCopy::next_run() {
+  copied_ = 0;
+  for (size_t d = loops_.size(); d > 0; --d) {
+    Loop& loop = loops_[d - 1];
+    source_at_ += loop.source_stride;
+    target_at_ += loop.target_stride;
+    if (++loop.index < loop.count) return;
+    source_at_ -= loop.count * loop.source_stride;
+    target_at_ -= loop.count * loop.target_stride;
+    loop.index = 0;
+  }
+  pending_ = false;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,70 @@
+// Boxes of a global tensor: what a checkpoint's slices are, and how one layout's slices fill another's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gptrain {
+
+// Elements offset[d] <= i[d] < offset[d] + shape[d] of a global tensor. No dims: the one element of a scalar.
+struct Box {
+  std::vector<int64_t> offset;
+  std::vector<int64_t> shape;
+};
+
+// Product of the dims; nothing if one is negative or if the product does not fit.
+std::optional<int64_t> num_elements(const std::vector<int64_t>& shape);
+
+// "768,2304"
+std::string join_numbers(const std::vector<int64_t>& numbers, std::string_view separator);
+
+// "[768, 2304]"
+std::string format_shape(const std::vector<int64_t>& shape);
+
+// Whether offset and shape have the tensor's number of dims and lie inside it.
+bool is_inside(const Box& box, const std::vector<int64_t>& global_shape);
+
+// What two boxes of one tensor share; nothing if that has no elements.
+std::optional<Box> intersect(const Box& a, const Box& b);
+
+// Two boxes that share an element, as positions in the list, if there are such.
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
+
+// Copies what a source box shares with a target box, while the source's elements arrive from front to back in pieces.
+// Both boxes are stored in row-major order.
+class BoxCopy {
+ public:
+  // `target_data` holds the target box; the caller owns it.
+  BoxCopy(const Box& source, const Box& target, float* target_data);
+
+  // Whether anything is left to copy.
+  bool pending() const { return pending_; }
+
+  // The source's elements [first, first + count), the pieces in order and without gaps.
+  void feed(int64_t first, const float* elements, int64_t count);
+
+ private:
+  // A dim over which the contiguous runs repeat.
+  struct Loop {
+    int64_t count;
+    int64_t index;
+    int64_t source_stride;
+    int64_t target_stride;
+  };
+
+  void next_run();
+
+  float* target_data_;
+  std::vector<Loop> loops_;  // outermost first
+  int64_t run_ = 1;          // elements that are contiguous in both boxes
+  int64_t copied_ = 0;       // of the current run
+  int64_t source_at_ = 0;    // where the current run begins
+  int64_t target_at_ = 0;
+  bool pending_ = false;
+};
+
+}  // namespace gptrain

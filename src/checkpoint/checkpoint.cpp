@@ -1,0 +1,193 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <map>
+#include <optional>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/contents.h"
+#include "checkpoint/files.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+// What to do about a checkpoint that cannot be used: the newest older one of its run whose manifest and file sizes are
+// sound, or, for the folder of a run, its newest one.
+std::string other_checkpoint_hint(const fs::path& checkpoint) {
+  const fs::path folder = plain_path(checkpoint);
+  const auto step = step_of_folder_name(folder.filename().string());
+  const bool in_run = folder.parent_path().filename() == checkpoints_folder({});
+  if (step && !in_run) return "";
+  const bool holds_steps = folder.filename() == checkpoints_folder({});
+  const fs::path run = step ? folder.parent_path().parent_path() : holds_steps ? folder.parent_path() : folder;
+  const auto listed = list_checkpoints(run);
+  for (auto other = listed.rbegin(); other != listed.rend(); ++other) {
+    if (step && other->step >= *step) continue;
+    try {
+      read_manifest_and_sizes(other->path);
+    } catch (const Error&) {
+      continue;
+    }
+    return fmt::format("; to use the {} instead: --resume {}", step ? "one before it" : "newest one in it",
+                       other->path.string());
+  }
+  return step ? "; there is no older checkpoint in this run" : "";
+}
+
+// Runs `read`, and adds the hint to what it throws.
+template <typename Read>
+auto with_hint(const fs::path& checkpoint, Read read) {
+  try {
+    return read();
+  } catch (const Error& e) {
+    throw Error(e.code(), "{}{}", e.what(), other_checkpoint_hint(checkpoint));
+  }
+}
+
+// The slices asked for, by tensor, after checking that the checkpoint can fill each one.
+std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& contents,
+                                                              const std::vector<Slice>& slices) {
+  std::map<std::string, std::vector<const Slice*>> wanted;
+  for (const Slice& slice : slices) {
+    const auto tensor = contents.tensors.find(slice.name);
+    if (tensor == contents.tensors.end()) {
+      throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\": it was saved by another model",
+                  contents.checkpoint.string(), slice.name);
+    }
+    if (tensor->second.global_shape != slice.global_shape) {
+      throw Error(ExitCode::checkpoint, "tensor \"{}\" has shape {} in {}, but {} in this model", slice.name,
+                  format_shape(tensor->second.global_shape), contents.checkpoint.string(),
+                  format_shape(slice.global_shape));
+    }
+    const Box box{slice.offset, slice.shape};
+    if (!is_inside(box, slice.global_shape)) {
+      throw Error(ExitCode::checkpoint, "a slice asked of tensor \"{}\" does not lie in its shape {}", slice.name,
+                  format_shape(slice.global_shape));
+    }
+    const int64_t elements = *num_elements(slice.shape);
+    const int64_t covered = covered_elements(tensor->second, box);
+    if (covered != elements) {
+      throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements asked of tensor \"{}\"",
+                  contents.checkpoint.string(), covered, elements, slice.name);
+    }
+    wanted[slice.name].push_back(&slice);
+  }
+  return wanted;
+}
+
+// One box of the checkpoint and the copies that it feeds.
+struct Transfer {
+  const StoredBox* stored;
+  std::vector<BoxCopy> copies;
+};
+
+// Reads and checks every box, in the order in which they lie on the disk.
+void run_transfers(const Contents& contents, std::vector<Transfer> transfers) {
+  const auto place = [](const Transfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
+  std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  std::optional<InputFile> file;
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const StoredBox& stored = *transfers[i].stored;
+    if (i == 0 || stored.file != transfers[i - 1].stored->file) {
+      file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
+    }
+    read_box(*file, stored, [&](const std::byte* data, int64_t offset, int64_t bytes) {
+      constexpr int64_t element = dtype_bytes(DType::f32);
+      for (BoxCopy& copy : transfers[i].copies) {
+        copy.feed(offset / element, reinterpret_cast<const float*>(data), bytes / element);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
+  const fs::path folder = checkpoints_folder(out);
+  create_folders(folder);
+  const fs::path temporary = folder / temporary_folder_name(manifest.step);
+  if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
+    throw Error(ExitCode::checkpoint, leftover);
+  }
+  try {
+    create_folders(temporary);
+    std::set<std::string> tensors;
+    for (const Slice& slice : slices) tensors.insert(slice.name);
+    StoredManifest stored{manifest, static_cast<int64_t>(tensors.size()), {}};
+    stored.files.push_back(write_rank_file(temporary, 0, slices));
+    // The name of every file is durable before the manifest says that they are there.
+    sync_folder(temporary);
+    write_manifest(temporary, stored);
+    sync_folder(temporary);
+    publish_folder(temporary, folder / step_folder_name(manifest.step));
+  } catch (...) {
+    remove_folder(temporary);
+    throw;
+  }
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
+  const fs::path folder = checkpoints_folder(out);
+  std::vector<CheckpointInfo> found;
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const auto step = step_of_folder_name(entries->path().filename().string());
+    std::error_code no_manifest;
+    if (step && fs::exists(entries->path() / kManifestName, no_manifest)) found.push_back({entries->path(), *step});
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error(ExitCode::checkpoint, "cannot read {}: {}", folder.string(), error.message());
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return found;
+}
+
+Manifest read_manifest(const fs::path& checkpoint) {
+  return with_hint(checkpoint, [&] { return read_manifest_and_sizes(checkpoint).manifest; });
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  with_hint(checkpoint, [&] {
+    const Contents contents = read_contents(checkpoint);
+    for (const auto& [name, tensor] : contents.tensors) {
+      const Box whole{std::vector<int64_t>(tensor.global_shape.size(), 0), tensor.global_shape};
+      const int64_t elements = *num_elements(tensor.global_shape);
+      if (const int64_t covered = covered_elements(tensor, whole); covered != elements) {
+        throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements of tensor \"{}\"", checkpoint.string(),
+                    covered, elements, name);
+      }
+    }
+    std::vector<Transfer> transfers;
+    for (const auto& [name, tensor] : contents.tensors) {
+      for (const StoredBox& stored : tensor.boxes) transfers.push_back({&stored, {}});
+    }
+    run_transfers(contents, std::move(transfers));
+  });
+}
+
+void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
+  const Contents contents = with_hint(checkpoint, [&] { return read_contents(checkpoint); });
+  const auto wanted = match_slices(contents, slices);
+  std::vector<Transfer> transfers;
+  for (const auto& [name, targets] : wanted) {
+    for (const StoredBox& stored : contents.tensors.at(name).boxes) {
+      Transfer transfer{&stored, {}};
+      for (const Slice* target : targets) {
+        BoxCopy copy(stored.box, {target->offset, target->shape}, target->data);
+        if (copy.pending()) transfer.copies.push_back(std::move(copy));
+      }
+      if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
+    }
+  }
+  with_hint(checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
+}
+
+}  // namespace gptrain

@@ -1,0 +1,190 @@
+#include "checkpoint/contents.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/folder.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+// A slice's place, the text under its key in the file's metadata.
+std::string format_place(const Slice& slice) {
+  return json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}}.dump();
+}
+
+struct Place {
+  std::string tensor;
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> offset;
+};
+
+// Nothing if the text is not a place.
+std::optional<Place> parse_place(const std::string& text) {
+  try {
+    const json place = json::parse(text);
+    return Place{place.at("tensor").get<std::string>(), place.at("global_shape").get<std::vector<int64_t>>(),
+                 place.at("offset").get<std::vector<int64_t>>()};
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::string slice_key(const Slice& slice) {
+  if (slice.shape == slice.global_shape) return slice.name;
+  return fmt::format("{}@{}", slice.name, join_numbers(slice.offset, ","));
+}
+
+void check_slices(const std::vector<Slice>& slices) {
+  std::map<std::string, std::vector<const Slice*>> tensors;
+  for (const Slice& slice : slices) {
+    if (!is_inside({slice.offset, slice.shape}, slice.global_shape) || !num_elements(slice.global_shape)) {
+      throw Error(ExitCode::checkpoint, "slice {} at {} does not lie in tensor \"{}\" of shape {}",
+                  format_shape(slice.shape), format_shape(slice.offset), slice.name, format_shape(slice.global_shape));
+    }
+    tensors[slice.name].push_back(&slice);
+  }
+  for (const auto& [name, parts] : tensors) {
+    std::vector<Box> boxes;
+    for (const Slice* part : parts) {
+      if (part->global_shape != parts.front()->global_shape) {
+        throw Error(ExitCode::checkpoint, "slices of tensor \"{}\" give it two shapes, {} and {}", name,
+                    format_shape(parts.front()->global_shape), format_shape(part->global_shape));
+      }
+      boxes.push_back({part->offset, part->shape});
+    }
+    if (find_overlap(boxes)) throw Error(ExitCode::checkpoint, "slices of tensor \"{}\" overlap", name);
+  }
+}
+
+std::string damaged(const fs::path& file, const std::string& what) {
+  return fmt::format("{} is damaged: {}", file.string(), what);
+}
+
+// Adds one file's boxes to the tensors they belong to.
+void add_file(Contents& contents, size_t index) {
+  const FileRecord& record = contents.stored.files[index];
+  const InputFile file(contents.checkpoint / record.name);
+  const SafetensorsHeader header = read_safetensors_header(file);
+  const auto fault = [&](const std::string& what) -> Error {
+    return Error(ExitCode::checkpoint, damaged(file.path(), what));
+  };
+  if (header.crc32c != record.header_crc32c) throw fault("its header does not have the checksum in the manifest");
+  if (header.entries.size() != record.slices_crc32c.size()) {
+    throw fault(
+        fmt::format("it holds {} slices, the manifest lists {}", header.entries.size(), record.slices_crc32c.size()));
+  }
+  for (const SafetensorsEntry& entry : header.entries) {
+    const std::string& key = entry.tensor.name;
+    const auto crc = record.slices_crc32c.find(key);
+    if (crc == record.slices_crc32c.end()) throw fault(fmt::format("the manifest does not list slice \"{}\"", key));
+    const auto text = header.metadata.find(key);
+    const auto place = text == header.metadata.end() ? std::nullopt : parse_place(text->second);
+    if (!place || entry.tensor.dtype != DType::f32 || !num_elements(place->global_shape) ||
+        !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
+      throw fault(fmt::format("slice \"{}\" is not an F32 box of a global tensor", key));
+    }
+    const auto [tensor, is_new] = contents.tensors.try_emplace(place->tensor);
+    if (is_new) tensor->second.global_shape = place->global_shape;
+    if (tensor->second.global_shape != place->global_shape) {
+      throw fault(fmt::format("slice \"{}\" is of a tensor of shape {}, another slice of it of shape {}", key,
+                              format_shape(place->global_shape), format_shape(tensor->second.global_shape)));
+    }
+    tensor->second.boxes.push_back({index, entry, {place->offset, entry.tensor.shape}, crc->second});
+  }
+}
+
+}  // namespace
+
+FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vector<Slice>& slices) {
+  check_slices(slices);
+  std::vector<SafetensorsTensor> tensors;
+  SafetensorsMetadata metadata;
+  for (const Slice& slice : slices) {
+    tensors.push_back({slice_key(slice), DType::f32, slice.shape});
+    try {
+      metadata[slice_key(slice)] = format_place(slice);
+    } catch (const json::exception&) {
+      throw Error(ExitCode::checkpoint, "a tensor's name is not valid UTF-8");
+    }
+  }
+  FileRecord record;
+  record.name = rank_file_name(rank);
+  SafetensorsWriter writer(folder / record.name, tensors, metadata);
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const int64_t bytes = *num_elements(slices[i].shape) * dtype_bytes(DType::f32);
+    record.slices_crc32c[tensors[i].name] = writer.write(slices[i].data, bytes);
+  }
+  writer.finish();
+  record.bytes = writer.file_bytes();
+  record.header_crc32c = writer.header_crc32c();
+  return record;
+}
+
+StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
+  StoredManifest stored = load_manifest(checkpoint);
+  const fs::path name = plain_path(checkpoint).filename();
+  const auto step = step_of_folder_name(name.string());
+  if (step && *step != stored.manifest.step) {
+    throw Error(ExitCode::checkpoint, "{} is of step {}, but its folder is named {}",
+                (checkpoint / kManifestName).string(), stored.manifest.step, name.string());
+  }
+  for (const FileRecord& record : stored.files) {
+    const InputFile file(checkpoint / record.name);
+    if (file.bytes() != record.bytes) {
+      throw Error(ExitCode::checkpoint, damaged(file.path(), fmt::format("it has {} bytes, the manifest says {}",
+                                                                         file.bytes(), record.bytes)));
+    }
+  }
+  return stored;
+}
+
+Contents read_contents(const fs::path& checkpoint) {
+  Contents contents;
+  contents.checkpoint = checkpoint;
+  contents.stored = read_manifest_and_sizes(checkpoint);
+  for (size_t i = 0; i < contents.stored.files.size(); ++i) add_file(contents, i);
+  for (const auto& [name, tensor] : contents.tensors) {
+    std::vector<Box> boxes;
+    for (const StoredBox& stored : tensor.boxes) boxes.push_back(stored.box);
+    if (const auto pair = find_overlap(boxes)) {
+      const StoredBox& second = tensor.boxes[pair->second];
+      throw Error(ExitCode::checkpoint,
+                  damaged(checkpoint / contents.stored.files[second.file].name,
+                          fmt::format("slice \"{}\" overlaps slice \"{}\"", second.entry.tensor.name,
+                                      tensor.boxes[pair->first].entry.tensor.name)));
+    }
+  }
+  if (static_cast<int64_t>(contents.tensors.size()) != contents.stored.num_tensors) {
+    throw Error(ExitCode::checkpoint, "the files of {} hold {} tensors, its manifest says {}", checkpoint.string(),
+                contents.tensors.size(), contents.stored.num_tensors);
+  }
+  return contents;
+}
+
+void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece) {
+  if (stream_tensor(file, stored.entry, piece) != stored.crc32c) {
+    throw Error(ExitCode::checkpoint,
+                damaged(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
+                                                 stored.entry.tensor.name)));
+  }
+}
+
+int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
+  int64_t covered = 0;
+  for (const StoredBox& stored : tensor.boxes) {
+    const auto shared = intersect(stored.box, wanted);
+    // The boxes are disjoint, so their shares add up.
+    if (shared) covered += *num_elements(shared->shape);
+  }
+  return covered;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,54 @@
+// What lies in a checkpoint: global tensors, each as boxes in safetensors files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/boxes.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+
+namespace gptrain {
+
+// Writes one rank's slices to FOLDER/rank-RRRRR.safetensors and returns what the manifest says of that file. A tensor
+// that is one slice is stored under its own name, another slice as NAME@OFFSET. Throws Error(checkpoint), also for
+// slices that do not lie in their tensor, overlap, or disagree on its shape.
+FileRecord write_rank_file(const std::filesystem::path& folder, int64_t rank, const std::vector<Slice>& slices);
+
+struct StoredBox {
+  size_t file = 0;  // in the manifest's list
+  SafetensorsEntry entry;
+  Box box;
+  uint32_t crc32c = 0;  // of its data
+};
+
+struct StoredTensor {
+  std::vector<int64_t> global_shape;
+  std::vector<StoredBox> boxes;  // disjoint; by file, then by offset in the file
+};
+
+struct Contents {
+  std::filesystem::path checkpoint;
+  StoredManifest stored;
+  std::map<std::string, StoredTensor> tensors;
+};
+
+// Reads manifest and headers and checks them against each other: everything but the tensors' bytes. Throws
+// Error(checkpoint) naming the damaged file.
+Contents read_contents(const std::filesystem::path& checkpoint);
+
+// Reads one box in pieces and throws Error(checkpoint) if its bytes do not have the manifest's checksum. `file` is the
+// open file that holds it.
+void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);
+
+// Loads the manifest and checks that every file it lists is there and has its size.
+StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
+
+// Number of the tensor's elements that lie in the checkpoint and in `wanted`.
+int64_t covered_elements(const StoredTensor& tensor, const Box& wanted);
+
+}  // namespace gptrain

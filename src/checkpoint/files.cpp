@@ -1,0 +1,171 @@
+#include "checkpoint/files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/folder.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+// Write-back starts every so many bytes, so that the disk works while later tensors are written and the final fsync
+// finds little left to do.
+constexpr int64_t kFlushBytes = int64_t{32} << 20;
+
+[[noreturn]] void fail(const char* action, const fs::path& path, int error) {
+  throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
+}
+
+// Calls again what a signal interrupted.
+template <typename Call>
+auto retry(Call call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result == -1 && errno == EINTR);
+  return result;
+}
+
+bool is_there(const fs::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
+void move_folder(const fs::path& from, const fs::path& to) {
+  if (std::rename(from.c_str(), to.c_str()) != 0) {
+    const int error = errno;
+    throw Error(ExitCode::checkpoint, "cannot rename {} to {}: {}", from.string(), to.string(), std::strerror(error));
+  }
+}
+
+// For file systems that cannot exchange two names. A crash between the two renames leaves no folder of that name, and
+// the checkpoint before it as the newest complete one.
+void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
+  const fs::path aside =
+      target.parent_path() / (std::string(kTemporaryPrefix) + "replaced-" + target.filename().string());
+  remove_folder(aside);
+  move_folder(target, aside);
+  try {
+    move_folder(temporary, target);
+  } catch (const Error&) {
+    move_folder(aside, target);
+    throw;
+  }
+  sync_folder(target.parent_path());
+  remove_folder(aside);
+}
+
+}  // namespace
+
+OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
+  descriptor_ = retry([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+  if (descriptor_ < 0) fail("create", path_, errno);
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void OutputFile::write(const void* data, int64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t n = retry([&] { return ::write(descriptor_, at, static_cast<size_t>(bytes)); });
+    if (n < 0) fail("write", path_, errno);
+    at += n;
+    bytes -= n;
+    written_ += n;
+  }
+  if (written_ - flushed_ >= kFlushBytes) {
+    // Only a hint: an error of the disk is reported by the fsync at the end.
+    ::sync_file_range(descriptor_, flushed_, written_ - flushed_, SYNC_FILE_RANGE_WRITE);
+    flushed_ = written_;
+  }
+}
+
+void OutputFile::sync_and_close() {
+  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
+  // Network file systems report a full disk here. The descriptor is gone even if this fails.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("close", path_, errno);
+}
+
+InputFile::InputFile(fs::path path) : path_(std::move(path)) {
+  descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
+  if (descriptor_ < 0) fail("open", path_, errno);
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(std::exchange(descriptor_, -1));
+    throw Error(ExitCode::checkpoint, "{} is not a regular file", path_.string());
+  }
+  bytes_ = status.st_size;
+}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read(int64_t offset, void* data, int64_t bytes) const {
+  auto* at = static_cast<std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t n = retry([&] { return ::pread(descriptor_, at, static_cast<size_t>(bytes), offset); });
+    if (n < 0) fail("read", path_, errno);
+    if (n == 0) {
+      throw Error(ExitCode::checkpoint, "{} ends at byte {}, {} bytes too early", path_.string(), offset, bytes);
+    }
+    at += n;
+    offset += n;
+    bytes -= n;
+  }
+}
+
+void sync_folder(const fs::path& folder) {
+  const int descriptor = retry([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (descriptor < 0) fail("open", folder, errno);
+  const int result = retry([&] { return ::fsync(descriptor); });
+  const int error = errno;
+  ::close(descriptor);
+  // Some file systems cannot sync a folder and say so with EINVAL; their entries are durable by themselves.
+  if (result != 0 && error != EINVAL) fail("sync", folder, error);
+}
+
+void create_folders(const fs::path& folder) {
+  std::error_code unreadable;  // then mkdir fails too and says why
+  if (folder.empty() || fs::is_directory(folder, unreadable)) return;
+  const fs::path parent = folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
+  create_folders(parent);
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail("create", folder, errno);
+  sync_folder(parent.empty() ? fs::path(".") : parent);
+}
+
+void publish_folder(const fs::path& temporary, const fs::path& target) {
+  if (!is_there(target)) {
+    move_folder(temporary, target);
+    sync_folder(target.parent_path());
+    return;
+  }
+  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_folder(target.parent_path());
+    // What cannot be removed now is a temporary folder, which retention removes, or reports.
+    remove_folder(temporary);
+    return;
+  }
+  if (errno != EINVAL && errno != ENOSYS) fail("replace", target, errno);
+  replace_in_two_steps(temporary, target);
+}
+
+std::string remove_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  return error ? fmt::format("cannot remove {}: {}", folder.string(), error.message()) : "";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,66 @@
+// Files and folders that must be on the disk when a call returns. Every failure throws Error(checkpoint) with the path
+// and the system's reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace gptrain {
+
+// A new file, written from front to back.
+class OutputFile {
+ public:
+  explicit OutputFile(std::filesystem::path path);  // the file must not exist
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(const void* data, int64_t bytes);
+  // After this the content survives a crash of the machine (its name does once the folder is synced). A file that is
+  // destroyed without this call has an undefined content.
+  void sync_and_close();
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t written_ = 0;
+  int64_t flushed_ = 0;  // bytes whose write-back was started
+};
+
+// A file that is read at any place. Reading with pread, not mmap: a file that is cut short or fails under us is then an
+// error with a message, not a SIGBUS.
+class InputFile {
+ public:
+  explicit InputFile(std::filesystem::path path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }
+  // Reads exactly `bytes` bytes from `offset` on; a file that ends before is an error.
+  void read(int64_t offset, void* data, int64_t bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t bytes_ = 0;
+};
+
+// The entries of a folder survive a crash of the machine after this.
+void sync_folder(const std::filesystem::path& folder);
+
+// Creates a folder and those above it that are missing, and syncs the parent of each one made.
+void create_folders(const std::filesystem::path& folder);
+
+// Gives the finished folder `temporary` the name `target` in one step and syncs their common parent. If `target` exists
+// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted.
+void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
+
+// Removes a folder (or file) and all in it. Returns an empty text, or what could not be removed and why; no error is
+// thrown.
+std::string remove_folder(const std::filesystem::path& folder);
+
+}  // namespace gptrain

@@ -1,0 +1,39 @@
+#include "checkpoint/folder.h"
+
+#include <charconv>
+#include <fmt/format.h>
+
+namespace gptrain {
+namespace {
+
+std::filesystem::path without_trailing_slash(std::filesystem::path path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
+}  // namespace
+
+std::filesystem::path checkpoints_folder(const std::filesystem::path& out) { return out / "checkpoints"; }
+
+std::string step_folder_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+std::string temporary_folder_name(int64_t step) { return std::string(kTemporaryPrefix) + step_folder_name(step); }
+
+std::string rank_file_name(int64_t rank) { return fmt::format("rank-{:05}.safetensors", rank); }
+
+std::filesystem::path plain_path(const std::filesystem::path& path) {
+  const auto plain = without_trailing_slash(path.lexically_normal());
+  if (plain.has_parent_path() && plain.filename() != "..") return plain;
+  return without_trailing_slash(std::filesystem::absolute(path).lexically_normal());
+}
+
+std::optional<int64_t> step_of_folder_name(std::string_view name) {
+  constexpr std::string_view prefix = "step-";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  int64_t step = -1;
+  std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  // One step has one name: "step-120" or "step-00000120.old" are somebody else's.
+  if (step < 0 || step_folder_name(step) != name) return std::nullopt;
+  return step;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,27 @@
+// Names inside a run's folder of checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gptrain {
+
+// What starts with it is not a checkpoint: being written, being deleted, or left by a crash.
+inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
+inline constexpr std::string_view kManifestName = "manifest.json";
+
+std::filesystem::path checkpoints_folder(const std::filesystem::path& out);  // OUT/checkpoints
+std::string step_folder_name(int64_t step);                                  // "step-00000120"
+std::string temporary_folder_name(int64_t step);                             // ".tmp-step-00000120"
+std::string rank_file_name(int64_t rank);                                    // "rank-00000.safetensors"
+
+// The path in the form PARENT/NAME, without dots and trailing slash, relative if it was and can be.
+std::filesystem::path plain_path(const std::filesystem::path& path);
+
+// The step of a folder named by step_folder_name, else nothing.
+std::optional<int64_t> step_of_folder_name(std::string_view name);
+
+}  // namespace gptrain

@@ -1,0 +1,182 @@
+#include "checkpoint/manifest.h"
+
+#include <charconv>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/crc32c.h"
+#include "checkpoint/files.h"
+#include "checkpoint/folder.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kFormat = "gptrain checkpoint";
+constexpr int64_t kVersion = 1;
+
+// The last member, always of one length, so that the checksum covers every byte before it.
+std::string format_tail(uint32_t crc) { return fmt::format(",\n  \"crc32c\": \"{:08x}\"\n}}\n", crc); }
+
+const size_t kTailBytes = format_tail(0).size();
+
+std::string format_crc(uint32_t crc) { return fmt::format("{:08x}", crc); }
+
+// What is wrong; load_manifest adds the file's name.
+template <typename... Args>
+[[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Args>(args)...));
+}
+
+const json& member(const json& object, const std::string& key) {
+  if (!object.is_object() || !object.contains(key)) fault("\"{}\" is missing", key);
+  return object[key];
+}
+
+int64_t count_of(const json& object, const std::string& key) {
+  const json& value = member(object, key);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
+    fault("\"{}\" is {}, which is not a count", key, value.dump());
+  }
+  return value.get<int64_t>();
+}
+
+std::string text_of(const json& object, const std::string& key) {
+  const json& value = member(object, key);
+  if (!value.is_string()) fault("\"{}\" is not a text", key);
+  return value.get<std::string>();
+}
+
+uint32_t crc_of(const json& object, const std::string& key) {
+  const std::string text = text_of(object, key);
+  uint32_t crc = 0;
+  std::from_chars(text.data(), text.data() + text.size(), crc, 16);
+  if (format_crc(crc) != text) fault("\"{}\" is \"{}\", which is not eight hexadecimal digits", key, text);
+  return crc;
+}
+
+FileRecord parse_file(const json& object) {
+  FileRecord file;
+  file.name = text_of(object, "name");
+  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name == "." || file.name == "..") {
+    fault("\"{}\" is not the name of a file in the checkpoint's folder", file.name);
+  }
+  file.bytes = count_of(object, "bytes");
+  file.header_crc32c = crc_of(object, "header_crc32c");
+  const json& slices = member(object, "slices");
+  if (!slices.is_object()) fault("\"slices\" of file \"{}\" is not an object", file.name);
+  for (const auto& [key, crc] : slices.items()) file.slices_crc32c[key] = crc_of(slices, key);
+  return file;
+}
+
+StoredManifest parse_manifest(const std::string& text) {
+  const size_t covered = text.size() < kTailBytes ? 0 : text.size() - kTailBytes;
+  if (text.substr(covered) != format_tail(crc32c(text.data(), covered))) {
+    fault("its checksum does not match its content");
+  }
+  json root;
+  try {
+    root = json::parse(text);
+  } catch (const json::exception& e) {
+    fault("it is not valid JSON: {}", e.what());
+  }
+  if (text_of(root, "format") != kFormat) fault("\"format\" is not \"{}\"", kFormat);
+  const int64_t version = count_of(root, "version");
+  if (version != kVersion) {
+    fault("it has format version {}; this program reads version {}: use the program that wrote it", version, kVersion);
+  }
+  StoredManifest stored;
+  Manifest& manifest = stored.manifest;
+  manifest.step = count_of(root, "step");
+  manifest.samples = count_of(root, "samples");
+  manifest.updates = count_of(root, "updates");
+  manifest.skipped = count_of(root, "skipped");
+  manifest.skipped_in_a_row = count_of(root, "skipped_in_a_row");
+  if (!member(root, "seed").is_number_unsigned()) fault("\"seed\" is not a number of 64 bits");
+  manifest.seed = root["seed"].get<uint64_t>();
+  manifest.world_size = count_of(root, "world_size");
+  manifest.build = text_of(root, "build");
+  manifest.config = text_of(root, "config");
+  stored.num_tensors = count_of(root, "tensors");
+  if (!member(root, "files").is_array()) fault("\"files\" is not a list");
+  std::set<std::string> names;
+  for (const json& object : root["files"]) {
+    stored.files.push_back(parse_file(object));
+    if (!names.insert(stored.files.back().name).second) fault("file \"{}\" is listed twice", stored.files.back().name);
+  }
+  return stored;
+}
+
+}  // namespace
+
+std::string format_manifest(const StoredManifest& stored) {
+  const Manifest& manifest = stored.manifest;
+  ordered_json root = {{"format", kFormat},
+                       {"version", kVersion},
+                       {"step", manifest.step},
+                       {"samples", manifest.samples},
+                       {"updates", manifest.updates},
+                       {"skipped", manifest.skipped},
+                       {"skipped_in_a_row", manifest.skipped_in_a_row},
+                       {"seed", manifest.seed},
+                       {"world_size", manifest.world_size},
+                       {"build", manifest.build},
+                       {"config", manifest.config},
+                       {"tensors", stored.num_tensors},
+                       {"files", ordered_json::array()}};
+  for (const FileRecord& file : stored.files) {
+    json slices = json::object();
+    for (const auto& [key, crc] : file.slices_crc32c) slices[key] = format_crc(crc);
+    root["files"].push_back({{"name", file.name},
+                             {"bytes", file.bytes},
+                             {"header_crc32c", format_crc(file.header_crc32c)},
+                             {"slices", std::move(slices)}});
+  }
+  std::string text;
+  try {
+    text = root.dump(2);
+  } catch (const json::exception&) {
+    throw Error(ExitCode::checkpoint, "cannot write a manifest: the config or a name in it is not valid UTF-8");
+  }
+  text.resize(text.size() - 2);  // "\n}", which the tail brings
+  text += format_tail(crc32c(text.data(), text.size()));
+  try {
+    // A manifest that could not be read again (a negative count) would be a checkpoint lost.
+    parse_manifest(text);
+  } catch (const Error& e) {
+    throw Error(e.code(), "cannot write a manifest: {}", e.what());
+  }
+  return text;
+}
+
+void write_manifest(const std::filesystem::path& checkpoint, const StoredManifest& stored) {
+  const std::string text = format_manifest(stored);
+  OutputFile file(checkpoint / kManifestName);
+  file.write(text.data(), static_cast<int64_t>(text.size()));
+  file.sync_and_close();
+}
+
+StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
+  std::error_code unreadable;  // then opening it says why
+  if (!std::filesystem::exists(checkpoint / kManifestName, unreadable) && !unreadable) {
+    throw Error(ExitCode::checkpoint, "{} is not a complete checkpoint: it has no {}", checkpoint.string(),
+                kManifestName);
+  }
+  const InputFile file(checkpoint / kManifestName);
+  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  file.read(0, text.data(), file.bytes());
+  try {
+    return parse_manifest(text);
+  } catch (const Error& e) {
+    throw Error(e.code(), "{} cannot be used: {}", file.path().string(), e.what());
+  }
+}
+
+}  // namespace gptrain

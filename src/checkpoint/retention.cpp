@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/files.h"
+#include "checkpoint/folder.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+void add_warning(std::string& warnings, const std::string& warning) {
+  if (!warnings.empty() && !warning.empty()) warnings += "; ";
+  warnings += warning;
+}
+
+std::vector<fs::path> temporary_folders(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    if (entries->path().filename().string().starts_with(kTemporaryPrefix)) found.push_back(entries->path());
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep_every) {
+  const fs::path folder = checkpoints_folder(out);
+  std::string warnings;
+  for (const fs::path& temporary : temporary_folders(folder)) add_warning(warnings, remove_folder(temporary));
+  try {
+    const auto checkpoints = list_checkpoints(out);
+    const auto num_candidates = static_cast<int64_t>(checkpoints.size()) - std::max<int64_t>(keep_last, 0);
+    for (int64_t i = 0; i < num_candidates; ++i) {
+      const CheckpointInfo& old = checkpoints[static_cast<size_t>(i)];
+      if (keep_every > 0 && old.step % keep_every == 0) continue;
+      const fs::path temporary = folder / temporary_folder_name(old.step);
+      std::error_code error;
+      fs::rename(old.path, temporary, error);
+      if (error) {
+        add_warning(warnings, fmt::format("cannot remove {}: {}", old.path.string(), error.message()));
+        continue;
+      }
+      // The new name is on the disk before any file is gone.
+      sync_folder(folder);
+      add_warning(warnings, remove_folder(temporary));
+    }
+  } catch (const Error& e) {
+    add_warning(warnings, e.what());
+  }
+  return warnings;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,243 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/boxes.h"
+#include "checkpoint/crc32c.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
+constexpr int64_t kHeaderAlignment = 8;           // so that every dtype is aligned when the file is mapped
+constexpr const char* kMetadataKey = "__metadata__";
+constexpr int64_t kWriteBytes = int64_t{1} << 20;  // stays in the cache between checksum and write
+constexpr int64_t kReadBytes = int64_t{1} << 20;
+
+constexpr std::pair<DType, std::string_view> kDtypeNames[] = {
+    {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::i64, "I64"},
+    {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"}};
+
+std::string_view format_dtype(DType dtype) {
+  for (const auto& [known, name] : kDtypeNames) {
+    if (known == dtype) return name;
+  }
+  return "?";
+}
+
+std::optional<DType> parse_dtype(std::string_view text) {
+  for (const auto& [dtype, name] : kDtypeNames) {
+    if (name == text) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
+  const auto elements = num_elements(tensor.shape);
+  int64_t bytes = 0;
+  if (!elements || __builtin_mul_overflow(*elements, dtype_bytes(tensor.dtype), &bytes)) return std::nullopt;
+  return bytes;
+}
+
+// What is wrong with a header; the caller adds the file's name.
+template <typename... Args>
+[[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// The header's text without padding.
+std::string header_text(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata,
+                        int64_t& data_bytes) {
+  json header = json::object();
+  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  data_bytes = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    const auto bytes = tensor_bytes(tensor);
+    if (!bytes) fault("tensor \"{}\" of shape {} is too large", tensor.name, format_shape(tensor.shape));
+    if (tensor.name == kMetadataKey || header.contains(tensor.name)) fault("two tensors \"{}\"", tensor.name);
+    header[tensor.name] = {{"dtype", format_dtype(tensor.dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {data_bytes, data_bytes + *bytes}}};
+    data_bytes += *bytes;
+  }
+  try {
+    return header.dump();
+  } catch (const json::exception&) {
+    fault("a tensor's name is not valid UTF-8");
+  }
+}
+
+json parse_header(const std::string& text) {
+  if (text.empty() || text.front() != '{') fault("the header does not begin with '{{'");
+  // The parser keeps the last of equal keys; a file that says two things about one tensor is refused.
+  std::set<std::string> keys;
+  const auto no_key_twice = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second) {
+      fault("the header names \"{}\" twice", parsed.get<std::string>());
+    }
+    return true;
+  };
+  json header;
+  try {
+    header = json::parse(text, no_key_twice);
+  } catch (const json::exception& e) {
+    fault("the header is not valid JSON: {}", e.what());
+  }
+  if (!header.is_object()) fault("the header is not a JSON object");
+  return header;
+}
+
+int64_t whole_number(const json& value, const std::string& name, const char* what) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
+    fault("tensor \"{}\": {} holds {}, which is not a size", name, what, value.dump());
+  }
+  return value.get<int64_t>();
+}
+
+SafetensorsEntry parse_entry(const std::string& name, const json& value) {
+  if (!value.is_object() || value.size() != 3 || !value.contains("dtype") || !value.contains("shape") ||
+      !value.contains("data_offsets") || !value["dtype"].is_string() || !value["shape"].is_array() ||
+      !value["data_offsets"].is_array() || value["data_offsets"].size() != 2) {
+    fault("tensor \"{}\" is not described by a dtype, a shape and two data_offsets", name);
+  }
+  SafetensorsEntry entry;
+  entry.tensor.name = name;
+  const auto dtype = parse_dtype(value["dtype"].get<std::string>());
+  if (!dtype) fault("tensor \"{}\" has dtype {}, which is not supported", name, value["dtype"].dump());
+  entry.tensor.dtype = *dtype;
+  for (const json& dim : value["shape"]) entry.tensor.shape.push_back(whole_number(dim, name, "its shape"));
+  entry.offset = whole_number(value["data_offsets"][0], name, "data_offsets");
+  entry.bytes = whole_number(value["data_offsets"][1], name, "data_offsets") - entry.offset;
+  const auto needed = tensor_bytes(entry.tensor);
+  if (!needed || entry.bytes != *needed) {
+    fault("tensor \"{}\" has {} bytes of data, but {} of {}", name, entry.bytes, format_dtype(entry.tensor.dtype),
+          format_shape(entry.tensor.shape));
+  }
+  return entry;
+}
+
+SafetensorsMetadata parse_metadata(const json& value) {
+  if (!value.is_object()) fault("{} is not an object", kMetadataKey);
+  SafetensorsMetadata metadata;
+  for (const auto& [key, text] : value.items()) {
+    if (!text.is_string()) fault("{} holds something else than a text under \"{}\"", kMetadataKey, key);
+    metadata[key] = text.get<std::string>();
+  }
+  return metadata;
+}
+
+SafetensorsHeader read_header(const InputFile& file) {
+  if (file.bytes() < kLengthBytes) fault("{} bytes are too few for a header", file.bytes());
+  uint64_t length = 0;
+  file.read(0, &length, kLengthBytes);
+  if (length > uint64_t{kMaxHeaderBytes}) fault("a header of {} bytes is beyond the format's limit", length);
+  const auto header_bytes = static_cast<int64_t>(length);
+  if (header_bytes > file.bytes() - kLengthBytes) {
+    fault("its header of {} bytes goes beyond the end of the file, which has {} bytes", header_bytes, file.bytes());
+  }
+  std::string text(length, '\0');
+  file.read(kLengthBytes, text.data(), header_bytes);
+
+  SafetensorsHeader header;
+  header.crc32c = crc32c(text.data(), text.size(), crc32c(&length, kLengthBytes));
+  const json parsed = parse_header(text);
+  for (const auto& [name, value] : parsed.items()) {
+    if (name == kMetadataKey) {
+      header.metadata = parse_metadata(value);
+    } else {
+      header.entries.push_back(parse_entry(name, value));
+    }
+  }
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
+  const int64_t data_begin = kLengthBytes + header_bytes;
+  int64_t end = 0;
+  for (SafetensorsEntry& entry : header.entries) {
+    if (entry.offset != end) {
+      fault("tensor \"{}\" begins at byte {} of the data, where {} was due", entry.tensor.name, entry.offset, end);
+    }
+    // Cannot overflow: an entry that went beyond the file would be found here, before the next is added.
+    if (entry.bytes > file.bytes() - data_begin - end) {
+      fault("tensor \"{}\" goes beyond the end of the file, which has {} bytes", entry.tensor.name, file.bytes());
+    }
+    end += entry.bytes;
+    entry.offset += data_begin;
+  }
+  if (data_begin + end != file.bytes()) {
+    fault("it has {} bytes, but its header describes {}", file.bytes(), data_begin + end);
+  }
+  return header;
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsTensor>& tensors,
+                                     const SafetensorsMetadata& metadata)
+    : file_(path) {
+  int64_t data_bytes = 0;
+  std::string text;
+  try {
+    text = header_text(tensors, metadata, data_bytes);
+  } catch (const Error& e) {
+    throw Error(e.code(), "cannot write {}: {}", path.string(), e.what());
+  }
+  const auto unpadded = static_cast<int64_t>(text.size());
+  text.append(static_cast<size_t>((kHeaderAlignment - unpadded % kHeaderAlignment) % kHeaderAlignment), ' ');
+  const uint64_t length = text.size();
+  if (length > uint64_t{kMaxHeaderBytes}) {
+    throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
+                path.string(), length);
+  }
+  file_.write(&length, kLengthBytes);
+  file_.write(text.data(), static_cast<int64_t>(length));
+  header_crc32c_ = crc32c(text.data(), text.size(), crc32c(&length, kLengthBytes));
+  file_bytes_ = kLengthBytes + static_cast<int64_t>(length) + data_bytes;
+}
+
+uint32_t SafetensorsWriter::write(const void* data, int64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  uint32_t crc = 0;
+  while (bytes > 0) {
+    const int64_t n = std::min(bytes, kWriteBytes);
+    crc = crc32c(at, static_cast<size_t>(n), crc);
+    file_.write(at, n);
+    at += n;
+    bytes -= n;
+  }
+  return crc;
+}
+
+void SafetensorsWriter::finish() { file_.sync_and_close(); }
+
+SafetensorsHeader read_safetensors_header(const InputFile& file) {
+  try {
+    return read_header(file);
+  } catch (const Error& e) {
+    throw Error(e.code(), "{} is damaged: {}", file.path().string(), e.what());
+  }
+}
+
+uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece) {
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(entry.bytes, kReadBytes)));
+  uint32_t crc = 0;
+  for (int64_t at = 0; at < entry.bytes; at += kReadBytes) {
+    const int64_t n = std::min(kReadBytes, entry.bytes - at);
+    file.read(entry.offset + at, buffer.data(), n);
+    crc = crc32c(buffer.data(), static_cast<size_t>(n), crc);
+    piece(buffer.data(), at, n);
+  }
+  return crc;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,74 @@
+// The safetensors format: u64 header length, a JSON header, then the tensors' bytes (little-endian).
+//   {"NAME": {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}, .., "__metadata__": {"KEY": "TEXT"}}
+// Tensors are written and read as streams: neither side holds more than a piece of one in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/files.h"
+
+namespace gptrain {
+
+struct SafetensorsTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+};
+
+// Texts by key, the header's "__metadata__".
+using SafetensorsMetadata = std::map<std::string, std::string>;
+
+// Writes a new file, which must not exist. Throws Error(checkpoint).
+class SafetensorsWriter {
+ public:
+  // Writes the header. Tensors are stored in the order given; names must be distinct and valid UTF-8.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsTensor>& tensors,
+                    const SafetensorsMetadata& metadata);
+
+  // Writes the next tensor's bytes, all of them, row-major, and returns their CRC-32C.
+  uint32_t write(const void* data, int64_t bytes);
+
+  // Call after the last tensor: the file's content is then durable.
+  void finish();
+
+  uint32_t header_crc32c() const { return header_crc32c_; }  // of all bytes before the first tensor
+  int64_t file_bytes() const { return file_bytes_; }         // of the whole file
+
+ private:
+  OutputFile file_;
+  uint32_t header_crc32c_ = 0;
+  int64_t file_bytes_ = 0;
+};
+
+struct SafetensorsEntry {
+  SafetensorsTensor tensor;
+  int64_t offset = 0;  // of its first byte in the file
+  int64_t bytes = 0;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  // by offset
+  SafetensorsMetadata metadata;
+  uint32_t crc32c = 0;  // of all bytes before the first tensor
+};
+
+// Reads and checks a header: its length, the JSON, each dtype and shape against its bytes, offsets contiguous from the
+// header's end to the file's end. Throws Error(checkpoint) naming the file, the tensor and what is wrong. Dtypes that
+// base/dtype.h does not have are refused.
+SafetensorsHeader read_safetensors_header(const InputFile& file);
+
+// A piece of a tensor: `bytes` bytes at `data` (aligned for any dtype, valid during the call only), the first of them
+// at byte `offset` of the tensor. Pieces come in order, without gaps, and end at multiples of 8 or at the tensor's end.
+using SafetensorsPiece = std::function<void(const std::byte* data, int64_t offset, int64_t bytes)>;
+
+// Reads one tensor in pieces and returns the CRC-32C of its bytes.
+uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece);
+
+}  // namespace gptrain

@@ -1,0 +1,16 @@
+// The subcommands of gptrain. Each adds itself to the application; when chosen, it runs and sets `result`.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+
+namespace gptrain {
+
+void add_train_command(CLI::App& app, ExitCode& result);
+void add_data_commands(CLI::App& app);
+void add_checkpoint_commands(CLI::App& app);
+void add_generate_command(CLI::App& app);
+void add_config_commands(CLI::App& app);
+
+}  // namespace gptrain

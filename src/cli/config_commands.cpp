@@ -1,0 +1,37 @@
+#include <fmt/format.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "config/load.h"
+
+namespace gptrain {
+
+void add_config_commands(CLI::App& app) {
+  CLI::App* config = app.add_subcommand("config", "check and show run configs")->require_subcommand(1);
+  struct Arguments {
+    std::string file;
+    std::vector<std::string> overrides;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  const auto add_file = [&](CLI::App* command) {
+    command->add_option("CONFIG", arguments->file, "run config")->required();
+    command->add_option("--set", arguments->overrides, "override a value; may be repeated")
+        ->type_name("key.path=value")
+        ->allow_extra_args(false);
+  };
+  CLI::App* check_command = config->add_subcommand("check", "report every fault of a config");
+  add_file(check_command);
+  check_command->callback([arguments] {
+    load_config(arguments->file, arguments->overrides);
+    fmt::print("{}: valid\n", arguments->file);
+  });
+  CLI::App* show_command = config->add_subcommand("show", "every value after presets and defaults");
+  add_file(show_command);
+  show_command->callback(
+      [arguments] { fmt::print("{}\n", show_config(load_config(arguments->file, arguments->overrides))); });
+  config->add_subcommand("schema", "JSON schema of the config")->callback([] { fmt::print("{}\n", config_schema()); });
+}
+
+}  // namespace gptrain

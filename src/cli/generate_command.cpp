@@ -1,0 +1,40 @@
+#include <cstdio>
+#include <fmt/format.h>
+#include <memory>
+
+#include "cli/commands.h"
+#include "train/generate.h"
+
+namespace gptrain {
+
+void add_generate_command(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate", "write text with a trained model");
+  command->add_option("--checkpoint", options->checkpoint, "a checkpoint, or a run's folder (its newest)")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("--prompt", options->prompt, "how the text begins")->required()->type_name("TEXT");
+  command->add_option("--tokens", options->tokens, "at most this many")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--temperature", options->temperature, "0: always the likeliest token")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->type_name("T");
+  command->add_option("--top-k", options->top_k, "draw from the K likeliest; 0: from all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->type_name("K");
+  command->add_option("--seed", options->seed, "same seed, same text")->capture_default_str()->type_name("S");
+  command->callback([options] {
+    fmt::print("{}", options->prompt);
+    generate(*options, [](std::string_view text) {
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    });
+    fmt::print("\n");
+  });
+}
+
+}  // namespace gptrain

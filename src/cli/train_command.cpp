@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "config/load.h"
+#include "data/dataset.h"
+#include "report/dry_run.h"
+#include "train/run.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string resume = "latest";
+  int64_t steps = 0;
+  int64_t world_size = 1;
+  std::string target;
+  double tokens_per_second = 0;
+  bool dry_run = false;
+  bool json = false;
+};
+
+// Median speed of an earlier run in the same folder.
+std::optional<TokenRate> measured_rate(const fs::path& out) {
+  std::ifstream file(out / "metrics.jsonl");
+  std::vector<double> rates;
+  for (std::string line; std::getline(file, line);) {
+    const auto record = nlohmann::json::parse(line, nullptr, false);
+    if (record.is_object() && record.contains("tokens_per_second") && record["tokens_per_second"].is_number()) {
+      rates.push_back(record["tokens_per_second"].get<double>());
+    }
+  }
+  if (rates.empty()) return std::nullopt;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return TokenRate{*middle, fmt::format("measured in {}", out.string())};
+}
+
+// Epochs need the files; a dry run does not.
+std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
+  std::vector<SourceForecast> forecasts;
+  const auto& sources = config.data.train;
+  const bool present = std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
+    return fs::exists(source.path + ".bin") && fs::exists(source.path + ".idx");
+  });
+  if (present) {
+    const Dataset dataset(sources, config.model.sequence_length, config.model.vocab_size, config.run.seed, true);
+    for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
+      forecasts.push_back({report.path, report.share, report.epochs});
+    }
+    return forecasts;
+  }
+  double total = 0;
+  for (const DataSource& source : sources) total += source.weight;
+  for (const DataSource& source : sources) forecasts.push_back({source.path, source.weight / total, std::nullopt});
+  return forecasts;
+}
+
+void dry_run(const RunConfig& config, const TrainArguments& arguments) {
+  if (arguments.world_size != 1) {
+    throw Error(ExitCode::usage, "--world-size {}: this build plans and runs one rank (use 1)", arguments.world_size);
+  }
+  const Target target =
+      arguments.target.empty() ? this_machine(static_cast<int>(config.run.threads)) : find_target(arguments.target);
+  StepPlan plan = plan_step(config, target);
+  DryRunInput input{.config = config,
+                    .target = target,
+                    .spec = std::move(plan.spec),
+                    .memory = plan.memory,
+                    .ops = plan.ops,
+                    .rate = std::nullopt,
+                    .sources = forecast_sources(config)};
+  if (arguments.tokens_per_second > 0) {
+    input.rate = TokenRate{arguments.tokens_per_second, "given"};
+  } else if (arguments.target.empty()) {
+    input.rate = measured_rate(config.run.out);
+  }
+  fmt::print("{}", arguments.json ? dry_run_json(input) : dry_run_text(input));
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, ExitCode& result) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
+  command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
+  CLI::Option* resume =
+      command
+          ->add_option("--resume", arguments->resume, "go on from the newest checkpoint of run.out, or from a folder")
+          ->expected(0, 1)
+          ->type_name("[latest|DIR]");
+  CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end")
+                           ->check(CLI::PositiveNumber)
+                           ->type_name("N");
+  command->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
+      ->type_name("key.path=value")
+      ->allow_extra_args(false);
+  CLI::Option* dry =
+      command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
+  dry->excludes(resume);
+  command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->needs(dry);
+  command->add_option("--target", arguments->target, "machine to plan for: a100-80g, h100, ... (default: this one)")
+      ->type_name("NAME")
+      ->needs(dry);
+  command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
+      ->check(CLI::PositiveNumber)
+      ->type_name("R")
+      ->needs(dry);
+  command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
+  command->callback([arguments, resume, steps, &result] {
+    const RunConfig config = load_config(arguments->config, arguments->overrides);
+    if (arguments->dry_run) return dry_run(config, *arguments);
+    TrainOptions options;
+    if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;
+    if (*steps) options.steps = arguments->steps;
+    result = train(config, options);
+  });
+}
+
+}  // namespace gptrain

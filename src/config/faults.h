@@ -1,0 +1,42 @@
+// What is wrong with a config, collected so that all of it is reported at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+class Faults {
+ public:
+  // One line: "path = value: rule (try nearest)". `value` is what show_value gives and is empty for a key that is not
+  // there; `nearest` names the nearest valid value or values and may be empty.
+  void add(const std::string& path, const std::string& value, const std::string& rule, const std::string& nearest);
+
+  // Whether the key, its section, or an element of its value has a fault: its value is then not to be relied on.
+  bool concern(const std::string& path) const;
+
+  bool empty() const { return lines_.empty(); }
+  std::string text() const;  // one line per fault, in the order of add
+
+ private:
+  std::vector<std::string> paths_;
+  std::vector<std::string> lines_;
+};
+
+// "a, b, c" for ", ".
+std::string join(std::span<const std::string> words, std::string_view separator);
+
+// Levenshtein distance in bytes.
+int64_t edit_distance(std::string_view a, std::string_view b);
+
+// The candidate with the smallest edit distance, the first of equals; empty if there is none.
+std::string nearest_word(std::string_view word, std::span<const std::string> candidates);
+
+// The nearest integers in [min, max] that hold, above and below `value`: "6 or 4", "6", or empty.
+std::string nearest_integers(int64_t value, int64_t min, int64_t max, const std::function<bool(int64_t)>& holds);
+
+}  // namespace gptrain

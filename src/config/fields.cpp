@@ -1,0 +1,413 @@
+#include "config/fields.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "config/presets.h"
+
+namespace gptrain {
+namespace {
+
+constexpr uint64_t max_steps = 1'000'000'000'000;
+
+template <typename Value>
+Json to_json(const Value& value) {
+  return value;
+}
+
+Json to_json(const std::vector<DataSource>& sources) {
+  Json array = Json::array();
+  for (const DataSource& source : sources) array.push_back({{"path", source.path}, {"weight", source.weight}});
+  return array;
+}
+
+template <typename Value>
+void from_json(const Json& json, Value& value) {
+  value = json.get<Value>();
+}
+
+void from_json(const Json& json, std::vector<DataSource>& sources) {
+  sources.clear();
+  for (const Json& source : json) {
+    sources.push_back({source.at("path").get<std::string>(), source.value("weight", DataSource{}.weight)});
+  }
+}
+
+// Puts the words of a field together row by row.
+struct Builder : Field {
+  Builder& required(std::string usual) {
+    presence = Presence::required;
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& derived(std::string usual) {
+    presence = Presence::derived;
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& usually(std::string usual) {
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& only_with(Dependency other) {
+    dependency = std::move(other);
+    return *this;
+  }
+  Builder& changeable() {
+    may_change = true;
+    return *this;
+  }
+};
+
+template <typename Section, typename Value>
+Builder field(std::string path, Section RunConfig::*section, Value Section::*member, ValueRule rule,
+              std::string description) {
+  Builder builder;
+  builder.path = std::move(path);
+  builder.description = std::move(description);
+  builder.rule = std::move(rule);
+  builder.get = [=](const RunConfig& config) { return to_json(config.*section.*member); };
+  builder.set = [=](RunConfig& config, const Json& json) { from_json(json, config.*section.*member); };
+  return builder;
+}
+
+template <typename Enum>
+using Words = std::vector<std::pair<std::string, Enum>>;
+
+template <typename Section, typename Enum>
+Builder words(std::string path, Section RunConfig::*section, Enum Section::*member, const Words<Enum>& choices,
+              std::vector<RefusedWord> refused, std::string description) {
+  WordRule rule{{}, std::move(refused)};
+  for (const auto& choice : choices) {
+    const bool is_refused = std::any_of(rule.refused.begin(), rule.refused.end(),
+                                        [&](const RefusedWord& word) { return word.word == choice.first; });
+    if (!is_refused) rule.words.push_back(choice.first);
+  }
+  Builder builder;
+  builder.path = std::move(path);
+  builder.description = std::move(description);
+  builder.rule = std::move(rule);
+  builder.get = [=](const RunConfig& config) -> Json {
+    return std::find_if(choices.begin(), choices.end(),
+                        [&](const auto& choice) { return choice.second == config.*section.*member; })
+        ->first;
+  };
+  builder.set = [=](RunConfig& config, const Json& json) {
+    config.*section.*member = std::find_if(choices.begin(), choices.end(), [&](const auto& choice) {
+                                return choice.first == json.get_ref<const std::string&>();
+                              })->second;
+  };
+  return builder;
+}
+
+Builder preset_field() {
+  Builder builder = field("model.preset", &RunConfig::model, &ModelConfig::preset, WordRule{preset_names(), {}},
+                          "a published model shape; the other keys of the section override it");
+  builder.set = [](RunConfig& config, const Json& json) {
+    const auto& all = presets();
+    const auto preset =
+        std::find_if(all.begin(), all.end(), [&](const ModelConfig& model) { return json == model.preset; });
+    config.model = *preset;
+  };
+  return builder.usually(R"("gpt2-124m")").changeable();  // its values are compared key by key
+}
+
+Builder dropout_field() {
+  Builder builder;
+  builder.path = "model.dropout";
+  builder.description = "shorthand that sets residual_dropout and attention_dropout";
+  builder.rule = NumberRule{.min = 0, .max = 1, .max_excluded = true};
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.model.residual_dropout = json.get<double>();
+    config.model.attention_dropout = json.get<double>();
+  };
+  return builder.usually("0.1");
+}
+
+void add_model(std::vector<Field>& table) {
+  const auto section = &RunConfig::model;
+  using M = ModelConfig;
+  const NumberRule probability{.min = 0, .max = 1, .max_excluded = true};
+  const Dependency rope{"model.positions", "model.positions is rope",
+                        [](const RunConfig& config) { return config.model.positions == PositionKind::rope; }};
+  table.insert(
+      table.end(),
+      {
+          preset_field(),
+          field("model.num_layers", section, &M::num_layers, IntegerRule{1, 10'000, {}}, "transformer blocks")
+              .required("12"),
+          field("model.hidden_size", section, &M::hidden_size, IntegerRule{1, 1 << 20, {}},
+                "width of the residual stream")
+              .required("768"),
+          field("model.num_heads", section, &M::num_heads, IntegerRule{1, 1 << 16, {}},
+                "attention heads; divides hidden_size")
+              .required("12"),
+          field("model.num_kv_heads", section, &M::num_kv_heads, IntegerRule{1, 1 << 16, {}},
+                "key and value heads of grouped-query attention; divides num_heads; default: num_heads")
+              .derived("12"),
+          field("model.ffn_hidden_size", section, &M::ffn_hidden_size, IntegerRule{1, 1 << 22, {}},
+                "width of the MLP; default: 4 hidden_size, or with swiglu 8/3 hidden_size rounded up to a multiple of "
+                "64")
+              .derived("3072"),
+          field("model.vocab_size", section, &M::vocab_size, IntegerRule{1, 2'147'483'647, {}},
+                "token ids are 0 to vocab_size - 1; never padded here")
+              .required("50257"),
+          field("model.sequence_length", section, &M::sequence_length, IntegerRule{1, 1 << 24, {}},
+                "tokens of a sample")
+              .required("1024"),
+          words<M, NormKind>("model.norm", section, &M::norm,
+                             {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
+                             "normalization before each branch and before the head"),
+          words<M, ActivationKind>("model.activation", section, &M::activation,
+                                   {{"gelu_tanh", ActivationKind::gelu_tanh},
+                                    {"gelu", ActivationKind::gelu},
+                                    {"swiglu", ActivationKind::swiglu}},
+                                   {}, "activation of the MLP; gelu is the exact form, swiglu is gated"),
+          words<M, PositionKind>("model.positions", section, &M::positions,
+                                 {{"learned", PositionKind::learned}, {"rope", PositionKind::rope}}, {},
+                                 "learned embeddings, or rotations of queries and keys"),
+          field("model.rope_theta", section, &M::rope_theta, NumberRule{.min = 1, .max = 1e12},
+                "base of the rotation angles")
+              .only_with(rope),
+          field("model.qk_norm", section, &M::qk_norm, BooleanRule{}, "normalize queries and keys per head"),
+          field("model.bias", section, &M::bias, BooleanRule{}, "biases of linears, and beta of layernorm"),
+          field("model.tied_head", section, &M::tied_head, BooleanRule{},
+                "the head is the transpose of the token embedding"),
+          dropout_field(),
+          field("model.residual_dropout", section, &M::residual_dropout, probability,
+                "dropout of the embedding and of both branches of a block")
+              .usually("0.1"),
+          field("model.attention_dropout", section, &M::attention_dropout, probability,
+                "dropout of the attention probabilities")
+              .usually("0.1"),
+          field("model.norm_eps", section, &M::norm_eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                "added to the variance or mean square in a norm"),
+          field("model.init_std", section, &M::init_std, NumberRule{.min = 0, .max = 10, .min_excluded = true},
+                "standard deviation of initial weights"),
+          field("model.z_loss", section, &M::z_loss, NumberRule{.min = 0, .max = 1},
+                "weight of the squared log-sum-exp of the logits in the loss"),
+      });
+}
+
+void add_data_and_batch(std::vector<Field>& table) {
+  const std::string example = R"([{"path": "data/corpus/train"}])";
+  table.insert(
+      table.end(),
+      {
+          field("data.train", &RunConfig::data, &DataConfig::train, SourcesRule{},
+                "token files to train on; on resume paths may change, the number of sources and weights may not")
+              .required(example),
+          field("data.validation", &RunConfig::data, &DataConfig::validation, SourcesRule{.may_be_empty = true},
+                "token files to validate on")
+              .usually(example)
+              .changeable(),
+          field("batch.global", &RunConfig::batch, &BatchConfig::global,
+                IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
+                "sequences per step; default: micro * accumulation")
+              .derived("16"),
+          field("batch.micro", &RunConfig::batch, &BatchConfig::micro, IntegerRule{1, 1 << 20, {}},
+                "sequences per micro-batch and rank; default: global / accumulation, or the largest divisor of global "
+                "up to 8")
+              .derived("8"),
+          field("batch.accumulation", &RunConfig::batch, &BatchConfig::accumulation,
+                IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
+                "micro-batches per step and rank; default: global / micro")
+              .derived("2"),
+      });
+}
+
+void add_parallel_and_precision(std::vector<Field>& table) {
+  using P = ParallelConfig;
+  const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}};
+  const std::vector<RefusedWord> refused = {
+      {"fp16", "fp16 needs dynamic loss scaling, which this build does not have", "bf16"},
+      {"fp8", "fp8 matrix products need a GPU backend, which this build does not have", "bf16"},
+  };
+  table.insert(
+      table.end(),
+      {
+          field("parallel.tensor", &RunConfig::parallel, &P::tensor,
+                IntegerRule{1, 1, "this build has no tensor parallelism"}, "ranks that share each layer"),
+          field("parallel.pipeline", &RunConfig::parallel, &P::pipeline,
+                IntegerRule{1, 1, "this build has no pipeline parallelism"}, "stages that share the layers"),
+          field("parallel.zero", &RunConfig::parallel, &P::zero, IntegerRule{0, 0, "this build has no ZeRO sharding"},
+                "ZeRO stage: 0 none, 1 optimizer state, 2 also gradients, 3 also weights"),
+          words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes,
+                                        refused, "weights, activations and matrix products"),
+          words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
+                                        refused, "the residual stream; default: compute")
+              .derived(R"("fp32")"),
+      });
+}
+
+Builder betas_field() {
+  Builder builder;
+  builder.path = "optimizer.betas";
+  builder.description = "decay rates of the first and second moment";
+  builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
+  builder.get = [](const RunConfig& config) -> Json {
+    return Json::array({config.optimizer.beta1, config.optimizer.beta2});
+  };
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.optimizer.beta1 = json[0].get<double>();
+    config.optimizer.beta2 = json[1].get<double>();
+  };
+  return builder;
+}
+
+void add_optimizer_and_schedule(std::vector<Field>& table) {
+  const auto section = &RunConfig::optimizer;
+  using O = OptimizerConfig;
+  using S = ScheduleConfig;
+  const Dependency wsd{"schedule.type", "schedule.type is wsd",
+                       [](const RunConfig& config) { return config.schedule.type == ScheduleKind::wsd; }};
+  const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
+                          [](const RunConfig& config) { return config.schedule.type != ScheduleKind::constant; }};
+  table.insert(table.end(),
+               {
+                   words<O, OptimizerKind>("optimizer.type", section, &O::type, {{"adamw", OptimizerKind::adamw}}, {},
+                                           "the optimizer"),
+                   field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
+                         "peak learning rate")
+                       .required("0.0003")
+                       .changeable(),
+                   betas_field(),
+                   field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                         "added to the root of the second moment"),
+                   field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
+                         "decoupled decay per unit of learning rate; never of norms and biases"),
+                   field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
+                         "largest global norm of the gradients; 0: no clipping"),
+                   words<S, ScheduleKind>("schedule.type", &RunConfig::schedule, &S::type,
+                                          {{"constant", ScheduleKind::constant},
+                                           {"linear", ScheduleKind::linear},
+                                           {"cosine", ScheduleKind::cosine},
+                                           {"wsd", ScheduleKind::wsd}},
+                                          {}, "course of the learning rate after warm-up; wsd: warm-up, stable, decay")
+                       .changeable(),
+                   field("schedule.warmup_steps", &RunConfig::schedule, &S::warmup_steps, IntegerRule{0, max_steps, {}},
+                         "steps of linear warm-up")
+                       .changeable(),
+                   field("schedule.decay_steps", &RunConfig::schedule, &S::decay_steps, IntegerRule{1, max_steps, {}},
+                         "steps of the final decay")
+                       .required("100")
+                       .only_with(wsd)
+                       .changeable(),
+                   field("schedule.min_lr", &RunConfig::schedule, &S::min_lr, NumberRule{.min = 0, .max = 10},
+                         "learning rate at the end")
+                       .only_with(decays)
+                       .changeable(),
+               });
+}
+
+void add_memory_checkpoint_log(std::vector<Field>& table) {
+  using M = MemoryConfig;
+  using C = CheckpointConfig;
+  const Dependency every_nth{"memory.recompute", "memory.recompute is every_nth", [](const RunConfig& config) {
+                               return config.memory.recompute == RecomputeKind::every_nth;
+                             }};
+  table.insert(
+      table.end(),
+      {
+          words<M, RecomputeKind>(
+              "memory.recompute", &RunConfig::memory, &M::recompute,
+              {{"none", RecomputeKind::none}, {"block", RecomputeKind::block}, {"every_nth", RecomputeKind::every_nth}},
+              {}, "which blocks keep only their input and are run again in backward")
+              .changeable(),
+          field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
+                "n of every_nth: blocks 0, n, 2n, ... are recomputed")
+              .required("2")
+              .only_with(every_nth)
+              .changeable(),
+          field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{1, 1 << 24, {}},
+                "rows of logits that exist at a time"),
+          field("checkpoint.every_steps", &RunConfig::checkpoint, &C::every_steps, IntegerRule{0, max_steps, {}},
+                "steps from one checkpoint to the next; 0: only at the end and when stopped")
+              .changeable(),
+          field("checkpoint.keep_last", &RunConfig::checkpoint, &C::keep_last, IntegerRule{1, 1'000'000, {}},
+                "newest checkpoints to keep")
+              .changeable(),
+          field("checkpoint.keep_every", &RunConfig::checkpoint, &C::keep_every, IntegerRule{0, max_steps, {}},
+                "checkpoints of steps that are multiples are kept for good; 0: none")
+              .changeable(),
+          field("log.every_steps", &RunConfig::log, &LogConfig::every_steps, IntegerRule{1, max_steps, {}},
+                "steps from one logged step to the next")
+              .changeable(),
+      });
+}
+
+void add_run(std::vector<Field>& table) {
+  const auto section = &RunConfig::run;
+  using R = RunSettings;
+  const Dependency validation{"data.validation", "data.validation names a source",
+                              [](const RunConfig& config) { return !config.data.validation.empty(); }};
+  table.insert(
+      table.end(),
+      {
+          field("run.steps", section, &R::steps, IntegerRule{1, max_steps, {}}, "optimizer steps of the run")
+              .required("1000")
+              .changeable(),
+          field("run.seed", section, &R::seed, IntegerRule{0, UINT64_MAX, {}},
+                "of initial weights, dropout and data order"),
+          field("run.out", section, &R::out, TextRule{},
+                "folder for metrics, checkpoints and the report; a relative path starts at the working directory")
+              .required(R"("runs/demo")")
+              .changeable(),
+          words<R, DeviceKind>("run.device", section, &R::device,
+                               {{"auto", DeviceKind::automatic}, {"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}},
+                               {{"cuda", "this build has no CUDA backend", "cpu"}},
+                               "backend; auto: the fastest there is")
+              .changeable(),
+          field("run.threads", section, &R::threads, IntegerRule{0, 65'536, {}},
+                "CPU threads; 0: every core the process may use")
+              .changeable(),
+          field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
+                "non-finite steps in a row that are skipped; one more ends the run")
+              .changeable(),
+          field("run.validate_every_steps", section, &R::validate_every_steps, IntegerRule{0, max_steps, {}},
+                "steps from one validation to the next; 0: at the end only")
+              .only_with(validation)
+              .changeable(),
+          field("run.validation_samples", section, &R::validation_samples, IntegerRule{1, 1 << 30, {}},
+                "sequences per validation")
+              .only_with(validation)
+              .changeable(),
+      });
+}
+
+std::vector<Field> make_table() {
+  std::vector<Field> table;
+  add_model(table);
+  add_data_and_batch(table);
+  add_parallel_and_precision(table);
+  add_optimizer_and_schedule(table);
+  add_memory_checkpoint_log(table);
+  add_run(table);
+  for (Field& row : table) {
+    if (row.example.empty()) row.example = row.get(RunConfig{}).dump();
+  }
+  return table;
+}
+
+}  // namespace
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> table = make_table();
+  return table;
+}
+
+const Field* find_field(std::string_view path) {
+  const auto& table = fields();
+  const auto found = std::find_if(table.begin(), table.end(), [&](const Field& row) { return row.path == path; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> section_names() {
+  std::vector<std::string> names;
+  for (const Field& row : fields()) {
+    if (names.empty() || names.back() != row.section()) names.push_back(row.section());
+  }
+  return names;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,149 @@
+#include "config/json_text.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <set>
+#include <utility>
+
+namespace gptrain {
+namespace {
+
+// "line:column" of the character that was read last, from the number of characters read.
+std::string place(std::string_view text, size_t chars_read) {
+  const std::string_view before = text.substr(0, std::min(text.size(), chars_read == 0 ? 0 : chars_read - 1));
+  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+  const size_t newline = before.rfind('\n');
+  const size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
+  return fmt::format("{}:{}", line, column);
+}
+
+// The library's message without its own prefix "[json.exception...] parse error at line L, column C: ".
+std::string bare_message(std::string_view what) {
+  if (const size_t tag = what.find("] "); tag != std::string_view::npos) what.remove_prefix(tag + 2);
+  if (what.starts_with("parse error")) what.remove_prefix(std::min(what.size(), what.find(": ") + 2));
+  return std::string(what);
+}
+
+// Builds the document from parser events. A frame is an object or array that is still open.
+class Builder final : public nlohmann::json_sax<Json> {
+ public:
+  explicit Builder(std::string_view text) : text_(text) {}
+
+  JsonText take() { return std::move(result_); }
+
+  bool null() override { return leaf(nullptr); }
+  bool boolean(bool value) override { return leaf(value); }
+  bool number_integer(number_integer_t value) override { return leaf(value); }
+  bool number_unsigned(number_unsigned_t value) override { return leaf(value); }
+  bool number_float(number_float_t value, const string_t&) override { return leaf(value); }
+  bool string(string_t& value) override { return leaf(std::move(value)); }
+  bool binary(binary_t&) override { return false; }  // JSON text has no binary values
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    Frame& frame = frames_.back();
+    frame.key = std::move(name);
+    frame.repeated = !frame.seen.insert(frame.key).second;
+    return true;
+  }
+
+  bool parse_error(size_t chars_read, const std::string&, const nlohmann::detail::exception& error) override {
+    result_.document = nullptr;
+    result_.syntax_error = fmt::format("{}: {}", place(text_, chars_read), bare_message(error.what()));
+    return false;
+  }
+
+ private:
+  struct Frame {
+    Json* container;
+    std::string key;             // of the value that comes next, in an object
+    std::set<std::string> seen;  // keys of an object
+    bool repeated = false;       // `key` was there before
+  };
+
+  bool leaf(Json value) {
+    put(std::move(value));
+    return true;
+  }
+
+  bool open(Json empty) {
+    frames_.push_back({put(std::move(empty)), {}, {}});
+    return true;
+  }
+
+  bool close() {
+    frames_.pop_back();
+    return true;
+  }
+
+  Json* put(Json value) {
+    if (frames_.empty()) {
+      result_.document = std::move(value);
+      return &result_.document;
+    }
+    Frame& frame = frames_.back();
+    if (frame.container->is_array()) {
+      frame.container->push_back(std::move(value));
+      return &frame.container->back();
+    }
+    if (frame.repeated) {
+      // An object or array has only been opened.
+      result_.duplicates.push_back({path(), value.is_object()  ? "{...}"
+                                            : value.is_array() ? "[...]"
+                                                               : show_value(value)});
+    }
+    Json& slot = (*frame.container)[frame.key];
+    const bool merge = frame.repeated && slot.is_object() && value.is_object();
+    if (!merge) slot = std::move(value);
+    return &slot;
+  }
+
+  // Of the value that comes next in the innermost object.
+  std::string path() const {
+    std::string result;
+    for (const Frame& frame : frames_) {
+      if (frame.container->is_array()) {
+        result += fmt::format("[{}]", frame.container->size() - 1);
+      } else {
+        result += (result.empty() ? "" : ".") + frame.key;
+      }
+    }
+    return result;
+  }
+
+  std::string_view text_;
+  JsonText result_;
+  std::vector<Frame> frames_;
+};
+
+std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace
+
+JsonText read_json(std::string_view text) {
+  Builder builder(text);
+  Json::sax_parse(text, &builder, Json::input_format_t::json, /*strict=*/true, /*ignore_comments=*/true);
+  return builder.take();
+}
+
+std::string show_value(const Json& value) {
+  constexpr size_t max_chars = 80;
+  // Nesting is not followed: it may be deeper than the stack.
+  if (value.is_object()) return value.empty() ? "{}" : "{...}";
+  if (value.is_array() && std::any_of(value.begin(), value.end(), [](const Json& v) { return v.is_structured(); })) {
+    return "[...]";
+  }
+  std::string text = dump(value);
+  if (text.size() > max_chars) {
+    size_t end = max_chars;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;  // not inside a UTF-8 character
+    text.resize(end);
+    text += "...";
+  }
+  return text;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,104 @@
+#include "config/presets.h"
+
+namespace gptrain {
+namespace {
+
+// GPT block: LayerNorm, GELU (tanh form), learned positions, biases, tied head.
+ModelConfig gpt(const char* name, int64_t num_layers, int64_t hidden_size, int64_t num_heads, int64_t vocab_size,
+                int64_t sequence_length) {
+  ModelConfig model;
+  model.preset = name;
+  model.num_layers = num_layers;
+  model.hidden_size = hidden_size;
+  model.num_heads = num_heads;
+  model.vocab_size = vocab_size;
+  model.sequence_length = sequence_length;
+  return model;
+}
+
+struct LlamaShape {
+  int64_t num_layers;
+  int64_t hidden_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;     // 0: num_heads
+  int64_t ffn_hidden_size;  // 0: the default for SwiGLU
+  int64_t sequence_length;
+};
+
+// LLaMA block: RMSNorm, RoPE, SwiGLU, no biases, untied head; the LLaMA 1 and 2 vocabulary. LLaMA 1 was published with
+// a norm epsilon of 1e-6; here it is LLaMA 2's 1e-5 throughout.
+ModelConfig llama(const char* name, const LlamaShape& shape) {
+  ModelConfig model = gpt(name, shape.num_layers, shape.hidden_size, shape.num_heads, 32000, shape.sequence_length);
+  model.num_kv_heads = shape.num_kv_heads;
+  model.ffn_hidden_size = shape.ffn_hidden_size;
+  model.norm = NormKind::rmsnorm;
+  model.activation = ActivationKind::swiglu;
+  model.positions = PositionKind::rope;
+  model.bias = false;
+  model.tied_head = false;
+  return model;
+}
+
+std::vector<ModelConfig> table() {
+  return {
+      // Radford et al., "Language models are unsupervised multitask learners" (2019), sizes of the released weights.
+      gpt("gpt2-124m", 12, 768, 12, 50257, 1024),
+      gpt("gpt2-355m", 24, 1024, 16, 50257, 1024),
+      gpt("gpt2-774m", 36, 1280, 20, 50257, 1024),
+      gpt("gpt2-1.5b", 48, 1600, 25, 50257, 1024),
+
+      // Brown et al., arXiv 2005.14165, table 2.1, with dense attention in every layer. Two rows of that table do not
+      // multiply out: 1.3B (24 heads of 128 in 2048) has 16 heads here, 13B (hidden 5140) has 5120.
+      gpt("gpt3-125m", 12, 768, 12, 50257, 2048),
+      gpt("gpt3-350m", 24, 1024, 16, 50257, 2048),
+      gpt("gpt3-760m", 24, 1536, 16, 50257, 2048),
+      gpt("gpt3-1.3b", 24, 2048, 16, 50257, 2048),
+      gpt("gpt3-2.7b", 32, 2560, 32, 50257, 2048),
+      gpt("gpt3-6.7b", 32, 4096, 32, 50257, 2048),
+      gpt("gpt3-13b", 40, 5120, 40, 50257, 2048),
+      gpt("gpt3-175b", 96, 12288, 96, 50257, 2048),
+
+      // Narayanan et al., arXiv 2104.04473, table 1.
+      gpt("megatron-1.7b", 24, 2304, 24, 51200, 2048),
+      gpt("megatron-3.6b", 30, 3072, 32, 51200, 2048),
+      gpt("megatron-7.5b", 36, 4096, 32, 51200, 2048),
+      gpt("megatron-18.4b", 40, 6144, 48, 51200, 2048),
+      gpt("megatron-39.1b", 48, 8192, 64, 51200, 2048),
+      gpt("megatron-76.1b", 60, 10240, 80, 51200, 2048),
+      gpt("megatron-145.6b", 80, 12288, 96, 51200, 2048),
+      gpt("megatron-310.1b", 96, 16384, 128, 51200, 2048),
+      gpt("megatron-529.6b", 105, 20480, 128, 51200, 2048),
+      gpt("megatron-1008b", 128, 25600, 160, 51200, 2048),
+
+      // LLaMA-160M of SpecInfer, arXiv 2305.09781.
+      llama("llama-160m", {12, 768, 12, 0, 3072, 2048}),
+      // Layers, width and heads of Pythia 410M, arXiv 2304.01373, with the LLaMA block.
+      llama("llama-410m", {24, 1024, 16, 0, 0, 2048}),
+      // TinyLlama 1.1B, arXiv 2401.02385.
+      llama("llama-1b", {22, 2048, 32, 4, 5632, 2048}),
+      // OpenLLaMA 3B (Geng and Liu, 2023).
+      llama("llama-3b", {26, 3200, 32, 0, 8640, 2048}),
+      // Touvron et al., LLaMA, arXiv 2302.13971, table 2; FFN widths of the released weights.
+      llama("llama-7b", {32, 4096, 32, 0, 11008, 2048}),
+      llama("llama-13b", {40, 5120, 40, 0, 13824, 2048}),
+      llama("llama-30b", {60, 6656, 52, 0, 17920, 2048}),
+      llama("llama-65b", {80, 8192, 64, 0, 22016, 2048}),
+      // Touvron et al., LLaMA 2, arXiv 2307.09288.
+      llama("llama-70b", {80, 8192, 64, 8, 28672, 4096}),
+  };
+}
+
+}  // namespace
+
+std::span<const ModelConfig> presets() {
+  static const std::vector<ModelConfig> all = table();
+  return all;
+}
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const ModelConfig& preset : presets()) names.push_back(preset.preset);
+  return names;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,165 @@
+#include "config/value_rule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+
+namespace gptrain {
+namespace {
+
+struct Subject {
+  const std::string& path;
+  const Json& value;
+  const std::string& example;
+  Faults& faults;
+
+  void fault(const std::string& rule, const std::string& nearest) const {
+    faults.add(path, show_value(value), rule, nearest);
+  }
+};
+
+enum class Side { below, inside, above };
+
+Side side_of(const IntegerRule& rule, const Json& value) {
+  const auto min = static_cast<double>(rule.min);
+  if (value.is_number_float()) {  // integral, or a literal beyond 64 bits
+    const double number = value.get<double>();
+    if (number < min) return Side::below;
+    return number >= 0x1p64 || (number >= 0 && static_cast<uint64_t>(number) > rule.max) ? Side::above : Side::inside;
+  }
+  if (!value.is_number_unsigned()) {
+    const auto number = value.get<int64_t>();
+    if (number < rule.min) return Side::below;
+    return number >= 0 && static_cast<uint64_t>(number) > rule.max ? Side::above : Side::inside;
+  }
+  const auto number = value.get<uint64_t>();
+  if (rule.min > 0 && number < static_cast<uint64_t>(rule.min)) return Side::below;
+  return number > rule.max ? Side::above : Side::inside;
+}
+
+void check(const IntegerRule& rule, const Subject& subject) {
+  if (!subject.value.is_number()) return subject.fault("must be an integer", subject.example);
+  const Side side = side_of(rule, subject.value);
+  if (side == Side::above && !rule.refusal.empty()) return subject.fault(rule.refusal, fmt::format("{}", rule.max));
+  if (side != Side::inside) {
+    return subject.fault(fmt::format("must be at least {} and at most {}", rule.min, rule.max),
+                         side == Side::below ? fmt::format("{}", rule.min) : fmt::format("{}", rule.max));
+  }
+  // As in JSON Schema, 12.0 and 1e4 are integers.
+  if (subject.value.is_number_float() && std::floor(subject.value.get<double>()) != subject.value.get<double>()) {
+    const double number = subject.value.get<double>();
+    subject.fault("must be an integer", fmt::format("{:.0f} or {:.0f}", std::floor(number), std::ceil(number)));
+  }
+}
+
+void check(const NumberRule& rule, const Subject& subject) {
+  if (!subject.value.is_number()) return subject.fault("must be a number", subject.example);
+  const auto number = subject.value.get<double>();
+  const bool below = rule.min_excluded ? !(number > rule.min) : !(number >= rule.min);
+  const bool above = rule.max_excluded ? !(number < rule.max) : !(number <= rule.max);
+  if (!below && !above) return;
+  const std::string bounds = fmt::format("must be {} {} and {} {}", rule.min_excluded ? "greater than" : "at least",
+                                         rule.min, rule.max_excluded ? "less than" : "at most", rule.max);
+  const bool bound_is_valid = below ? !rule.min_excluded : !rule.max_excluded;
+  subject.fault(bounds, bound_is_valid ? fmt::format("{}", below ? rule.min : rule.max) : subject.example);
+}
+
+void check(const BooleanRule&, const Subject& subject) {
+  if (!subject.value.is_boolean()) subject.fault("must be true or false", subject.example);
+}
+
+bool is_utf8(const Json& text) {
+  try {
+    (void)text.dump();
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
+void check(const TextRule&, const Subject& subject) {
+  if (!subject.value.is_string()) return subject.fault("must be text", subject.example);
+  const auto& text = subject.value.get_ref<const std::string&>();
+  if (text.empty()) return subject.fault("must not be empty", subject.example);
+  if (text.find('\0') != std::string::npos) return subject.fault("must not hold a NUL character", subject.example);
+  if (!is_utf8(subject.value)) subject.fault("must be UTF-8", subject.example);
+}
+
+void check(const WordRule& rule, const Subject& subject) {
+  constexpr size_t listed_words = 8;  // longer lists would bury the message
+  const std::string words =
+      rule.words.size() <= listed_words
+          ? fmt::format("must be one of {}", join(rule.words, ", "))
+          : fmt::format("must be one of the {} names that `gptrain config schema` lists", rule.words.size());
+  if (!subject.value.is_string()) return subject.fault(words, subject.example);
+  const auto& word = subject.value.get_ref<const std::string&>();
+  if (std::find(rule.words.begin(), rule.words.end(), word) != rule.words.end()) return;
+  const auto refused = std::find_if(rule.refused.begin(), rule.refused.end(),
+                                    [&](const RefusedWord& candidate) { return candidate.word == word; });
+  if (refused != rule.refused.end()) return subject.fault(refused->reason, fmt::format("\"{}\"", refused->instead));
+  subject.fault(words, fmt::format("\"{}\"", nearest_word(word, rule.words)));
+}
+
+void check(const NumberPairRule& rule, const Subject& subject) {
+  if (!subject.value.is_array() || subject.value.size() != 2) {
+    return subject.fault("must be an array of two numbers", subject.example);
+  }
+  const Json example = Json::parse(subject.example);
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string path = fmt::format("{}[{}]", subject.path, i);
+    check(rule.each, {path, subject.value[i], example[i].dump(), subject.faults});
+  }
+}
+
+void check_source(const std::string& path, const Json& source, Faults& faults) {
+  if (!source.is_object()) {
+    return faults.add(path, show_value(source), "must be an object with path and weight",
+                      R"({"path": "data/corpus/train"})");
+  }
+  for (const auto& [key, value] : source.items()) {
+    const auto known = std::find_if(source_keys().begin(), source_keys().end(),
+                                    [&name = key](const SourceKey& candidate) { return candidate.key == name; });
+    if (known != source_keys().end()) {
+      check_value(known->rule, path + "." + key, value, known->example, faults);
+      continue;
+    }
+    std::vector<std::string> names;
+    for (const SourceKey& candidate : source_keys()) names.push_back(candidate.key);
+    faults.add(path + "." + key, show_value(value), "unknown key", path + "." + nearest_word(key, names));
+  }
+  for (const SourceKey& known : source_keys()) {
+    if (known.required && !source.contains(known.key)) {
+      faults.add(path + "." + known.key, "", "must be given", known.example);
+    }
+  }
+}
+
+void check(const SourcesRule& rule, const Subject& subject) {
+  if (!subject.value.is_array()) return subject.fault("must be an array of data sources", subject.example);
+  if (subject.value.empty() && !rule.may_be_empty) {
+    return subject.fault("must hold at least one data source", subject.example);
+  }
+  for (size_t i = 0; i < subject.value.size(); ++i) {
+    check_source(fmt::format("{}[{}]", subject.path, i), subject.value[i], subject.faults);
+  }
+}
+
+}  // namespace
+
+const std::vector<SourceKey>& source_keys() {
+  static const std::vector<SourceKey> keys = {
+      {"path", "PREFIX of PREFIX.bin and PREFIX.idx; a relative path starts at the working directory", TextRule{}, true,
+       R"("data/corpus/train")"},
+      {"weight", "share of the samples that come from this source, relative to the other weights",
+       NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
+  };
+  return keys;
+}
+
+void check_value(const ValueRule& rule, const std::string& path, const Json& value, const std::string& example,
+                 Faults& faults) {
+  const Subject subject{path, value, example, faults};
+  std::visit([&](const auto& alternative) { check(alternative, subject); }, rule);
+}
+
+}  // namespace gptrain

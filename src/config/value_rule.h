@@ -1,0 +1,69 @@
+// What the value of one key may be, apart from which key it is: types, ranges and words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "config/faults.h"
+#include "config/json_text.h"
+
+namespace gptrain {
+
+struct IntegerRule {
+  int64_t min = 0;
+  uint64_t max = 0;
+  std::string refusal;  // why values above `max`, which later work brings, are refused; empty: `max` is the whole rule
+};
+
+struct NumberRule {
+  double min = 0;
+  double max = 0;
+  bool min_excluded = false;
+  bool max_excluded = false;
+};
+
+struct BooleanRule {};
+
+struct TextRule {};  // not empty, UTF-8, no NUL
+
+// A word that the config language has and this build cannot honour.
+struct RefusedWord {
+  std::string word;
+  std::string reason;
+  std::string instead;
+};
+
+struct WordRule {
+  std::vector<std::string> words;
+  std::vector<RefusedWord> refused;
+};
+
+struct NumberPairRule {
+  NumberRule each;
+};
+
+// An array of data sources, each an object with the keys of source_keys().
+struct SourcesRule {
+  bool may_be_empty = false;
+};
+
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, SourcesRule>;
+
+struct SourceKey {
+  std::string key;
+  std::string description;
+  ValueRule rule;
+  bool required;
+  std::string example;  // JSON text
+};
+
+const std::vector<SourceKey>& source_keys();
+
+// Adds a fault for everything in `value` that breaks `rule`. `example` is the JSON text of a valid value, proposed
+// where no value is nearest.
+void check_value(const ValueRule& rule, const std::string& path, const Json& value, const std::string& example,
+                 Faults& faults);
+
+}  // namespace gptrain

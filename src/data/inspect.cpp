@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <fmt/format.h>
+#include <iterator>
+#include <numeric>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "data/pack.h"
+#include "data/token_file.h"
+
+namespace gptrain {
+namespace {
+
+// Counting takes one number per id; an id above this is a damaged file and not a vocabulary.
+constexpr int64_t max_vocab_size = int64_t{1} << 24;
+constexpr int64_t chunk_tokens = int64_t{1} << 16;
+constexpr int32_t end_of_document = 256;  // of tokenizer "bytes"
+constexpr size_t num_frequent_tokens = 10;
+constexpr int64_t bar_width = 40;
+
+std::vector<int64_t> count_tokens(const TokenFile& file) {
+  std::vector<int64_t> counts;
+  std::vector<int32_t> chunk(chunk_tokens);
+  for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens) {
+    const int64_t count = std::min(chunk_tokens, file.num_tokens() - first);
+    file.read({first, count}, max_vocab_size, chunk.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const auto id = static_cast<size_t>(chunk[static_cast<size_t>(i)]);
+      if (id >= counts.size()) counts.resize(id + 1);
+      ++counts[id];
+    }
+  }
+  return counts;
+}
+
+// H = log N - sum c log c / N over the counts c, which add up to N.
+double entropy(const std::vector<int64_t>& counts) {
+  double total = 0;
+  double sum = 0;
+  for (const int64_t count : counts) {
+    if (count == 0) continue;
+    const auto c = static_cast<double>(count);
+    total += c;
+    sum += c * std::log(c);
+  }
+  return std::max(0.0, std::log(total) - sum / total);
+}
+
+// The length in bytes of the printable UTF-8 character that `text` starts with (Unicode 15, table 3-7); 0 if there is
+// none. Control characters could change the terminal they are printed on; newline and tab are wanted.
+size_t printable_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
+  const auto continues = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return lead == '\n' || lead == '\t' || (lead >= 0x20 && lead != 0x7F) ? 1 : 0;
+  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
+  if (lead < 0xE0) return lead == 0xC2 && byte(1) < 0xA0 ? 0 : 2;  // U+0080 to U+009F are controls
+  if (!continues(2)) return 0;
+  if (lead < 0xF0) {
+    const bool overlong = lead == 0xE0 && byte(1) < 0xA0;
+    const bool surrogate = lead == 0xED && byte(1) > 0x9F;
+    return overlong || surrogate ? 0 : 3;
+  }
+  const bool overlong = lead == 0xF0 && byte(1) < 0x90;
+  const bool past_unicode = lead == 0xF4 && byte(1) > 0x8F;
+  return !continues(3) || overlong || past_unicode ? 0 : 4;
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t length = printable_length(text);
+    if (length > 0) {
+      result += text.substr(0, length);
+    } else {
+      fmt::format_to(std::back_inserter(result), "\\x{:02x}", static_cast<uint8_t>(text[0]));
+    }
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return result;
+}
+
+std::string print_document(const TokenFile& file, const std::filesystem::path& prefix, int64_t document) {
+  if (document >= file.num_documents()) {
+    throw Error(ExitCode::data, "{} has no document {}; its documents are 0 to {}", prefix.native(), document,
+                file.num_documents() - 1);
+  }
+  const TokenFile::Range range = file.document(document);
+  std::vector<int32_t> tokens(static_cast<size_t>(range.count));
+  file.read(range, max_vocab_size, tokens.data());
+  const bool is_bytes = !tokens.empty() && tokens.back() == end_of_document &&
+                        std::all_of(tokens.begin(), tokens.end() - 1, [](int32_t id) { return id < end_of_document; });
+  std::string text;
+  if (!is_bytes) {
+    for (const int32_t token : tokens) fmt::format_to(std::back_inserter(text), "{}\n", token);
+    return text;
+  }
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) text += static_cast<char>(tokens[i]);
+  return printable(text) + '\n';
+}
+
+std::string length_histogram(const TokenFile& file) {
+  // Bucket b holds lengths of b bits: 0, 1, 2-3, 4-7, ...
+  std::array<int64_t, 65> buckets{};
+  for (int64_t i = 0; i < file.num_documents(); ++i) {
+    ++buckets[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(file.document(i).count)))];
+  }
+  const int64_t highest = *std::max_element(buckets.begin(), buckets.end());
+  std::string text = fmt::format("\n{:>27}  {:>15}\n", "document length, tokens", "documents");
+  for (size_t bits = 0; bits < buckets.size(); ++bits) {
+    if (buckets[bits] == 0) continue;
+    const int64_t shortest = bits == 0 ? 0 : int64_t{1} << (bits - 1);
+    const int64_t longest = bits == 0 ? 0 : shortest + (shortest - 1);
+    const std::string bar(static_cast<size_t>(buckets[bits] * bar_width / highest), '#');
+    text += fmt::format("{:>12} - {:>12}  {:>15}  {}\n", format_grouped(shortest), format_grouped(longest),
+                        format_grouped(buckets[bits]), bar);
+  }
+  return text;
+}
+
+std::string frequent_tokens(const std::vector<int64_t>& counts, int64_t num_tokens) {
+  std::vector<size_t> ids(counts.size());
+  std::iota(ids.begin(), ids.end(), size_t{0});
+  const auto shown = static_cast<std::ptrdiff_t>(std::min(ids.size(), num_frequent_tokens));
+  std::partial_sort(ids.begin(), ids.begin() + shown, ids.end(),
+                    [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] > counts[b] : a < b; });
+  std::string text = fmt::format("\n{:>10}  {:>15}  {:>7}\n", "token", "count", "share");
+  for (auto id = ids.begin(); id != ids.begin() + shown && counts[*id] > 0; ++id) {
+    text += fmt::format("{:>10}  {:>15}  {:>6.2f}%\n", *id, format_grouped(counts[*id]),
+                        100.0 * static_cast<double>(counts[*id]) / static_cast<double>(num_tokens));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string inspect(const std::filesystem::path& prefix, int64_t sample) {
+  const TokenFile file(prefix);
+  if (sample >= 0) return print_document(file, prefix, sample);
+  const std::vector<int64_t> counts = count_tokens(file);
+  const int64_t num_tokens = file.num_tokens();
+  std::string text =
+      fmt::format("{}: {} documents, {} tokens of dtype {} ({}), largest id {}\n", prefix.native(),
+                  format_grouped(file.num_documents()), format_grouped(num_tokens), dtype_name(file.dtype()),
+                  format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
+  text +=
+      fmt::format("unigram entropy {:.4f} nats: the loss of the best guess that sees no context\n", entropy(counts));
+  return text + length_histogram(file) + frequent_tokens(counts, num_tokens);
+}
+
+double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
+
+}  // namespace gptrain

@@ -1,0 +1,42 @@
+// A file mapped into memory for reading.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+namespace gptrain {
+
+// A whole regular file, read-only. The size is that at opening: a file that somebody replaces by rename stays as it
+// was, one that somebody truncates in place must not be read any more.
+class MappedFile {
+ public:
+  // Throws Error(data), naming the file and the system's reason.
+  explicit MappedFile(std::filesystem::path path);
+
+  const std::filesystem::path& path() const { return path_; }
+  int64_t size_bytes() const { return size_bytes_; }
+  const std::byte* data() const { return memory_.get(); }
+
+  // The value at `offset_bytes`, which needs no alignment but must lie inside the file.
+  template <typename T>
+  T load(int64_t offset_bytes) const {
+    T value;
+    std::memcpy(&value, data() + offset_bytes, sizeof value);
+    return value;
+  }
+
+ private:
+  struct Unmap {
+    size_t size_bytes;
+    void operator()(const std::byte* memory) const;
+  };
+
+  std::filesystem::path path_;
+  int64_t size_bytes_ = 0;
+  std::unique_ptr<const std::byte, Unmap> memory_{nullptr, Unmap{0}};
+};
+
+}  // namespace gptrain

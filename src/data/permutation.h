@@ -1,0 +1,31 @@
+// A shuffle of [0, n) that is computed per index: no table, no memory, any n.
+#pragma once
+
+#include <cstdint>
+
+#include "base/philox.h"
+
+namespace gptrain {
+
+// A bijection of [0, size), chosen by key and tweak, in O(1) expected time and no memory: a Feistel network (Luby and
+// Rackoff, SIAM J. Comput. 1988) over the smallest power of two >= size, with Philox as its round function, applied
+// again while the result lies outside ("cycle walking", Black and Rogaway, CT-RSA 2002). Equal on every machine.
+class Permutation {
+ public:
+  // 1 <= size <= 2^63.
+  Permutation(PhiloxKey key, uint64_t tweak, uint64_t size);
+
+  uint64_t operator()(uint64_t index) const;  // index < size
+
+ private:
+  uint64_t feistel(uint64_t value) const;
+
+  PhiloxKey key_;
+  uint64_t tweak_;
+  uint64_t size_;
+  int low_bits_;
+  uint32_t high_mask_;
+  uint32_t low_mask_;
+};
+
+}  // namespace gptrain

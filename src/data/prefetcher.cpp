@@ -1,0 +1,162 @@
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <exception>
+#include <mutex>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "data/dataset.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t alignment_bytes = 256;
+
+int64_t aligned(int64_t bytes) { return (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes; }
+
+int64_t token_bytes(int64_t batch, int64_t sequence_length) {
+  return aligned(batch * sequence_length * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+// A thread inherits the signal mask of its maker. With the stop signals blocked while it starts, they reach only
+// threads that expect them.
+class StopSignalsBlocked {
+ public:
+  StopSignalsBlocked() {
+    sigset_t stop_signals;
+    sigemptyset(&stop_signals);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&stop_signals, signal);
+    pthread_sigmask(SIG_BLOCK, &stop_signals, &before_);
+  }
+  ~StopSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  StopSignalsBlocked(const StopSignalsBlocked&) = delete;
+  StopSignalsBlocked& operator=(const StopSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+int64_t MicroBatch::bytes(int64_t batch, int64_t sequence_length) {
+  return 2 * token_bytes(batch, sequence_length) + aligned(batch * static_cast<int64_t>(sizeof(int64_t)));
+}
+
+MicroBatch MicroBatch::at(std::byte* memory, int64_t batch, int64_t sequence_length) {
+  const int64_t part = token_bytes(batch, sequence_length);
+  return {.tokens = reinterpret_cast<int32_t*>(memory),
+          .targets = reinterpret_cast<int32_t*>(memory + part),
+          .sample_ids = reinterpret_cast<int64_t*>(memory + 2 * part)};
+}
+
+struct Prefetcher::Impl {
+  Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t sequence_length_, std::byte* ring,
+       int depth)
+      : dataset(dataset_), first_sample(first_sample_), batch(batch_), sequence_length(sequence_length_) {
+    const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length);
+    for (int i = 0; i < depth; ++i) slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length));
+    const StopSignalsBlocked blocked;
+    try {
+      thread = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      throw Error(ExitCode::device, "cannot start the thread that reads data: {}", error.what());
+    }
+  }
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+
+  MicroBatch& slot(int64_t micro_batch) { return slots[static_cast<size_t>(micro_batch) % slots.size()]; }
+
+  void run() {
+    // On Linux this sets the one thread. Refused or not: it is a courtesy to the threads that compute.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 19);
+    try {
+      for (int64_t k = 0; wait_for_room(k); ++k) {
+        if (!fill(k)) return;
+        {
+          const std::lock_guard lock(mutex);
+          num_filled = k + 1;
+        }
+        changed.notify_all();
+      }
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+      changed.notify_all();
+    }
+  }
+
+  // False: told to stop.
+  bool wait_for_room(int64_t micro_batch) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return stopping || micro_batch < num_released + static_cast<int64_t>(slots.size()); });
+    return !stopping;
+  }
+
+  bool fill(int64_t micro_batch) {
+    const MicroBatch& target = slot(micro_batch);
+    for (int64_t b = 0; b < batch; ++b) {
+      if (stopping) return false;
+      target.sample_ids[b] = first_sample + micro_batch * batch + b;
+      dataset.read(target.sample_ids[b], target.tokens + b * sequence_length, target.targets + b * sequence_length);
+    }
+    return true;
+  }
+
+  const MicroBatch& next() {
+    std::unique_lock lock(mutex);
+    num_released = num_taken;
+    changed.notify_all();
+    if (num_filled == num_taken && !failure) {
+      const auto start = std::chrono::steady_clock::now();
+      changed.wait(lock, [&] { return num_filled > num_taken || failure; });
+      waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    if (num_filled == num_taken) std::rethrow_exception(failure);
+    return slot(num_taken++);
+  }
+
+  const Dataset& dataset;
+  const int64_t first_sample;
+  const int64_t batch;
+  const int64_t sequence_length;
+  std::vector<MicroBatch> slots;
+  double waited_seconds = 0;
+
+  std::mutex mutex;  // of what follows
+  std::condition_variable changed;
+  int64_t num_filled = 0;
+  int64_t num_taken = 0;     // returned by next()
+  int64_t num_released = 0;  // num_taken, or one less while the last is in use
+  std::exception_ptr failure;
+  std::atomic<bool> stopping = false;  // also read without the lock, between samples
+
+  std::thread thread;  // last: starts when everything else is there
+};
+
+Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t sequence_length,
+                       std::byte* ring, int depth)
+    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, sequence_length, ring, depth)) {}
+
+Prefetcher::~Prefetcher() = default;
+
+const MicroBatch& Prefetcher::next() { return impl_->next(); }
+
+double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
+
+}  // namespace gptrain

@@ -1,0 +1,175 @@
+#include "data/token_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <fmt/format.h>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+using namespace token_index;
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and read without conversion");
+
+template <typename... Args>
+[[noreturn]] void damaged(const MappedFile& file, int64_t byte, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+MappedFile open_part(const std::filesystem::path& prefix, std::string_view suffix) {
+  std::filesystem::path path = token_file_path(prefix, suffix);
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    throw Error(ExitCode::data,
+                "{} does not exist (a data path is the PREFIX of PREFIX.bin and PREFIX.idx, which `gptrain data pack` "
+                "writes)",
+                path.native());
+  }
+  return MappedFile(std::move(path));
+}
+
+std::string_view dtype_code_name(uint8_t code) {
+  static constexpr std::array<std::string_view, 9> names = {"unknown", "u8",  "i8",  "i16", "i32",
+                                                            "i64",     "f64", "f32", "u16"};
+  return code < names.size() ? names[code] : names[0];
+}
+
+}  // namespace
+
+std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
+  return prefix.native() + std::string(suffix);
+}
+
+TokenFile::TokenFile(const std::filesystem::path& prefix)
+    : index_(open_part(prefix, ".idx")), tokens_(open_part(prefix, ".bin")) {
+  check_header();
+  check_sequences();
+  check_boundaries();
+  if (num_tokens() == 0) damaged(tokens_, 0, "the file holds no tokens");
+}
+
+int64_t TokenFile::length_at(int64_t sequence) const { return header_bytes + 4 * sequence; }
+int64_t TokenFile::offset_at(int64_t sequence) const { return length_at(num_sequences_) + 8 * sequence; }
+int64_t TokenFile::boundary_at(int64_t boundary) const { return offset_at(num_sequences_) + 8 * boundary; }
+
+void TokenFile::check_header() {
+  const int64_t size = index_.size_bytes();
+  const auto magic_bytes = static_cast<int64_t>(magic.size());
+  if (size < magic_bytes || std::memcmp(index_.data(), magic.data(), magic.size()) != 0) {
+    damaged(index_, 0, "the file does not start with \"MMIDIDX\", so it is not the index of a token file");
+  }
+  if (size < header_bytes) damaged(index_, size, "the file ends here, inside its header of {} bytes", header_bytes);
+
+  const auto found_version = index_.load<uint64_t>(version_at);
+  if (found_version != version) damaged(index_, version_at, "version {}, but only {} is known", found_version, version);
+
+  const auto code = index_.load<uint8_t>(dtype_at);
+  if (code != u16_code && code != i32_code) {
+    damaged(index_, dtype_at, "dtype code {} ({}) is not supported; tokens must be u16 (code {}) or i32 (code {})",
+            code, dtype_code_name(code), u16_code, i32_code);
+  }
+  dtype_ = code == u16_code ? DType::u16 : DType::i32;
+
+  // Divided, never multiplied: the counts may be any 64-bit numbers.
+  const auto num_sequences = index_.load<uint64_t>(num_sequences_at);
+  const auto num_boundaries = index_.load<uint64_t>(num_boundaries_at);
+  const auto room_bytes = static_cast<uint64_t>(size - header_bytes);
+  if (num_sequences > room_bytes / 12) {
+    damaged(index_, num_sequences_at, "{} sequences do not fit in a file of {} bytes: truncated or damaged",
+            num_sequences, size);
+  }
+  const uint64_t boundary_bytes = room_bytes - 12 * num_sequences;
+  if (boundary_bytes % 8 != 0 || num_boundaries != boundary_bytes / 8) {
+    damaged(index_, num_boundaries_at,
+            "{} sequences and {} document boundaries do not make a file of {} bytes: truncated or damaged",
+            num_sequences, num_boundaries, size);
+  }
+  if (num_boundaries == 0) damaged(index_, num_boundaries_at, "no document boundaries; there must be at least one");
+  num_sequences_ = static_cast<int64_t>(num_sequences);
+  num_boundaries_ = static_cast<int64_t>(num_boundaries);
+}
+
+void TokenFile::check_sequences() const {
+  const int64_t token_bytes = dtype_bytes(dtype_);
+  int64_t end = 0;
+  for (int64_t i = 0; i < num_sequences_; ++i) {
+    const auto length = index_.load<int32_t>(length_at(i));
+    if (length < 0) damaged(index_, length_at(i), "sequence {} has the negative length {}", i, length);
+    const auto offset = index_.load<int64_t>(offset_at(i));
+    if (offset != end) {
+      damaged(index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i, offset,
+              end);
+    }
+    // No overflow: `end` is within the file, and a sequence takes less than 2^33 bytes.
+    end += length * token_bytes;
+    if (end > tokens_.size_bytes()) {
+      damaged(tokens_, tokens_.size_bytes(), "the file ends here, but sequence {} of its index reaches to byte {}", i,
+              end);
+    }
+  }
+  if (end != tokens_.size_bytes()) {
+    damaged(tokens_, end, "the sequences of the index end here, but the file goes on to byte {}", tokens_.size_bytes());
+  }
+}
+
+void TokenFile::check_boundaries() const {
+  int64_t previous = 0;
+  for (int64_t i = 0; i < num_boundaries_; ++i) {
+    const auto boundary = index_.load<int64_t>(boundary_at(i));
+    if (i == 0 && boundary != 0) {
+      damaged(index_, boundary_at(i), "the first document starts at sequence {}, must be 0", boundary);
+    }
+    if (boundary < previous || boundary > num_sequences_) {
+      damaged(index_, boundary_at(i), "document boundary {} is sequence {}, must be from {} to {}", i, boundary,
+              previous, num_sequences_);
+    }
+    previous = boundary;
+  }
+  if (previous != num_sequences_) {
+    damaged(index_, boundary_at(num_boundaries_ - 1), "the last document ends at sequence {}, must be {}", previous,
+            num_sequences_);
+  }
+}
+
+int64_t TokenFile::sequence_start(int64_t sequence) const {
+  const int64_t bytes = sequence < num_sequences_ ? index_.load<int64_t>(offset_at(sequence)) : tokens_.size_bytes();
+  return bytes / dtype_bytes(dtype_);
+}
+
+TokenFile::Range TokenFile::document(int64_t document) const {
+  const int64_t first = sequence_start(index_.load<int64_t>(boundary_at(document)));
+  const int64_t end = sequence_start(index_.load<int64_t>(boundary_at(document + 1)));
+  return {first, end - first};
+}
+
+void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
+  if (dtype_ == DType::u16) {
+    read_as<uint16_t>(range, vocab_size, out);
+  } else {
+    read_as<int32_t>(range, vocab_size, out);
+  }
+}
+
+template <typename T>
+void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
+  // The .bin has no header and is mapped at a page, so its tokens are aligned.
+  const T* first = reinterpret_cast<const T*>(tokens_.data()) + range.first;
+  uint32_t largest = 0;  // a negative token counts as one past every vocabulary
+  for (int64_t i = 0; i < range.count; ++i) {
+    out[i] = static_cast<int32_t>(first[i]);
+    largest = std::max(largest, static_cast<uint32_t>(first[i]));
+  }
+  if (largest < vocab_size && largest <= uint32_t{std::numeric_limits<int32_t>::max()}) return;
+  const T* bad = std::find_if(first, first + range.count, [&](T token) { return token < 0 || token >= vocab_size; });
+  const int64_t position = range.first + (bad - first);
+  damaged(tokens_, position * static_cast<int64_t>(sizeof(T)),
+          "token {} at position {} is outside the vocabulary of {}", *bad, position, vocab_size);
+}
+
+}  // namespace gptrain

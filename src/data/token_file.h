@@ -1,0 +1,70 @@
+// One source of tokens on disk: PREFIX.bin and PREFIX.idx, the indexed dataset of Megatron-LM (data/README.md).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "data/mapped_file.h"
+
+namespace gptrain {
+
+// The layout of PREFIX.idx, shared by reader and writer.
+namespace token_index {
+constexpr std::string_view magic{"MMIDIDX\0\0", 9};
+constexpr uint64_t version = 1;
+constexpr int64_t version_at = 9;
+constexpr int64_t dtype_at = 17;
+constexpr int64_t num_sequences_at = 18;
+constexpr int64_t num_boundaries_at = 26;
+constexpr int64_t header_bytes = 34;
+constexpr uint8_t i32_code = 4;
+constexpr uint8_t u16_code = 8;
+}  // namespace token_index
+
+// PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
+std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
+
+// Both files mapped. All documents joined end to end form one run of num_tokens() tokens.
+class TokenFile {
+ public:
+  // Checks every field of the index against the sizes of both files and against each other. Throws Error(data) naming
+  // file and byte.
+  explicit TokenFile(const std::filesystem::path& prefix);
+
+  DType dtype() const { return dtype_; }  // u16 or i32
+  int64_t num_tokens() const { return tokens_.size_bytes() / dtype_bytes(dtype_); }
+  int64_t num_documents() const { return num_boundaries_ - 1; }
+
+  struct Range {
+    int64_t first;
+    int64_t count;
+  };
+  // The tokens of a document, 0 <= document < num_documents().
+  Range document(int64_t document) const;
+
+  // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data) naming file
+  // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
+  void read(Range range, int64_t vocab_size, int32_t* out) const;
+
+ private:
+  void check_header();
+  void check_sequences() const;
+  void check_boundaries() const;
+  int64_t length_at(int64_t sequence) const;    // bytes into .idx
+  int64_t offset_at(int64_t sequence) const;    // bytes into .idx
+  int64_t boundary_at(int64_t boundary) const;  // bytes into .idx
+  int64_t sequence_start(int64_t sequence) const;
+  template <typename T>
+  void read_as(Range range, int64_t vocab_size, int32_t* out) const;
+
+  MappedFile index_;
+  MappedFile tokens_;
+  DType dtype_ = DType::u16;
+  int64_t num_sequences_ = 0;
+  int64_t num_boundaries_ = 0;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,185 @@
+#include "data/token_writer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <unistd.h>
+#include <vector>
+
+#include "base/error.h"
+#include "data/token_file.h"
+
+namespace gptrain {
+namespace {
+
+[[noreturn]] void throw_system_error(const std::filesystem::path& path) {
+  throw Error(ExitCode::data, "cannot write {}: {}", path.native(), std::generic_category().message(errno));
+}
+
+// Written under a temporary name in the folder of `path`, which it takes over when everything is on the disk.
+class OutputFile {
+ public:
+  explicit OutputFile(std::filesystem::path path)
+      : path_(std::move(path)), temporary_(path_.native() + fmt::format(".tmp-{}", ::getpid())) {
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0) throw_system_error(path_);
+    buffer_.reserve(buffer_bytes);
+  }
+  ~OutputFile() {
+    if (file_ >= 0) ::close(file_);
+    if (!renamed_) ::unlink(temporary_.c_str());
+  }
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+  template <typename T>
+  void put(T value) {
+    put_bytes(&value, sizeof value);
+  }
+
+  void put_bytes(const void* bytes, size_t count) {
+    if (buffer_.size() + count > buffer_bytes) flush();
+    const auto* first = static_cast<const char*>(bytes);
+    buffer_.insert(buffer_.end(), first, first + count);
+  }
+
+  void sync() {
+    flush();
+    if (::fsync(file_) != 0) throw_system_error(path_);
+    const int result = ::close(file_);
+    file_ = -1;
+    if (result != 0) throw_system_error(path_);
+  }
+
+  void rename() {
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) throw_system_error(path_);
+    renamed_ = true;
+  }
+
+ private:
+  static constexpr size_t buffer_bytes = size_t{1} << 20;
+
+  void flush() {
+    for (size_t done = 0; done < buffer_.size();) {
+      const ssize_t written = ::write(file_, buffer_.data() + done, buffer_.size() - done);
+      if (written < 0 && errno != EINTR) throw_system_error(path_);
+      if (written > 0) done += static_cast<size_t>(written);
+    }
+    buffer_.clear();
+  }
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int file_ = -1;
+  bool renamed_ = false;
+  std::vector<char> buffer_;
+};
+
+// A rename or removal survives a power cut only once its folder is on the disk.
+void sync_folder_of(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) throw_system_error(folder);
+  const int result = ::fsync(file);
+  const int reason = errno;
+  ::close(file);
+  errno = reason;
+  // Some file systems cannot sync a folder and say EINVAL; there is nothing more to be done on those.
+  if (result != 0 && errno != EINVAL) throw_system_error(folder);
+}
+
+}  // namespace
+
+struct TokenWriter::Impl {
+  Impl(const std::filesystem::path& prefix, DType dtype_, int32_t max_sequence_tokens_)
+      : tokens(token_file_path(prefix, ".bin")),
+        index(token_file_path(prefix, ".idx")),
+        dtype(dtype_),
+        max_sequence_tokens(max_sequence_tokens_) {}
+
+  template <typename T>
+  void put_tokens(std::span<const int32_t> values) {
+    for (const int32_t token : values) {
+      const auto stored = static_cast<T>(token);
+      if (token < 0 || static_cast<int32_t>(stored) != token) {
+        throw Error(ExitCode::data, "cannot write {}: token {} is not a token of dtype {}", tokens.path().native(),
+                    token, dtype_name(dtype));
+      }
+      tokens.put(stored);
+    }
+  }
+
+  void put_index() {
+    index.put_bytes(token_index::magic.data(), token_index::magic.size());
+    index.put(token_index::version);
+    index.put(dtype == DType::u16 ? token_index::u16_code : token_index::i32_code);
+    index.put(uint64_t{lengths.size()});
+    index.put(uint64_t{boundaries.size()});
+    for (const int32_t length : lengths) index.put(length);
+    int64_t offset = 0;
+    for (const int32_t length : lengths) {
+      index.put(offset);
+      offset += length * dtype_bytes(dtype);
+    }
+    for (const int64_t boundary : boundaries) index.put(boundary);
+  }
+
+  OutputFile tokens;
+  OutputFile index;
+  DType dtype;
+  int32_t max_sequence_tokens;
+  bool in_sequence = false;  // the last of `lengths` can still grow
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> boundaries = {0};
+};
+
+TokenWriter::TokenWriter(const std::filesystem::path& prefix, DType dtype, int32_t max_sequence_tokens)
+    : impl_(std::make_unique<Impl>(prefix, dtype, max_sequence_tokens)) {}
+
+TokenWriter::~TokenWriter() = default;
+
+void TokenWriter::append(std::span<const int32_t> tokens) {
+  if (impl_->dtype == DType::u16) {
+    impl_->put_tokens<uint16_t>(tokens);
+  } else {
+    impl_->put_tokens<int32_t>(tokens);
+  }
+  for (size_t left = tokens.size(); left > 0;) {
+    if (!impl_->in_sequence || impl_->lengths.back() == impl_->max_sequence_tokens) impl_->lengths.push_back(0);
+    impl_->in_sequence = true;
+    int32_t& length = impl_->lengths.back();
+    const size_t taken = std::min(left, static_cast<size_t>(impl_->max_sequence_tokens - length));
+    length += static_cast<int32_t>(taken);
+    left -= taken;
+  }
+}
+
+void TokenWriter::end_document() {
+  impl_->in_sequence = false;
+  impl_->boundaries.push_back(static_cast<int64_t>(impl_->lengths.size()));
+}
+
+void TokenWriter::finish() {
+  impl_->put_index();
+  impl_->tokens.sync();
+  impl_->index.sync();
+  const std::filesystem::path& index_path = impl_->index.path();
+  if (::unlink(index_path.c_str()) == 0) {
+    sync_folder_of(index_path);
+  } else if (errno != ENOENT) {
+    throw_system_error(index_path);
+  }
+  impl_->tokens.rename();
+  impl_->index.rename();
+  sync_folder_of(index_path);
+}
+
+}  // namespace gptrain

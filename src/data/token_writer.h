@@ -1,0 +1,36 @@
+// Writes a token file: PREFIX.bin and PREFIX.idx (data/README.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+
+// Streams tokens to a temporary file beside PREFIX.bin; keeps 4 bytes per sequence and 8 per document in memory.
+// PREFIX appears whole in finish() or not at all: an existing PREFIX.idx is removed first, then the new .bin and, last,
+// the new .idx take their names, so that an .idx always belongs to its .bin. All methods throw Error(data) naming the
+// file if it cannot be written.
+class TokenWriter {
+ public:
+  // dtype: u16 or i32. A document of more than `max_sequence_tokens` is stored as several sequences.
+  TokenWriter(const std::filesystem::path& prefix, DType dtype,
+              int32_t max_sequence_tokens = std::numeric_limits<int32_t>::max());
+  ~TokenWriter();  // without finish(): removes the temporary files
+
+  // Adds tokens to the current document. Throws Error(data) for a token that dtype cannot hold.
+  void append(std::span<const int32_t> tokens);
+  void end_document();
+  // Call after end_document(); nothing may follow.
+  void finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,94 @@
+#include "mesh/mesh.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <string>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
+                                                          MeshAxis::data, MeshAxis::pipeline};
+
+}  // namespace
+
+std::string_view axis_name(MeshAxis axis) {
+  switch (axis) {
+    case MeshAxis::tensor:
+      return "tensor";
+    case MeshAxis::context:
+      return "context";
+    case MeshAxis::expert:
+      return "expert";
+    case MeshAxis::data:
+      return "data";
+    case MeshAxis::pipeline:
+      return "pipeline";
+  }
+  return "?";
+}
+
+Mesh::Mesh(const MeshPoint& sizes, int64_t world_size) : sizes_(sizes), world_size_(world_size) {
+  std::string product;
+  int64_t rest = world_size;
+  bool fits = world_size >= 1;
+  for (const MeshAxis axis : all_axes) {
+    const int64_t size = sizes[axis];
+    if (size < 1) throw Error(ExitCode::usage, "parallel.{} = {}: must be at least 1", axis_name(axis), size);
+    product += fmt::format("{}{} {}", product.empty() ? "" : " x ", axis_name(axis), size);
+    // Dividing instead of multiplying cannot overflow.
+    fits = fits && rest % size == 0;
+    rest /= size;
+  }
+  if (!fits || rest != 1)
+    throw Error(ExitCode::usage, "{} does not make {} ranks: start as many ranks as the product, or change a size",
+                product, world_size);
+}
+
+MeshPoint Mesh::coordinates(int64_t rank) const {
+  MeshPoint point;
+  for (const MeshAxis axis : all_axes) {
+    point[axis] = rank % sizes_[axis];
+    rank /= sizes_[axis];
+  }
+  return point;
+}
+
+int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
+  int64_t rank = 0;
+  int64_t stride = 1;
+  for (const MeshAxis axis : all_axes) {
+    rank += coordinates[axis] * stride;
+    stride *= sizes_[axis];
+  }
+  return rank;
+}
+
+std::vector<int64_t> Mesh::group(int64_t rank, std::initializer_list<MeshAxis> axes) const {
+  MeshPoint origin = coordinates(rank);
+  for (const MeshAxis axis : axes) origin[axis] = 0;
+  std::vector<int64_t> ranks = {rank_of(origin)};
+  int64_t stride = 1;
+  for (const MeshAxis axis : all_axes) {
+    if (std::find(axes.begin(), axes.end(), axis) != axes.end()) {
+      const size_t num_inner = ranks.size();
+      for (int64_t step = 1; step < sizes_[axis]; ++step)
+        for (size_t i = 0; i < num_inner; ++i) ranks.push_back(ranks[i] + step * stride);
+    }
+    stride *= sizes_[axis];
+  }
+  return ranks;
+}
+
+std::vector<std::vector<int64_t>> Mesh::groups(std::initializer_list<MeshAxis> axes) const {
+  std::vector<std::vector<int64_t>> all;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    std::vector<int64_t> ranks = group(rank, axes);
+    if (ranks.front() == rank) all.push_back(std::move(ranks));
+  }
+  return all;
+}
+
+}  // namespace gptrain

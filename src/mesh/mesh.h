@@ -1,0 +1,51 @@
+// Where a rank stands: rank <-> (tensor, context, expert, data, pipeline) coordinates, and the groups along the axes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+// In rank order, the fastest first: tensor neighbours share the fastest links, pipeline stages need the least.
+enum class MeshAxis : uint8_t { tensor, context, expert, data, pipeline };
+constexpr int num_mesh_axes = 5;
+
+std::string_view axis_name(MeshAxis axis);
+
+// One number for each axis: the mesh's sizes, or a rank's coordinates.
+struct MeshPoint {
+  std::array<int64_t, num_mesh_axes> values{};
+
+  int64_t& operator[](MeshAxis axis) { return values[static_cast<size_t>(axis)]; }
+  int64_t operator[](MeshAxis axis) const { return values[static_cast<size_t>(axis)]; }
+  bool operator==(const MeshPoint&) const = default;
+};
+
+// rank = t + T (c + C (e + E (d + D p))) for coordinates (t, c, e, d, p) and sizes (T, C, E, D, P).
+class Mesh {
+ public:
+  // Throws Error(usage) if a size is below 1 or the product of the sizes is not world_size.
+  Mesh(const MeshPoint& sizes, int64_t world_size);
+
+  int64_t world_size() const { return world_size_; }
+  int64_t size(MeshAxis axis) const { return sizes_[axis]; }
+
+  // rank in [0, world_size); coordinates in [0, size(axis)).
+  MeshPoint coordinates(int64_t rank) const;
+  int64_t rank_of(const MeshPoint& coordinates) const;
+
+  // The ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only; `rank` is one of them. A
+  // dense gradient, say, is summed over {context, expert, data}.
+  std::vector<int64_t> group(int64_t rank, std::initializer_list<MeshAxis> axes) const;
+  // Every such group once, ordered by first rank: the order in which all ranks make their communicators.
+  std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;
+
+ private:
+  MeshPoint sizes_;
+  int64_t world_size_;
+};
+
+}  // namespace gptrain

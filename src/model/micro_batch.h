@@ -1,0 +1,41 @@
+// What one micro-batch brings in from outside: tokens, targets and sample numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "model/record.h"
+
+namespace gptrain {
+
+// A view of memory of the caller (host or device), laid out back to back, each part at a multiple of 256 bytes.
+struct MicroBatch {
+  int32_t* tokens = nullptr;      // [B, T]
+  int32_t* targets = nullptr;     // [B, T], negative: not counted
+  int64_t* sample_ids = nullptr;  // [B], global sample numbers
+
+  static int64_t bytes(int64_t batch, int64_t sequence_length) {
+    return 2 * token_bytes(batch, sequence_length) + align_up(batch * static_cast<int64_t>(sizeof(int64_t)));
+  }
+
+  static MicroBatch at(std::byte* memory, int64_t batch, int64_t sequence_length) {
+    const int64_t tokens = token_bytes(batch, sequence_length);
+    return {reinterpret_cast<int32_t*>(memory), reinterpret_cast<int32_t*>(memory + tokens),
+            reinterpret_cast<int64_t*>(memory + 2 * tokens)};
+  }
+
+ private:
+  static int64_t token_bytes(int64_t batch, int64_t sequence_length) {
+    return align_up(batch * sequence_length * static_cast<int64_t>(sizeof(int32_t)));
+  }
+};
+
+// Where a step gets its micro-batches, in order.
+class MicroBatchSource {
+ public:
+  virtual ~MicroBatchSource() = default;
+  // The next micro-batch, in host memory, valid until the next call.
+  virtual const MicroBatch& next() = 0;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,35 @@
+// Where each tensor lies in a rank's flat parameter buffers. Weights, gradients, master weights and moments share one
+// layout, in elements.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/spec/spec.h"
+
+namespace gptrain {
+
+// Every tensor starts at a multiple of this many elements: 256 bytes in the narrowest dtype.
+constexpr int64_t segment_multiple = 128;
+
+struct Segment {
+  int64_t offset;  // elements from the start of the whole buffer
+  int64_t count;   // elements, padded rows included
+};
+
+struct UnitRange {
+  int64_t offset;        // elements; the unit's tensors fill [offset, offset + elements)
+  int64_t elements;      // a multiple of segment_multiple
+  int64_t first_tensor;  // index in ModelSpec::tensors
+  int64_t num_tensors;
+};
+
+struct ParameterLayout {
+  std::vector<Segment> segments;  // one per tensor of the spec
+  std::vector<UnitRange> units;   // one per unit, back to back
+  int64_t elements = 0;           // of the whole buffer
+};
+
+ParameterLayout make_layout(const ModelSpec& spec);
+
+}  // namespace gptrain

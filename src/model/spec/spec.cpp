@@ -1,0 +1,128 @@
+#include "model/spec/spec.h"
+
+#include <cmath>
+#include <fmt/format.h>
+#include <functional>
+#include <numeric>
+
+namespace gptrain {
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+class SpecBuilder {
+ public:
+  explicit SpecBuilder(const ModelConfig& model) : model_(model) {}
+
+  ModelSpec build() {
+    add_embedding();
+    for (int64_t layer = 0; layer < model_.num_layers; ++layer) add_block(layer);
+    add_head();
+    return std::move(spec_);
+  }
+
+ private:
+  void begin_unit(UnitKind kind, int64_t layer, std::string prefix) {
+    spec_.units.push_back({kind, layer});
+    prefix_ = std::move(prefix);
+  }
+
+  TensorSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, Split split) {
+    const bool matrix = shape.size() == 2;
+    spec_.tensors.push_back({.name = prefix_ + name,
+                             .unit = static_cast<int64_t>(spec_.units.size()) - 1,
+                             .shape = shape,
+                             .padded_shape = std::move(shape),
+                             .init = init,
+                             .init_std = init == Init::normal ? model_.init_std : 0,
+                             .decay = matrix,
+                             .split = split,
+                             .sections = {}});
+    return spec_.tensors.back();
+  }
+
+  void add_vocabulary_matrix(const std::string& name) {
+    TensorSpec& tensor = add(name, {model_.vocab_size, model_.hidden_size}, Init::normal, Split::rows);
+    tensor.padded_shape[0] = (model_.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+  }
+
+  void add_norm(const std::string& name) {
+    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none);
+    if (model_.bias && model_.norm == NormKind::layernorm) {
+      add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none);
+    }
+  }
+
+  // Column-parallel: each rank computes some of the outputs. Its bias is split with them.
+  void add_column_linear(const std::string& name, std::vector<int64_t> sections) {
+    const int64_t rows = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+    if (sections.size() == 1) sections.clear();
+    add(name + ".weight", {rows, model_.hidden_size}, Init::normal, Split::rows).sections = sections;
+    if (model_.bias) add(name + ".bias", {rows}, Init::zeros, Split::rows).sections = sections;
+  }
+
+  // Row-parallel: each rank holds some of the inputs; the bias is added once, after the sum. Its init is scaled down so
+  // that the variance of the residual stream does not grow with depth (GPT-2, section 2.3).
+  void add_row_linear(const std::string& name, int64_t inputs) {
+    add(name + ".weight", {model_.hidden_size, inputs}, Init::normal, Split::columns).init_std /=
+        std::sqrt(2.0 * static_cast<double>(model_.num_layers));
+    if (model_.bias) add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none);
+  }
+
+  void add_embedding() {
+    begin_unit(UnitKind::embedding, 0, "embedding.");
+    add_vocabulary_matrix("token");
+    if (model_.positions == PositionKind::learned) {
+      add("position", {model_.sequence_length, model_.hidden_size}, Init::normal, Split::none);
+    }
+  }
+
+  void add_block(int64_t layer) {
+    begin_unit(UnitKind::block, layer, fmt::format("blocks.{}.", layer));
+    add_norm("norm1");
+    add_column_linear("attention.qkv", {model_.hidden_size, model_.kv_size(), model_.kv_size()});
+    if (model_.qk_norm) {
+      add("attention.q_norm.weight", {model_.head_size()}, Init::ones, Split::none);
+      add("attention.k_norm.weight", {model_.head_size()}, Init::ones, Split::none);
+    }
+    add_row_linear("attention.out", model_.hidden_size);
+    add_norm("norm2");
+    const int64_t f = model_.ffn_hidden_size;
+    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{f, f} : std::vector{f});
+    add_row_linear("ffn.out", f);
+  }
+
+  void add_head() {
+    begin_unit(UnitKind::head, 0, "head.");
+    add_norm("norm");
+    if (!model_.tied_head) add_vocabulary_matrix("weight");
+  }
+
+  const ModelConfig& model_;
+  ModelSpec spec_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+int64_t TensorSpec::count() const { return product(shape); }
+int64_t TensorSpec::padded_count() const { return product(padded_shape); }
+
+int64_t ModelSpec::parameters() const {
+  int64_t sum = 0;
+  for (const TensorSpec& tensor : tensors) sum += tensor.count();
+  return sum;
+}
+
+int64_t ModelSpec::find(const std::string& name) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].name == name) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+ModelSpec make_spec(const ModelConfig& model) { return SpecBuilder(model).build(); }
+
+}  // namespace gptrain

@@ -1,0 +1,209 @@
+#include "model/units.h"
+
+#include <fmt/format.h>
+
+namespace gptrain {
+
+Units::Units(const StepShape& shape, const ModelSpec& spec, const ParameterLayout& layout, ParameterMemory memory,
+             Backend& backend)
+    : shape_(shape), layout_(layout), memory_(memory), backend_(backend) {
+  for (const TensorSpec& tensor : spec.tensors) tensor_shapes_.push_back(tensor.padded_shape);
+  find_tensors(spec);
+  declare_records();
+}
+
+void Units::find_tensors(const ModelSpec& spec) {
+  token_table_ = spec.find("embedding.token");
+  position_table_ = spec.find("embedding.position");
+  final_norm_ = spec.find("head.norm.weight");
+  final_norm_bias_ = spec.find("head.norm.bias");
+  head_weight_ = spec.find("head.weight");
+  for (int64_t layer = 0; layer < shape_.model.num_layers; ++layer) {
+    const auto find = [&](const char* name) { return spec.find(fmt::format("blocks.{}.{}", layer, name)); };
+    blocks_.push_back({.norm1 = find("norm1.weight"),
+                       .norm1_bias = find("norm1.bias"),
+                       .qkv = find("attention.qkv.weight"),
+                       .qkv_bias = find("attention.qkv.bias"),
+                       .q_norm = find("attention.q_norm.weight"),
+                       .k_norm = find("attention.k_norm.weight"),
+                       .out = find("attention.out.weight"),
+                       .out_bias = find("attention.out.bias"),
+                       .norm2 = find("norm2.weight"),
+                       .norm2_bias = find("norm2.bias"),
+                       .ffn_in = find("ffn.in.weight"),
+                       .ffn_in_bias = find("ffn.in.bias"),
+                       .ffn_out = find("ffn.out.weight"),
+                       .ffn_out_bias = find("ffn.out.bias")});
+  }
+}
+
+void Units::declare_records() {
+  const ModelConfig& m = shape_.model;
+  const DType c = shape_.precision.compute;
+  const DType r = shape_.precision.residual;
+  const int64_t n = shape_.rows();
+  const int64_t h = m.hidden_size;
+  const int64_t ffn_width = is_gated(m.activation) ? 2 * m.ffn_hidden_size : m.ffn_hidden_size;
+  const int64_t qk_width = h + m.kv_size();
+  const bool has_mean = m.norm == NormKind::layernorm;
+
+  RecordLayout& saved = block_fields_.saved;
+  block_fields_.norm1 = saved.add(c, n, h);
+  if (has_mean) block_fields_.mean1 = saved.add(DType::f32, 1, n);
+  block_fields_.rstd1 = saved.add(DType::f32, 1, n);
+  block_fields_.qkv = saved.add(c, n, qk_width + m.kv_size());
+  if (m.qk_norm) {
+    block_fields_.qk = saved.add(c, n, qk_width);
+    block_fields_.qk_rstd = saved.add(DType::f32, n, m.num_heads + m.num_kv_heads);
+  }
+  block_fields_.attention = saved.add(c, n, h);
+  block_fields_.lse = saved.add(DType::f32, shape_.batch * m.num_heads, shape_.sequence_length);
+  block_fields_.mid = saved.add(r, n, h);
+  block_fields_.norm2 = saved.add(c, n, h);
+  if (has_mean) block_fields_.mean2 = saved.add(DType::f32, 1, n);
+  block_fields_.rstd2 = saved.add(DType::f32, 1, n);
+  block_fields_.ffn_in = saved.add(c, n, ffn_width);
+  block_fields_.ffn_act = saved.add(c, n, m.ffn_hidden_size);
+
+  RecordLayout& gradients = block_fields_.gradients;
+  if (branch_gradient_differs()) {
+    block_fields_.d_branch1 = gradients.add(c, n, h);
+    block_fields_.d_branch2 = gradients.add(c, n, h);
+  }
+  block_fields_.d_mid = gradients.add(r, n, h);
+  block_fields_.d_qkv = gradients.add(c, n, qk_width + m.kv_size());
+  block_fields_.d_ffn_in = gradients.add(c, n, ffn_width);
+
+  head_fields_.norm = head_fields_.saved.add(c, n, h);
+  if (has_mean) head_fields_.mean = head_fields_.saved.add(DType::f32, 1, n);
+  head_fields_.rstd = head_fields_.saved.add(DType::f32, 1, n);
+  head_fields_.d_norm = head_fields_.gradients.add(c, n, h);
+}
+
+int64_t Units::saved_bytes(int64_t unit) const {
+  if (unit == 0) return 0;
+  return is_head(unit) ? head_fields_.saved.bytes() : block_fields_.saved.bytes();
+}
+
+int64_t Units::gradient_bytes(int64_t unit) const {
+  if (unit == 0) return 0;
+  return is_head(unit) ? head_fields_.gradients.bytes() : block_fields_.gradients.bytes();
+}
+
+int64_t Units::stream_bytes() const { return align_up(stream(nullptr).bytes()); }
+
+Matrix Units::weight(int64_t tensor) const {
+  if (tensor < 0) return {};
+  const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
+  const DType dtype = shape_.precision.compute;
+  std::byte* data = memory_.weights + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(dtype);
+  return shape.size() == 2 ? Matrix(data, dtype, shape[0], shape[1]) : Matrix(data, dtype, 1, shape[0]);
+}
+
+Matrix Units::gradient(int64_t tensor) const {
+  if (tensor < 0) return {};
+  const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
+  std::byte* data = memory_.gradients + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(DType::f32);
+  return shape.size() == 2 ? Matrix(data, DType::f32, shape[0], shape[1]) : Matrix(data, DType::f32, 1, shape[0]);
+}
+
+Dropout Units::embedding_dropout(const UnitCall& call) const {
+  return {shape_.training ? shape_.model.residual_dropout : 0, random_key(shape_.seed, RandomUse::embedding_dropout),
+          call.sample_ids};
+}
+
+Dropout Units::branch_dropout(const UnitCall& call, int64_t unit, BranchSite site) const {
+  return {
+      shape_.training ? shape_.model.residual_dropout : 0,
+      random_key(shape_.seed, RandomUse::branch_dropout, static_cast<uint32_t>(unit - 1), static_cast<uint32_t>(site)),
+      call.sample_ids};
+}
+
+Dropout Units::attention_dropout(const UnitCall& call, int64_t unit) const {
+  return {shape_.training ? shape_.model.attention_dropout : 0,
+          random_key(shape_.seed, RandomUse::attention_dropout, static_cast<uint32_t>(unit - 1)), call.sample_ids};
+}
+
+bool Units::branch_gradient_differs() const {
+  return shape_.model.residual_dropout > 0 || shape_.precision.residual != shape_.precision.compute;
+}
+
+void Units::forward(int64_t unit, const UnitCall& call) {
+  if (unit == 0) {
+    embedding_forward(call);
+  } else if (is_head(unit)) {
+    head_forward(call);
+  } else {
+    block_forward(unit, call);
+  }
+}
+
+void Units::backward_input(int64_t unit, const UnitCall& call) {
+  if (is_head(unit)) {
+    head_backward_input(call);
+  } else {
+    block_backward_input(unit, call);
+  }
+}
+
+void Units::backward_weight(int64_t unit, const UnitCall& call) {
+  if (unit == 0) {
+    embedding_backward(call);
+  } else {
+    block_backward_weight(unit, call);
+  }
+}
+
+void Units::norm_forward(const Matrix& x, const Matrix& branch, const Dropout& dropout, const Matrix& x_out,
+                         int64_t gamma, int64_t beta, const Matrix& y, const Matrix& mean, const Matrix& rstd) {
+  backend_.run(NormForward{.kind = shape_.model.norm,
+                           .eps = shape_.model.norm_eps,
+                           .sequence_length = shape_.sequence_length,
+                           .x = x,
+                           .branch = branch,
+                           .dropout = dropout,
+                           .x_out = x_out,
+                           .gamma = weight(gamma),
+                           .beta = weight(beta),
+                           .y = y,
+                           .mean = mean,
+                           .rstd = rstd});
+}
+
+void Units::norm_backward(const Matrix& dy, const Matrix& x, int64_t gamma, int64_t beta, const Matrix& mean,
+                          const Matrix& rstd, const Matrix& dx_residual, const Matrix& dx, bool accumulate) {
+  backend_.run(NormBackward{.kind = shape_.model.norm,
+                            .dy = dy,
+                            .x = x,
+                            .gamma = weight(gamma),
+                            .mean = mean,
+                            .rstd = rstd,
+                            .dx_residual = dx_residual,
+                            .dx = dx,
+                            .d_gamma = gradient(gamma),
+                            .d_beta = gradient(beta),
+                            .accumulate = accumulate});
+}
+
+void Units::embedding_forward(const UnitCall& call) {
+  backend_.run(EmbeddingForward{.tokens = call.tokens,
+                                .sequence_length = shape_.sequence_length,
+                                .token_table = weight(token_table_),
+                                .position_table = weight(position_table_),
+                                .dropout = embedding_dropout(call),
+                                .x = stream(call.output)});
+}
+
+void Units::embedding_backward(const UnitCall& call) {
+  // With a tied head the loss action has already written this micro-batch's share of the token table's gradient.
+  backend_.run(EmbeddingBackward{.tokens = call.tokens,
+                                 .sequence_length = shape_.sequence_length,
+                                 .dx = stream(call.d_output),
+                                 .dropout = embedding_dropout(call),
+                                 .d_token_table = gradient(token_table_),
+                                 .d_position_table = gradient(position_table_),
+                                 .accumulate_token = call.accumulate || shape_.model.tied_head,
+                                 .accumulate_position = call.accumulate});
+}
+
+}  // namespace gptrain

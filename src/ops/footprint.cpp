@@ -1,0 +1,162 @@
+#include "ops/footprint.h"
+
+#include <initializer_list>
+
+#include "ops/cpu/linear.h"
+#include "ops/cpu/scratch.h"
+
+namespace gptrain {
+namespace {
+
+// What a GPU backend's library products may use at most: cuBLASLt's recommended workspace on Hopper. No algorithm that
+// wants more is taken.
+constexpr int64_t gpu_linear_scratch_bytes = int64_t{32} << 20;
+
+int64_t moved(std::initializer_list<Matrix> operands) {
+  int64_t bytes = 0;
+  for (const Matrix& operand : operands) bytes += operand.bytes();
+  return bytes;
+}
+
+Flops product_flops(int64_t m, int64_t n, int64_t k) {
+  return Flops{2} * static_cast<Flops>(m) * static_cast<Flops>(n) * static_cast<Flops>(k);
+}
+
+bool on_cpu(const Target& target) { return target.kind == Target::Kind::cpu; }
+
+// Most ops need no scratch on a GPU.
+template <typename Op>
+int64_t cpu_scratch(const Op& op, const Target& target) {
+  return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : 0;
+}
+
+// One [rows, in] x [in, out] product, whichever of the three it is.
+template <typename Op>
+Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Target& target) {
+  return {.model_flops = product_flops(rows, op.true_out > 0 ? op.true_out : w.rows, w.cols),
+          .executed_flops = product_flops(rows, w.rows, w.cols),
+          .bytes_moved = 0,
+          .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_linear_scratch_bytes};
+}
+
+// Products of attention, each over all (query, key) pairs of one head: `model` counts half of the square when causal,
+// `executed` whole tiles.
+template <typename Op>
+void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
+  const int64_t t = op.sequence_length;
+  const int64_t heads = op.batch * op.num_heads;
+  const Flops square = product_flops(t, t, op.head_size) * static_cast<Flops>(heads);
+  footprint.model_flops = square * static_cast<Flops>(products_in_model) / (op.mask.causal ? 2 : 1);
+  int64_t tiles = 0;
+  const int64_t key_tiles = (t + attention_key_tile - 1) / attention_key_tile;
+  for (int64_t first = 0; first < t; first += attention_query_tile) {
+    const int64_t last_key = first + attention_query_tile < t ? first + attention_query_tile : t;
+    tiles += op.mask.causal ? (last_key + attention_key_tile - 1) / attention_key_tile : key_tiles;
+  }
+  footprint.executed_flops = product_flops(attention_query_tile, attention_key_tile, op.head_size) *
+                             static_cast<Flops>(tiles) * static_cast<Flops>(heads) *
+                             static_cast<Flops>(products_executed);
+}
+
+}  // namespace
+
+Footprint footprint(const EmbeddingForward& op, const Target&) {
+  return {.bytes_moved = 2 * moved({op.x}) + op.x.rows * static_cast<int64_t>(sizeof(int32_t))};
+}
+
+Footprint footprint(const EmbeddingBackward& op, const Target& target) {
+  int64_t bytes = moved({op.dx, op.dx});
+  if (!op.accumulate_token) bytes += moved({op.d_token_table});
+  if (!op.accumulate_position) bytes += moved({op.d_position_table});
+  return {.bytes_moved = bytes, .scratch_bytes = cpu_scratch(op, target)};
+}
+
+Footprint footprint(const NormForward& op, const Target&) {
+  return {.bytes_moved = moved({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y, op.mean, op.rstd})};
+}
+
+Footprint footprint(const NormBackward& op, const Target& target) {
+  return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta}),
+          .scratch_bytes = cpu_scratch(op, target)};
+}
+
+Footprint footprint(const ResidualAdd& op, const Target&) {
+  return {.bytes_moved = moved({op.x, op.branch, op.x_out})};
+}
+
+Footprint footprint(const BranchBackward& op, const Target&) { return {.bytes_moved = moved({op.dx, op.d_branch})}; }
+
+Footprint footprint(const LinearForward& op, const Target& target) {
+  Footprint result = linear_footprint(op, op.w, op.x.rows, target);
+  result.bytes_moved = moved({op.x, op.w, op.bias, op.y});
+  return result;
+}
+
+Footprint footprint(const LinearBackwardInput& op, const Target& target) {
+  Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
+  result.bytes_moved = moved({op.dy, op.w, op.dx});
+  return result;
+}
+
+Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
+  Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
+  result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
+  if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
+  return result;
+}
+
+Footprint footprint(const QueryKeyForward& op, const Target&) {
+  return {.bytes_moved = moved({op.q, op.k, op.q_out, op.k_out, op.rstd})};
+}
+
+Footprint footprint(const QueryKeyBackward& op, const Target& target) {
+  return {.bytes_moved = moved({op.q, op.k, op.rstd, op.dq, op.dq, op.dk, op.dk}),
+          .scratch_bytes = cpu_scratch(op, target)};
+}
+
+Footprint footprint(const AttentionForward& op, const Target& target) {
+  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}),
+                   .scratch_bytes = cpu_scratch(op, target)};
+  count_attention(op, 2, 2, result);  // q k^T, p v
+  return result;
+}
+
+Footprint footprint(const AttentionBackward& op, const Target& target) {
+  // A GPU kernel sums dq in f32 and keeps the row sums of do * o.
+  const int64_t gpu_scratch = (op.q.count() + op.batch * op.num_heads * op.sequence_length) * dtype_bytes(DType::f32);
+  Footprint result{
+      .bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
+      .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_scratch};
+  count_attention(op, 4, 5, result);  // dv, dp, dq, dk; executed: q k^T once more
+  return result;
+}
+
+Footprint footprint(const ActivationForward& op, const Target&) {
+  return {.bytes_moved = moved({op.x, op.bias, op.y})};
+}
+
+Footprint footprint(const ActivationBackward& op, const Target&) {
+  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx})};
+}
+
+Footprint footprint(const CrossEntropy& op, const Target&) {
+  return {.bytes_moved = moved({op.logits, op.d_logits, op.losses})};
+}
+
+Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_moved = moved({op.losses})}; }
+
+Footprint footprint(const SquaredNorm& op, const Target& target) {
+  return {.bytes_moved = moved({op.gradients, op.partials}),
+          .scratch_bytes = cpu_scratch(op, target)};
+}
+
+Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }
+
+Footprint footprint(const AdamW& op, const Target&) {
+  return {.bytes_moved = moved(
+              {op.gradients, op.master, op.master, op.exp_avg, op.exp_avg, op.exp_avg_sq, op.exp_avg_sq, op.weights})};
+}
+
+Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
+
+}  // namespace gptrain

@@ -1,0 +1,40 @@
+#include "ops/plan/plan_backend.h"
+
+#include <algorithm>
+
+namespace gptrain {
+
+OpTotals& OpTotals::operator+=(const OpTotals& other) {
+  calls += other.calls;
+  model_flops += other.model_flops;
+  executed_flops += other.executed_flops;
+  bytes_moved += other.bytes_moved;
+  return *this;
+}
+
+std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
+  void* address = reinterpret_cast<void*>(next_address_);  // NOLINT: a name for the memory, never dereferenced
+  next_address_ += static_cast<uintptr_t>(bytes) + (uintptr_t{1} << 20);
+  return std::make_unique<DeviceMemory>(address, bytes);
+}
+
+OpTable PlanBackend::since(const OpTable& before) const {
+  OpTable difference;
+  for (size_t i = 0; i < num_ops; ++i) {
+    difference[i] = {ops_[i].calls - before[i].calls, ops_[i].model_flops - before[i].model_flops,
+                     ops_[i].executed_flops - before[i].executed_flops, ops_[i].bytes_moved - before[i].bytes_moved};
+  }
+  return difference;
+}
+
+void PlanBackend::add(const OpTable& ops) {
+  for (size_t i = 0; i < num_ops; ++i) ops_[i] += ops[i];
+}
+
+void PlanBackend::note(OpIndex index, const Footprint& footprint) {
+  scratch_bytes_ = std::max(scratch_bytes_, footprint.scratch_bytes);
+  ops_[static_cast<size_t>(index)] += {1, recomputing_ ? 0 : footprint.model_flops, footprint.executed_flops,
+                                       static_cast<Flops>(footprint.bytes_moved)};
+}
+
+}  // namespace gptrain

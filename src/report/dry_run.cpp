@@ -1,0 +1,224 @@
+#include "report/dry_run.h"
+
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "report/formulas.h"
+
+namespace gptrain {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double to_double(Flops flops) { return static_cast<double>(flops); }
+
+Json flops_json(Flops flops) {
+  if (flops <= static_cast<Flops>(std::numeric_limits<int64_t>::max())) return static_cast<int64_t>(flops);
+  return to_double(flops);
+}
+
+// Parameters by part of the model, in the order a reader expects.
+struct Part {
+  std::string name;
+  int64_t parameters = 0;
+};
+
+std::vector<Part> parameters_by_part(const ModelSpec& spec) {
+  std::vector<Part> parts = {{"embedding"}, {"attention"}, {"ffn"}, {"norms"}, {"head"}};
+  for (const TensorSpec& tensor : spec.tensors) {
+    size_t part = 3;
+    if (tensor.name.starts_with("embedding.")) {
+      part = 0;
+    } else if (tensor.name == "head.weight") {
+      part = 4;
+    } else if (tensor.name.find(".attention.") != std::string::npos) {
+      part = 1;
+    } else if (tensor.name.find(".ffn.") != std::string::npos) {
+      part = 2;
+    }
+    parts[part].parameters += tensor.count();
+  }
+  return parts;
+}
+
+struct Totals {
+  OpTotals step;
+  Flops reference;
+  int64_t tokens_per_step;
+  Flops tokens;     // of the run
+  Flops run_flops;  // model FLOPs of the run
+
+  explicit Totals(const DryRunInput& input)
+      : reference(reference_flops_formula(input.config.model, input.config.batch.global)),
+        tokens_per_step(input.config.batch.global * input.config.model.sequence_length),
+        tokens(static_cast<Flops>(tokens_per_step) * static_cast<Flops>(input.config.run.steps)) {
+    for (const OpTotals& op : input.ops) step += op;
+    run_flops = step.model_flops * static_cast<Flops>(input.config.run.steps);
+  }
+};
+
+double matrix_rate(const DryRunInput& input) {
+  return input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
+}
+
+std::string model_line(const ModelConfig& m) {
+  const int64_t padded = (m.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+  std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
+                                 m.ffn_hidden_size, m.num_heads);
+  if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
+  line += fmt::format(", sequence {}, vocabulary {}", m.sequence_length, m.vocab_size);
+  if (padded != m.vocab_size) line += fmt::format(" (stored as {})", padded);
+  return line;
+}
+
+std::string row(std::string_view label, const std::string& value, const std::string& remark = "") {
+  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
+}
+
+std::string memory_section(const DryRunInput& input) {
+  std::string text = "\nmemory\n";
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const int64_t bytes = input.memory.bytes[c];
+    if (bytes > 0) text += row(memory_class_names[c], format_grouped(bytes), format_bytes(static_cast<double>(bytes)));
+  }
+  const int64_t total = input.memory.total();
+  const double share = 100.0 * static_cast<double>(total) / static_cast<double>(input.target.memory_bytes);
+  text += row("peak", format_grouped(total),
+              fmt::format("{}, {:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), share, input.target.name,
+                          format_bytes(static_cast<double>(input.target.memory_bytes))));
+  const std::string shortage = memory_shortage(input.config, input.memory, input.target);
+  if (!shortage.empty()) text += "  " + shortage + "\n";
+  return text;
+}
+
+std::string flops_section(const Totals& totals) {
+  std::string text = "\nFLOPs of one step\n";
+  text += row("model", to_string(totals.step.model_flops), "products of the true shapes, causal half, nothing twice");
+  text += row("hardware", to_string(totals.step.executed_flops), "as executed: padding, whole tiles, recomputation");
+  text += row("reference", to_string(totals.reference), "96 B s l h^2 (1 + s/6h + V/16lh)");
+  return text;
+}
+
+std::string run_section(const DryRunInput& input, const Totals& totals) {
+  const RunConfig& config = input.config;
+  std::string text = "\nrun\n";
+  text += row("steps", format_grouped(config.run.steps),
+              fmt::format("{} sequences each: {} micro-batches of {}", config.batch.global, config.batch.accumulation,
+                          config.batch.micro));
+  text += row("tokens", format_count(to_double(totals.tokens)),
+              fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
+  text += row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
+  const double rate = matrix_rate(input);
+  if (rate > 0) {
+    const double seconds = to_double(totals.run_flops) / rate;
+    text += row("shortest time", format_duration(seconds),
+                fmt::format("{:.2f} days at {}'s full matrix rate, {:.0f} TFLOP/s", seconds / 86400, input.target.name,
+                            rate / 1e12));
+  }
+  if (input.rate) {
+    const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
+    text += row("time", format_duration(seconds),
+                fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
+                            format_count(input.rate->tokens_per_second), input.rate->origin));
+  } else {
+    text += row("time", "?", "give --tokens-per-second, or measure it: a run's own speed is used once it has started");
+  }
+  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec))));
+  return text;
+}
+
+std::string data_section(const DryRunInput& input) {
+  if (input.sources.empty()) return "";
+  std::string text = "\ndata\n";
+  for (const SourceForecast& source : input.sources) {
+    const std::string epochs =
+        source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: no files there";
+    text += row(source.path, fmt::format("{:.2f}%", 100 * source.share), epochs);
+  }
+  return text;
+}
+
+Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
+  Json json;
+  json["total_parameters"] = spec.parameters();
+  for (size_t c = 0; c < num_memory_classes; ++c)
+    json[fmt::format("{}_bytes", memory_class_names[c])] = memory.bytes[c];
+  json["peak_bytes"] = memory.total();
+  json["tokens_per_step"] = config.batch.global * config.model.sequence_length;
+  return json;
+}
+
+}  // namespace
+
+int64_t checkpoint_bytes(const ModelSpec& spec) { return 3 * spec.parameters() * dtype_bytes(DType::f32); }
+
+std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target) {
+  const int64_t missing = memory.total() - target.memory_bytes;
+  if (missing <= 0) return "";
+  std::string text =
+      fmt::format("Does not fit: {} are missing on {}.", format_bytes(static_cast<double>(missing)), target.name);
+  const int64_t states = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
+                         memory[MemoryClass::moments];
+  if (states > target.memory_bytes) {
+    return text + fmt::format(" Weights, gradients and optimizer state alone take {}: choose a smaller model.",
+                              format_bytes(static_cast<double>(states)));
+  }
+  if (config.memory.recompute != RecomputeKind::block)
+    text += " memory.recompute = \"block\" keeps one input per block.";
+  if (config.batch.micro > 1)
+    text +=
+        fmt::format(" batch.micro = {} instead of {} shrinks activations.", config.batch.micro / 2, config.batch.micro);
+  if (config.precision.compute == DType::f32) text += " precision.compute = \"bf16\" halves activations.";
+  return text;
+}
+
+std::string dry_run_text(const DryRunInput& input) {
+  const Totals totals(input);
+  std::string text = "model\n  " + model_line(input.config.model) + "\n\nparameters\n";
+  for (const Part& part : parameters_by_part(input.spec)) {
+    if (part.parameters > 0) text += row(part.name, format_grouped(part.parameters));
+  }
+  if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
+  text +=
+      row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
+  return text + memory_section(input) + flops_section(totals) + run_section(input, totals) + data_section(input);
+}
+
+std::string dry_run_json(const DryRunInput& input) {
+  const Totals totals(input);
+  Json json = memory_object(input.config, input.spec, input.memory);
+  json["target"] = input.target.name;
+  json["target_memory_bytes"] = input.target.memory_bytes;
+  json["fits"] = input.memory.total() <= input.target.memory_bytes;
+  for (const Part& part : parameters_by_part(input.spec)) json["parameters_by_part"][part.name] = part.parameters;
+  json["model_flops_per_step"] = flops_json(totals.step.model_flops);
+  json["hardware_flops_per_step"] = flops_json(totals.step.executed_flops);
+  json["reference_flops_per_step"] = flops_json(totals.reference);
+  json["bytes_moved_per_step"] = flops_json(totals.step.bytes_moved);
+  json["steps"] = input.config.run.steps;
+  json["total_tokens"] = flops_json(totals.tokens);
+  json["total_model_flops"] = flops_json(totals.run_flops);
+  json["checkpoint_bytes"] = checkpoint_bytes(input.spec);
+  if (matrix_rate(input) > 0) json["seconds_at_full_matrix_rate"] = to_double(totals.run_flops) / matrix_rate(input);
+  if (input.rate) {
+    json["tokens_per_second"] = input.rate->tokens_per_second;
+    json["tokens_per_second_origin"] = input.rate->origin;
+    json["total_seconds"] = to_double(totals.tokens) / input.rate->tokens_per_second;
+    json["total_days"] = to_double(totals.tokens) / input.rate->tokens_per_second / 86400;
+  }
+  for (const SourceForecast& source : input.sources) {
+    Json entry{{"path", source.path}, {"share", source.share}};
+    entry["epochs"] = source.epochs ? Json(*source.epochs) : Json(nullptr);
+    json["sources"].push_back(entry);
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
+  return memory_object(config, spec, memory).dump(2) + "\n";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,56 @@
+// What a run will cost, before it starts: made from what a step wrote down on the `plan` backend.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/int128.h"
+#include "config/run_config.h"
+#include "model/spec/spec.h"
+#include "ops/plan/plan_backend.h"
+#include "ops/target.h"
+#include "parallel/memory.h"
+
+namespace gptrain {
+
+// A rate to reckon the run's length with, and where it comes from ("given", "measured in runs/x").
+struct TokenRate {
+  double tokens_per_second;
+  std::string origin;
+};
+
+// One training source and how often the run will have gone through it.
+struct SourceForecast {
+  std::string path;
+  double share;                  // of the samples
+  std::optional<double> epochs;  // unknown where the files are not there
+};
+
+struct DryRunInput {
+  RunConfig config;
+  Target target;
+  ModelSpec spec;
+  MemoryPlan memory;
+  OpTable ops;  // of one step
+  std::optional<TokenRate> rate;
+  std::vector<SourceForecast> sources;
+};
+
+// For people: tables in plain text.
+std::string dry_run_text(const DryRunInput& input);
+// For scripts: one JSON object, keys with units. FLOPs beyond 2^63 are written as floating point.
+std::string dry_run_json(const DryRunInput& input);
+// The part of the JSON that a real run repeats in OUT/run.json: parameters, and the bytes of each arena
+// ("weights_bytes", ..., "peak_bytes").
+std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
+
+// Bytes of one checkpoint's tensors: f32 weights and both moments.
+int64_t checkpoint_bytes(const ModelSpec& spec);
+
+// Empty if the plan fits; else how much is missing and which settings would shrink it most, one sentence each.
+std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target);
+
+}  // namespace gptrain

@@ -1,0 +1,248 @@
+#include "report/run_page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/output_file.h"
+#include "base/units.h"
+#include "report/svg_plot.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kMaxSmoothedPoints = 500;
+
+double number(const json& record, const char* key) {
+  const auto value = record.find(key);
+  return value != record.end() && value->is_number() ? value->get<double>() : kNaN;
+}
+
+int64_t integer(const json& record, const char* key) {
+  const auto value = record.find(key);
+  return value != record.end() && value->is_number_integer() ? value->get<int64_t>() : 0;
+}
+
+RunHistory::Step parse_step(const json& record) {
+  const auto skipped = record.find("skipped");
+  return {.step = integer(record, "step"),
+          .tokens = integer(record, "tokens"),
+          .loss = number(record, "loss"),
+          .grad_norm = number(record, "grad_norm"),
+          .lr = number(record, "lr"),
+          .step_seconds = number(record, "step_seconds"),
+          .tokens_per_second = number(record, "tokens_per_second"),
+          .mfu = number(record, "mfu"),
+          .peak_bytes = number(record, "peak_bytes"),
+          .skipped = skipped != record.end() && skipped->is_boolean() && skipped->get<bool>()};
+}
+
+template <typename Record, typename Value>
+std::vector<PlotPoint> points_of(const std::vector<Record>& records, Value value, double unit = 1) {
+  std::vector<PlotPoint> points;
+  points.reserve(records.size());
+  for (const Record& record : records) points.push_back({static_cast<double>(record.step), record.*value / unit});
+  return points;
+}
+
+// NaN where no point is finite.
+double median(const std::vector<PlotPoint>& points) {
+  std::vector<double> values;
+  for (const PlotPoint& point : points) {
+    if (std::isfinite(point.y)) values.push_back(point.y);
+  }
+  if (values.empty()) return kNaN;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+// The extremes and ends of a series; null where no point is finite.
+struct Extent {
+  const PlotPoint *first = nullptr, *last = nullptr, *lowest = nullptr, *highest = nullptr;
+};
+
+Extent extent_of(const std::vector<PlotPoint>& points) {
+  Extent extent;
+  for (const PlotPoint& point : points) {
+    if (!std::isfinite(point.y)) continue;
+    if (extent.first == nullptr) extent.first = &point;
+    extent.last = &point;
+    if (extent.lowest == nullptr || point.y < extent.lowest->y) extent.lowest = &point;
+    if (extent.highest == nullptr || point.y > extent.highest->y) extent.highest = &point;
+  }
+  return extent;
+}
+
+std::string format_loss(const PlotPoint* point) { return point == nullptr ? "-" : fmt::format("{:.4f}", point->y); }
+
+std::string at_step(const PlotPoint* point) {
+  return point == nullptr ? "" : fmt::format("at step {}", format_grouped(std::llround(point->x)));
+}
+
+std::string row(std::string_view name, std::string_view value, std::string_view note = {}) {
+  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, value,
+                     note.empty() ? std::string() : fmt::format(" <small>{}</small>", note));
+}
+
+std::string render_summary(const RunHistory& history) {
+  const auto losses = points_of(history.steps, &RunHistory::Step::loss);
+  const auto validation_losses = points_of(history.validations, &RunHistory::Validation::loss);
+  const auto peaks = points_of(history.steps, &RunHistory::Step::peak_bytes);
+  const Extent loss = extent_of(losses), validation = extent_of(validation_losses), peak = extent_of(peaks);
+  const double step_seconds = median(points_of(history.steps, &RunHistory::Step::step_seconds));
+  const double speed = median(points_of(history.steps, &RunHistory::Step::tokens_per_second));
+  const double mfu = median(points_of(history.steps, &RunHistory::Step::mfu));
+  const auto skipped =
+      std::count_if(history.steps.begin(), history.steps.end(), [](const auto& s) { return s.skipped; });
+  const int64_t last_step = history.steps.empty() ? 0 : history.steps.back().step;
+  const int64_t tokens = history.steps.empty() ? 0 : history.steps.back().tokens;
+
+  std::string out = "<dl class=\"summary\">\n";
+  out += row("Steps", format_grouped(last_step));
+  out += row("Tokens", format_count(static_cast<double>(tokens)));
+  out += row("First loss", format_loss(loss.first), at_step(loss.first));
+  out += row("Last loss", format_loss(loss.last), at_step(loss.last));
+  out += row("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
+  out += row("Validation loss", format_loss(validation.last), at_step(validation.last));
+  out += row("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
+  out += row("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
+  out += row("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
+  out += row("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
+  out += row("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
+  out += row("Skipped steps", format_grouped(skipped));
+  return out + "</dl>\n";
+}
+
+std::string describe(std::string_view name, const std::vector<PlotPoint>& points) {
+  const Extent extent = extent_of(points);
+  if (extent.first == nullptr) return fmt::format("{}: no data yet.", name);
+  return fmt::format("{}: {:.4g} at step {}, {:.4g} at step {}; lowest {:.4g}, highest {:.4g}.", name, extent.first->y,
+                     extent.first->x, extent.last->y, extent.last->x, extent.lowest->y, extent.highest->y);
+}
+
+std::string render_loss_plot(const RunHistory& history) {
+  const auto training = points_of(history.steps, &RunHistory::Step::loss);
+  const auto validation = points_of(history.validations, &RunHistory::Validation::loss);
+  return render_plot(
+      {.id = "loss",
+       .title = "Loss",
+       .description = describe("Training loss", training) + " " + describe("Validation loss", validation),
+       .full_width = true,
+       .series = {{"training", SeriesStyle::faint_line, 0, training},
+                  {"smoothed", SeriesStyle::line, 0, smooth(training, kMaxSmoothedPoints)},
+                  {"validation", SeriesStyle::markers, 1, validation}}});
+}
+
+Plot step_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  return {.id = id, .title = title, .description = describe(title, points), .y_from_zero = true};
+}
+
+std::string render_smooth_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  Plot plot = step_plot(id, title, points);
+  plot.series = {{title, SeriesStyle::line, 0, points}};
+  return render_plot(plot);
+}
+
+std::string render_noisy_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
+  Plot plot = step_plot(id, title, points);
+  plot.series = {{"each step", SeriesStyle::faint_line, 0, points},
+                 {"smoothed", SeriesStyle::line, 0, smooth(points, kMaxSmoothedPoints)}};
+  return render_plot(plot);
+}
+
+std::string render_plots(const RunHistory& history) {
+  const auto& steps = history.steps;
+  // Powers of 1024 make no round ticks of bytes, so the axis counts in the unit that suits the peak.
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  const auto bytes = points_of(steps, &RunHistory::Step::peak_bytes);
+  const PlotPoint* const peak = extent_of(bytes).highest;
+  size_t unit = 0;
+  double unit_bytes = 1;
+  for (; peak != nullptr && unit + 1 < std::size(units) && peak->y >= 1024 * unit_bytes; ++unit) unit_bytes *= 1024;
+
+  return "<div class=\"plots\">\n" + render_loss_plot(history) +
+         render_smooth_plot("lr", "Learning rate", points_of(steps, &RunHistory::Step::lr)) +
+         render_noisy_plot("grad-norm", "Gradient norm", points_of(steps, &RunHistory::Step::grad_norm)) +
+         render_noisy_plot("throughput", "Throughput (tokens/s)",
+                           points_of(steps, &RunHistory::Step::tokens_per_second)) +
+         render_smooth_plot("memory", fmt::format("Peak memory ({})", units[unit]),
+                            points_of(steps, &RunHistory::Step::peak_bytes, unit_bytes)) +
+         "</div>\n";
+}
+
+constexpr std::string_view kPageCss = R"css(
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
+  --color-0: #2563eb; --color-1: #c2410c; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #10141b; --card: #181e28; --text: #e4e9f1; --muted: #9ba8ba; --border: #2b3442;
+    --color-0: #6ea8fe; --color-1: #fb9a4b; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.45 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 40px; }
+h1 { font-size: 24px; margin: 0 0 16px; overflow-wrap: anywhere; }
+.summary { display: grid; grid-template-columns: repeat(auto-fill, minmax(160px, 1fr)); gap: 10px; margin: 0 0 16px; }
+@media (max-width: 480px) { .summary { grid-template-columns: 1fr 1fr; } }
+.summary div { padding: 10px 14px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+.summary dt { font-size: 13px; color: var(--muted); }
+.summary dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.summary small { display: block; font-size: 13px; font-weight: 400; color: var(--muted); }
+.plots { display: grid; grid-template-columns: minmax(0, 1fr); gap: 12px; }
+@media (min-width: 820px) { .plots { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
+details { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+summary { font-weight: 600; cursor: pointer; }
+pre { overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+)css";
+
+}  // namespace
+
+RunHistory read_run_history(const std::filesystem::path& metrics_file) {
+  RunHistory history;
+  if (!std::filesystem::exists(metrics_file)) return history;
+  std::ifstream in(metrics_file);
+  if (!in) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
+  for (std::string line; std::getline(in, line);) {
+    const json record = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!record.is_object() || !record.contains("step")) continue;
+    if (record.contains("validation_loss")) {
+      history.validations.push_back({integer(record, "step"), number(record, "validation_loss")});
+    } else {
+      history.steps.push_back(parse_step(record));
+    }
+  }
+  if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
+  return history;
+}
+
+std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
+  const std::string safe_title = escape_html(title);
+  std::string out =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      // The browser holds the page to its word: nothing is loaded, nothing is run.
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
+  out += fmt::format("<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
+                     kPageCss, plot_style_css(), safe_title);
+  out += render_summary(history);
+  out += render_plots(history);
+  out += fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text));
+  return out + "</main>\n</body>\n</html>\n";
+}
+
+void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {
+  AtomicFile page(out / "report.html");
+  page.write(render_run_page(title, config_text, read_run_history(out / "metrics.jsonl")));
+  page.commit();
+}
+
+}  // namespace gptrain

@@ -1,0 +1,341 @@
+#include "report/svg_plot.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+#include <optional>
+
+namespace gptrain {
+namespace {
+
+constexpr size_t kMaxPointsOfLine = 1000;
+
+struct Size {
+  double width;
+  double height;
+  size_t num_x_ticks;
+  size_t num_y_ticks;
+};
+
+// In SVG units. The drawing is scaled to the width it gets: the narrow one by 0.8 on a phone and by 1.3 beside another
+// plot, which the sizes of the type in the style sheet allow for.
+constexpr Size kNarrow = {400, 230, 5, 5};
+constexpr Size kWide = {860, 320, 9, 6};
+constexpr double kLeft = 48, kRight = 14, kTop = 10, kBottom = 38;
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
+
+  void include(double value) {
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  bool is_empty() const { return low > high; }
+  double length() const { return high - low; }
+};
+
+bool is_drawable(const PlotPoint& point) { return std::isfinite(point.x) && std::isfinite(point.y); }
+
+auto num_drawable_points(const PlotSeries& series) {
+  return std::count_if(series.points.begin(), series.points.end(), is_drawable);
+}
+
+bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(series) > 0; }
+
+// Maps data to SVG units inside the axes.
+struct Scale {
+  Range x, y;
+  Size size;
+
+  double to_x(double value) const { return kLeft + (value - x.low) / x.length() * (size.width - kLeft - kRight); }
+  double to_y(double value) const {
+    return size.height - kBottom - (value - y.low) / y.length() * (size.height - kTop - kBottom);
+  }
+};
+
+// Widens a range until it has a length that can be drawn and its values are not on the frame.
+void pad(Range& range, double share) {
+  const double margin = range.length() * share;
+  range.low -= margin;
+  range.high += margin;
+  const double least = std::max(1e-9 * std::max(std::abs(range.low), std::abs(range.high)), 1e-300);
+  if (range.length() > least) return;
+  const double around = range.low == 0 ? 1 : 0.1 * std::abs(range.low);
+  range.low -= around;
+  range.high += around;
+}
+
+// Nothing where no point can be drawn.
+std::optional<Scale> fit(const Plot& plot, const Size& size) {
+  Scale scale{{}, {}, size};
+  for (const PlotSeries& series : plot.series) {
+    for (const PlotPoint& point : series.points) {
+      if (!is_drawable(point)) continue;
+      scale.x.include(point.x);
+      scale.y.include(point.y);
+    }
+  }
+  if (scale.x.is_empty()) return std::nullopt;
+  if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
+  // Steps count from 1; an axis that begins at 0 has the rounder ticks.
+  if (scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
+  const bool touches_zero = plot.y_from_zero && scale.y.low >= 0;
+  if (touches_zero) scale.y.low = 0;
+  pad(scale.y, 0.06);
+  if (touches_zero) scale.y.low = 0;
+  return scale;
+}
+
+std::string draw_rule(const char* css_class, double x1, double y1, double x2, double y2) {
+  return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>", css_class, x1, y1,
+                     x2, y2);
+}
+
+std::string draw_text(const char* css_class, double x, double y, std::string_view text) {
+  return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", css_class, x, y, escape_html(text));
+}
+
+std::string draw_axes(const Plot& plot, const Scale& scale) {
+  const double right = scale.size.width - kRight, bottom = scale.size.height - kBottom;
+  std::string out;
+  const std::vector<double> y_ticks = nice_ticks(scale.y.low, scale.y.high, scale.size.num_y_ticks);
+  const std::vector<std::string> y_labels = format_ticks(y_ticks);
+  for (size_t i = 0; i < y_ticks.size(); ++i) {
+    const double y = scale.to_y(y_ticks[i]);
+    out += draw_rule("grid", kLeft, y, right, y) + draw_text("y-tick", kLeft - 6, y, y_labels[i]);
+  }
+  const std::vector<double> x_ticks = nice_ticks(scale.x.low, scale.x.high, scale.size.num_x_ticks, /*whole=*/true);
+  const std::vector<std::string> x_labels = format_ticks(x_ticks);
+  for (size_t i = 0; i < x_ticks.size(); ++i) {
+    const double x = scale.to_x(x_ticks[i]);
+    out += draw_rule("axis", x, bottom, x, bottom + 4) + draw_text("x-tick", x, bottom + 17, x_labels[i]);
+  }
+  return out + draw_rule("axis", kLeft, bottom, right, bottom) +
+         draw_text("axis-label", right, scale.size.height - 4, plot.x_label);
+}
+
+std::string draw_line(const PlotSeries& series, const Scale& scale) {
+  std::string path;
+  bool pen_is_down = false;
+  for (const PlotPoint& point : decimate(series.points, kMaxPointsOfLine)) {
+    if (!is_drawable(point)) {
+      pen_is_down = false;
+      continue;
+    }
+    const double x = scale.to_x(point.x), y = scale.to_y(point.y);
+    // With round line ends, a point between two gaps is a line of no length that shows as a dot.
+    path += pen_is_down ? fmt::format("L{:.1f} {:.1f}", x, y) : fmt::format("M{:.1f} {:.1f}h0", x, y);
+    pen_is_down = true;
+  }
+  return fmt::format("<path class=\"{} color-{}\" d=\"{}\"/>",
+                     series.style == SeriesStyle::faint_line ? "faint-line" : "line", series.color, path);
+}
+
+std::string draw_markers(const PlotSeries& series, const Scale& scale) {
+  std::string out;
+  for (const PlotPoint& point : decimate(series.points, kMaxPointsOfLine)) {
+    if (!is_drawable(point)) continue;
+    out += fmt::format(
+        "<circle class=\"marker color-{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"><title>{} {:.6g}: {:.6g}"
+        "</title></circle>",
+        series.color, scale.to_x(point.x), scale.to_y(point.y), escape_html(series.label), point.x, point.y);
+  }
+  return out;
+}
+
+std::string draw(const Plot& plot, const Size& size, const char* variant) {
+  std::string out = fmt::format(
+      "<svg class=\"{2}\" viewBox=\"0 0 {3} {4}\" role=\"img\" aria-labelledby=\"{0}-{2}-title {0}-{2}-desc\">"
+      "<title id=\"{0}-{2}-title\">{1}</title><desc id=\"{0}-{2}-desc\">{5}</desc>",
+      plot.id, escape_html(plot.title), variant, size.width, size.height, escape_html(plot.description));
+  if (const std::optional<Scale> scale = fit(plot, size)) {
+    out += draw_axes(plot, *scale);
+    for (const PlotSeries& series : plot.series) {
+      if (!has_drawable_point(series)) continue;
+      out += draw_line(series, *scale);
+      // A line of one point would be lost on the page.
+      if (series.style == SeriesStyle::markers || num_drawable_points(series) == 1) out += draw_markers(series, *scale);
+    }
+  } else {
+    out += draw_text("empty", size.width / 2, size.height / 2, "no data yet");
+  }
+  return out + "</svg>\n";
+}
+
+// Nothing for a single line: the title names it.
+std::string draw_legend(const Plot& plot) {
+  if (std::count_if(plot.series.begin(), plot.series.end(), has_drawable_point) < 2) return {};
+  std::string out = "<span class=\"legend\">";
+  for (const PlotSeries& series : plot.series) {
+    if (!has_drawable_point(series)) continue;
+    const bool is_faint = series.style == SeriesStyle::faint_line;
+    out += fmt::format("<span class=\"key\"><i class=\"swatch{} color-{}\"></i>{}</span>", is_faint ? " faint" : "",
+                       series.color, escape_html(series.label));
+  }
+  return out + "</span>";
+}
+
+}  // namespace
+
+std::string escape_html(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+std::vector<double> nice_ticks(double low, double high, size_t max_count, bool whole) {
+  if (!(low < high)) return {low};
+  double power = std::pow(10, std::floor(std::log10((high - low) / static_cast<double>(max_count))));
+  if (whole) power = std::max(power, 1.0);
+  for (;; power *= 10) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double step = factor * power;
+      // A tick that rounding put a hair outside still belongs to the range.
+      const double first = std::ceil(low / step - 1e-9), last = std::floor(high / step + 1e-9);
+      if (last - first + 1 > static_cast<double>(max_count)) continue;
+      std::vector<double> ticks;
+      for (double k = first; k <= last; ++k) ticks.push_back(k * step);
+      return ticks;
+    }
+  }
+}
+
+std::vector<std::string> format_ticks(const std::vector<double>& ticks) {
+  static constexpr std::array<const char*, 5> suffixes = {"", "k", "M", "G", "T"};
+  const double largest = std::max(std::abs(ticks.front()), std::abs(ticks.back()));
+  double step = ticks.size() > 1 ? ticks[1] - ticks[0] : largest / 10;
+  double unit = 1;
+  std::string suffix;
+  if (largest > 0 && (largest < 1e-3 || largest >= 1e15)) {
+    const double exponent = std::floor(std::log10(largest) + 1e-9);
+    unit = std::pow(10, exponent);
+    suffix = fmt::format("e{:.0f}", exponent);
+  } else if (largest >= 1e4) {
+    size_t thousands = 0;
+    for (; largest >= 1000 * unit && thousands + 1 < suffixes.size(); ++thousands) unit *= 1000;
+    suffix = suffixes[thousands];
+  }
+  step /= unit;
+  const double decimals = step > 0 ? std::clamp(std::ceil(-std::log10(step) - 1e-9), 0.0, 9.0) : 0;
+  std::vector<std::string> labels;
+  for (const double tick : ticks) {
+    // Zero needs no unit; k * step may miss it by a rounding error of the step.
+    labels.push_back(std::abs(tick / unit) < 1e-9 * step
+                         ? "0"
+                         : fmt::format("{:.{}f}{}", tick / unit, static_cast<int>(decimals), suffix));
+  }
+  return labels;
+}
+
+std::vector<PlotPoint> decimate(const std::vector<PlotPoint>& points, size_t max_points) {
+  if (points.size() <= max_points) return points;
+  const size_t num_stretches = std::max<size_t>(max_points / 2, 1);
+  std::vector<PlotPoint> out;
+  out.reserve(2 * num_stretches);
+  for (size_t stretch = 0; stretch < num_stretches; ++stretch) {
+    const size_t begin = stretch * points.size() / num_stretches, end = (stretch + 1) * points.size() / num_stretches;
+    size_t lowest = end, highest = end;
+    for (size_t i = begin; i < end; ++i) {
+      if (!is_drawable(points[i])) continue;
+      if (lowest == end || points[i].y < points[lowest].y) lowest = i;
+      if (highest == end || points[i].y > points[highest].y) highest = i;
+    }
+    if (lowest == end) {
+      out.push_back(points[begin]);  // nothing but a gap
+      continue;
+    }
+    out.push_back(points[std::min(lowest, highest)]);
+    if (lowest != highest) out.push_back(points[std::max(lowest, highest)]);
+  }
+  return out;
+}
+
+std::vector<PlotPoint> smooth(const std::vector<PlotPoint>& points, size_t max_points) {
+  std::vector<PlotPoint> finite;
+  std::copy_if(points.begin(), points.end(), std::back_inserter(finite), is_drawable);
+  const size_t num_stretches = std::min(finite.size(), max_points);
+  std::vector<PlotPoint> means;
+  for (size_t stretch = 0; stretch < num_stretches; ++stretch) {
+    const size_t begin = stretch * finite.size() / num_stretches, end = (stretch + 1) * finite.size() / num_stretches;
+    PlotPoint sum;
+    for (size_t i = begin; i < end; ++i) sum = {sum.x + finite[i].x, sum.y + finite[i].y};
+    const auto count = static_cast<double>(end - begin);
+    means.push_back({sum.x / count, sum.y / count});
+  }
+  const size_t widest = std::max<size_t>(num_stretches / 50, 1);
+  std::vector<PlotPoint> out = means;
+  for (size_t i = 0; i < means.size(); ++i) {
+    const size_t reach = std::min({widest, i, means.size() - 1 - i});
+    double sum = 0;
+    for (size_t j = i - reach; j <= i + reach; ++j) sum += means[j].y;
+    out[i].y = sum / static_cast<double>(2 * reach + 1);
+  }
+  return out;
+}
+
+std::string render_plot(const Plot& plot) {
+  std::string out =
+      fmt::format("<figure{}>\n<figcaption><h2>{}</h2>{}</figcaption>\n",
+                  plot.full_width ? " class=\"full-width\"" : "", escape_html(plot.title), draw_legend(plot));
+  out += draw(plot, kNarrow, "narrow");
+  if (plot.full_width) out += draw(plot, kWide, "wide");
+  return out + "</figure>\n";
+}
+
+std::string plot_style_css() {
+  return R"css(
+figure { margin: 0; padding: 14px 16px 8px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 16px; margin-bottom: 6px; }
+figcaption h2 { font-size: 15px; margin: 0 auto 0 0; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; }
+.key { font-size: 13px; color: var(--muted); white-space: nowrap; }
+.swatch { display: inline-block; width: 16px; height: 3px; margin-right: 6px; border-radius: 2px; vertical-align: middle; background: currentColor; }
+.swatch.faint { opacity: 0.35; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { fill: var(--muted); font-size: 14px; }
+.y-tick { text-anchor: end; dominant-baseline: central; }
+.x-tick, .empty { text-anchor: middle; }
+.axis-label { text-anchor: end; }
+.grid { stroke: var(--border); stroke-width: 1; }
+.axis { stroke: var(--muted); stroke-width: 1; }
+.line, .faint-line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.faint-line { stroke-width: 1; opacity: 0.35; }
+.marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
+.color-0 { color: var(--color-0); }
+.color-1 { color: var(--color-1); }
+svg.wide { display: none; }
+@media (min-width: 820px) {
+  .full-width { grid-column: 1 / -1; }
+  .full-width .narrow { display: none; }
+  svg.wide { display: block; }
+  svg.narrow text { font-size: 10px; }
+  svg.wide text { font-size: 11.5px; }
+}
+)css";
+}
+
+}  // namespace gptrain

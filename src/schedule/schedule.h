@@ -1,0 +1,62 @@
+// Pipeline schedules as data: what one stage does in a step, action by action. The executor plays the list, the dry run
+// simulates it, `check` proves it sound. A new schedule is a new generator and nothing else.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+// Micro-batch m, unit u (embedding 0, blocks, head last).
+enum class ActionKind : uint8_t {
+  forward,    // unit u from its input to the next unit's input; the head: up to its norm
+  loss,       // head: logits chunk by chunk, the loss, and both products of their gradients (logits are never stored)
+  evaluate,   // head: logits and loss only
+  recompute,  // forward of unit u again, into a replay slot
+  backward_input,   // unit u: gradient of its input
+  backward_weight,  // unit u: gradients of its linears' (or embedding's) weights
+  reduce,           // unit u: sum of gradients over the data-parallel group
+  norm,             // global gradient norm; decides clipping and skipping
+  update,           // unit u: optimizer
+};
+
+std::string_view action_name(ActionKind kind);
+
+// Slots index pools of equal records (see Schedule); -1 where the action uses none.
+struct Action {
+  ActionKind kind;
+  int32_t micro_batch = -1;
+  int32_t unit = -1;
+  int32_t activation = -1;  // of the micro-batch, from its first forward to its last backward
+  int32_t replay = -1;      // saved record of a recomputed unit
+  int32_t gradient = -1;    // what backward_input (or loss) leaves for backward_weight
+  int32_t d_output = -1;    // gradient of the unit's output, read
+  int32_t d_input = -1;     // gradient of the unit's input, written: the d_output of the unit before
+};
+
+struct Schedule {
+  int32_t num_units = 0;
+  int32_t micro_batches = 0;
+  std::vector<bool> recomputed;  // by unit
+  std::vector<Action> actions;
+  // Pool sizes: the most records of a kind that live at the same time.
+  int32_t activation_slots = 0;
+  int32_t replay_slots = 0;
+  int32_t gradient_slots = 0;
+  int32_t carrier_slots = 0;  // of d_output and d_input
+};
+
+// Training on one stage: for each micro-batch all forwards, the loss, all backwards, each unit's weight gradients right
+// after its input gradient; units are reduced as soon as their last micro-batch is done; then norm and updates.
+Schedule one_stage_schedule(int32_t micro_batches, const std::vector<bool>& recomputed);
+
+// Forward and loss of one micro-batch, nothing kept for a backward pass.
+Schedule evaluation_schedule(const std::vector<bool>& recomputed);
+
+// Empty if every action's inputs are there when it runs and no slot is written while its content is still needed; else
+// the first violation in words.
+std::string check(const Schedule& schedule);
+
+}  // namespace gptrain

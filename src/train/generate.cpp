@@ -1,0 +1,205 @@
+#include "train/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/communicator.h"
+#include "config/load.h"
+#include "data/pack.h"
+#include "ops/backend.h"
+#include "ops/plan/plan_backend.h"
+#include "parallel/executor.h"
+#include "train/run_state.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The tokens of one sequence as a micro-batch of one.
+class OneSequence : public MicroBatchSource {
+ public:
+  explicit OneSequence(int64_t capacity) : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1) {
+    batch_ = {tokens_.data(), targets_.data(), &sample_};
+  }
+  // The last `tokens` fit; the rest is padding that no earlier position attends to.
+  void set(const std::vector<int32_t>& sequence, int64_t first) {
+    std::fill(tokens_.begin(), tokens_.end(), 0);
+    std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
+  }
+  const MicroBatch& next() override { return batch_; }
+
+ private:
+  std::vector<int32_t> tokens_, targets_;
+  int64_t sample_ = 0;
+  MicroBatch batch_;
+};
+
+// A forward pass over one sequence of fixed length, and the logits of one of its positions.
+class Inference {
+ public:
+  Inference(const ModelConfig& model, int64_t length, const ModelSpec& spec, const ParameterLayout& layout,
+            std::byte* weights, Backend& backend)
+      : model_(model),
+        backend_(backend),
+        schedule_(forward_schedule(spec)),
+        units_(StepShape{.model = model,
+                         .precision = {DType::f32, DType::f32},
+                         .batch = 1,
+                         .sequence_length = length,
+                         .loss_chunk_tokens = 1,
+                         .seed = 0,
+                         .training = false},
+               spec, layout, {weights, nullptr}, backend),
+        slots_(units_, schedule_),
+        source_(length),
+        group_(std::move(make_local_group(1).front())) {
+    activations_ = backend.allocate(slots_.activation_bytes());
+    data_ = backend.allocate(slots_.data_bytes());
+    const int64_t frames = plan_frames(length, spec, layout);
+    scratch_ = backend.allocate(align_up(std::max(scratch_bytes_, int64_t{1})));
+    workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
+    workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
+    executor_ = std::make_unique<Executor>(units_, layout, schedule_,
+                                           ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
+                                           workspace_, backend, *group_, nullptr);
+  }
+
+  // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
+  std::vector<float> next_logits(const std::vector<int32_t>& sequence) {
+    const int64_t length = units_.shape().sequence_length;
+    const auto size = static_cast<int64_t>(sequence.size());
+    const int64_t seen = std::min(size, length);
+    source_.set(sequence, size - seen);
+    backend_.set_scratch(scratch_->data(), scratch_->bytes());
+    executor_->play(source_, nullptr);
+    UnitCall call = slots_.call(schedule_.actions.back(), activations_->data(), data_->data());
+    WorkspaceFrame frame(workspace_);
+    const Matrix row = frame.take(DType::f32, 1, padded_vocab());
+    units_.logits(call, seen - 1, row);
+    std::vector<float> logits(static_cast<size_t>(model_.vocab_size));
+    backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
+    backend_.synchronize();
+    return logits;
+  }
+
+ private:
+  // The forward actions of an evaluation, without its loss.
+  static Schedule forward_schedule(const ModelSpec& spec) {
+    Schedule schedule = evaluation_schedule(std::vector<bool>(spec.units.size(), false));
+    schedule.actions.pop_back();
+    return schedule;
+  }
+
+  int64_t padded_vocab() const { return (model_.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple; }
+
+  // Runs the pass on the `plan` backend: the workspace of its frames; the scratch goes to scratch_bytes_.
+  int64_t plan_frames(int64_t length, const ModelSpec& spec, const ParameterLayout& layout) {
+    PlanBackend plan(backend_.target());
+    StepShape shape = units_.shape();
+    shape.sequence_length = length;
+    Units units(shape, spec, layout, {}, plan);
+    Workspace unlimited(nullptr, int64_t{1} << 50);
+    Executor executor(units, layout, schedule_, {}, unlimited, plan, *group_, nullptr);
+    executor.play(source_, nullptr);
+    scratch_bytes_ = plan.scratch_bytes();
+    return unlimited.high_water_bytes();
+  }
+
+  ModelConfig model_;
+  Backend& backend_;
+  Schedule schedule_;
+  Units units_;
+  SlotMap slots_;
+  OneSequence source_;
+  std::unique_ptr<Communicator> group_;
+  std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
+  int64_t scratch_bytes_ = 0;
+  Workspace workspace_;
+  std::unique_ptr<Executor> executor_;
+};
+
+int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index) {
+  const auto likeliest = std::max_element(logits.begin(), logits.end());
+  if (options.temperature == 0) return likeliest - logits.begin();
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size()))
+    order.resize(static_cast<size_t>(options.top_k));
+  const double top = *likeliest;
+  std::vector<double> weights;
+  for (const int64_t token : order)
+    weights.push_back(std::exp((logits[static_cast<size_t>(token)] - top) / options.temperature));
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const auto words = philox(random_key(options.seed, RandomUse::sampling),
+                            {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0});
+  double left = total * (1 - static_cast<double>(uniform_open_closed(words[0])));
+  for (size_t i = 0; i < order.size(); ++i) {
+    left -= weights[i];
+    if (left < 0) return order[i];
+  }
+  return order.back();
+}
+
+void load_weights(const fs::path& checkpoint, const ModelSpec& spec, const ParameterLayout& layout, float* weights) {
+  std::vector<Slice> slices;
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    slices.push_back({.name = fmt::format("weight/{}", spec.tensors[i].name),
+                      .global_shape = spec.tensors[i].shape,
+                      .offset = std::vector<int64_t>(spec.tensors[i].shape.size(), 0),
+                      .shape = spec.tensors[i].shape,
+                      .data = weights + layout.segments[i].offset});
+  }
+  load_slices(checkpoint, slices);
+}
+
+}  // namespace
+
+void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
+  const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
+  const Manifest manifest = read_manifest(checkpoint);
+  const ModelConfig model = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string()).model;
+  if (model.vocab_size != bytes_vocabulary) {
+    throw Error(ExitCode::usage, "{}: has a vocabulary of {}, and generate knows the tokenizer \"bytes\" only ({})",
+                checkpoint.string(), model.vocab_size, bytes_vocabulary);
+  }
+  const ModelSpec spec = make_spec(model);
+  const ParameterLayout layout = make_layout(spec);
+  const auto backend = make_cpu_backend(0);
+  const auto weights = backend->allocate(layout.elements * dtype_bytes(DType::f32));
+  load_weights(checkpoint, spec, layout, reinterpret_cast<float*>(weights->data()));
+
+  // A document starts after the end of another.
+  std::vector<int32_t> sequence = {end_of_document};
+  for (const char c : options.prompt) sequence.push_back(static_cast<unsigned char>(c));
+  std::unique_ptr<Inference> inference;
+  int64_t length = 0;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
+    constexpr int64_t length_step = 64;
+    const auto needed = std::min((static_cast<int64_t>(sequence.size()) + length_step - 1) / length_step * length_step,
+                                 model.sequence_length);
+    if (needed > length) {
+      inference = std::make_unique<Inference>(model, needed, spec, layout, weights->data(), *backend);
+      length = needed;
+    }
+    std::vector<float> logits = inference->next_logits(sequence);
+    const int64_t token = sample(logits, options, i);
+    if (token == end_of_document) return;
+    sequence.push_back(static_cast<int32_t>(token));
+    const char byte = static_cast<char>(token);
+    emit(std::string_view(&byte, 1));
+  }
+}
+
+}  // namespace gptrain

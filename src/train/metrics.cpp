@@ -1,0 +1,189 @@
+#include "train/metrics.h"
+
+#include <array>
+#include <cmath>
+#include <fmt/format.h>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/output_file.h"
+#include "base/units.h"
+#include "train/tensorboard.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMetricsFile = "metrics.jsonl";
+constexpr const char* kTensorBoardFolder = "tb";
+constexpr std::array kRunFiles = {kMetricsFile, kTensorBoardFolder, "report.html"};
+
+// `3.0e-4`: the exponent without padding.
+std::string format_exponent(double value) {
+  if (value == 0) return "0";
+  const std::string text = fmt::format("{:.1e}", value);
+  const size_t e = text.find('e');
+  if (e == std::string::npos) return text;  // nan, inf
+  return fmt::format("{}e{}", std::string_view(text).substr(0, e), std::stoi(text.substr(e + 1)));
+}
+
+// Two decimals, unless they would show nothing or more than fits the column.
+std::string format_grad_norm(double value) {
+  const bool two_decimals_fit = value == 0 || (value >= 0.095 && value < 9999.995) || !std::isfinite(value);
+  return two_decimals_fit ? fmt::format("{:.2f}", value) : format_exponent(value);
+}
+
+// `1.9/24 GiB`: the unit once when both have the same.
+std::string format_memory(int64_t peak_bytes, int64_t memory_bytes) {
+  const std::string peak = format_bytes(static_cast<double>(peak_bytes));
+  if (memory_bytes <= 0) return peak;
+  std::string memory = format_bytes(static_cast<double>(memory_bytes));
+  const size_t unit = memory.find(' ');
+  if (memory.compare(unit - 2, 2, ".0") == 0) memory.erase(unit - 2, 2);
+  const size_t peak_unit = peak.find(' ');
+  const bool same_unit = std::string_view(peak).substr(peak_unit) == std::string_view(memory).substr(memory.find(' '));
+  return fmt::format("{}/{}", same_unit ? peak.substr(0, peak_unit) : peak, memory);
+}
+
+fs::path moved_aside(const fs::path& path, int number) { return fs::path(path).concat(fmt::format(".old-{}", number)); }
+
+// All files of one earlier run get the same number.
+void move_earlier_run_aside(const fs::path& out) {
+  const auto is_used = [&](int number) {
+    for (const char* name : kRunFiles) {
+      if (fs::exists(moved_aside(out / name, number))) return true;
+    }
+    return false;
+  };
+  int number = 1;
+  while (is_used(number)) ++number;
+  for (const char* name : kRunFiles) {
+    if (fs::exists(out / name)) fs::rename(out / name, moved_aside(out / name, number));
+  }
+}
+
+// Keeps the lines that are whole records of a step up to last_step.
+void drop_later_records(const fs::path& path, int64_t last_step) {
+  if (!fs::exists(path)) return;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw Error(ExitCode::usage, "cannot read {}", path.string());
+  AtomicFile kept(path);
+  for (std::string line; std::getline(in, line);) {
+    const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!record.is_object()) continue;
+    const auto step = record.find("step");
+    if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() > last_step) continue;
+    kept.write(line += '\n');
+  }
+  if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", path.string());
+  kept.commit();
+}
+
+// Leaves `out` ready for appending and returns it.
+const fs::path& prepare(const fs::path& out, int64_t resume_step) {
+  try {
+    fs::create_directories(out);
+    if (resume_step < 0) {
+      move_earlier_run_aside(out);
+    } else {
+      drop_later_records(out / kMetricsFile, resume_step);
+    }
+    fs::create_directories(out / kTensorBoardFolder);
+  } catch (const fs::filesystem_error& error) {
+    throw Error(ExitCode::usage, "cannot prepare the run's folder {} (run.out): {}", out.string(),
+                error.code().message());
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes,
+                             double eta_seconds) {
+  const double percent =
+      total_steps > 0 ? 100.0 * static_cast<double>(metrics.step) / static_cast<double>(total_steps) : 100;
+  const double data_percent = metrics.step_seconds > 0 ? 100 * metrics.data_seconds / metrics.step_seconds : 0;
+  return fmt::format(
+      "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | eta "
+      "{}{}",
+      metrics.step, total_steps, percent, metrics.loss, format_grad_norm(metrics.grad_norm),
+      format_exponent(metrics.lr), format_duration(metrics.step_seconds), data_percent,
+      format_count(metrics.tokens_per_second), 100 * metrics.mfu, format_memory(metrics.peak_bytes, memory_bytes),
+      eta_seconds < 0 ? "-" : format_duration(eta_seconds), metrics.skipped ? " | SKIPPED (not finite)" : "");
+}
+
+// The members are opened in this order, after the folder was prepared.
+struct MetricsWriter::Impl {
+  Impl(const fs::path& out, int64_t resume_step)
+      : records(prepare(out, resume_step) / kMetricsFile, OutputFile::Mode::append),
+        tensorboard(out / kTensorBoardFolder, resume_step) {}
+
+  // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
+  void begin(int64_t step) {
+    line.clear();
+    fmt::format_to(std::back_inserter(line), "{{\"step\":{}", step);
+  }
+
+  void add(std::string_view key, int64_t value) { fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value); }
+
+  // The shortest text that reads back as the same double; JSON has no NaN and no infinities.
+  void add(std::string_view key, double value) {
+    if (std::isfinite(value)) {
+      fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value);
+    } else {
+      fmt::format_to(std::back_inserter(line), ",\"{}\":null", key);
+    }
+  }
+
+  void add(std::string_view key, bool value) { fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value); }
+
+  void end() {
+    fmt::format_to(std::back_inserter(line), "}}\n");
+    records.write({line.data(), line.size()});
+  }
+
+  OutputFile records;
+  TensorBoardWriter tensorboard;
+  fmt::memory_buffer line;
+};
+
+MetricsWriter::MetricsWriter(const fs::path& out, int64_t resume_step)
+    : impl_(std::make_unique<Impl>(out, resume_step)) {}
+
+MetricsWriter::~MetricsWriter() = default;
+
+void MetricsWriter::write_step(const StepMetrics& metrics) {
+  impl_->begin(metrics.step);
+  impl_->add("loss", metrics.loss);
+  impl_->add("grad_norm", metrics.grad_norm);
+  impl_->add("lr", metrics.lr);
+  impl_->add("tokens", metrics.tokens);
+  impl_->add("samples", metrics.samples);
+  impl_->add("step_seconds", metrics.step_seconds);
+  impl_->add("data_seconds", metrics.data_seconds);
+  impl_->add("tokens_per_second", metrics.tokens_per_second);
+  impl_->add("mfu", metrics.mfu);
+  impl_->add("peak_bytes", metrics.peak_bytes);
+  impl_->add("skipped", metrics.skipped);
+  impl_->end();
+  impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
+                                          {"grad_norm", metrics.grad_norm},
+                                          {"lr", metrics.lr},
+                                          {"tokens_per_second", metrics.tokens_per_second},
+                                          {"step_seconds", metrics.step_seconds},
+                                          {"mfu", metrics.mfu},
+                                          {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
+}
+
+void MetricsWriter::write_validation(int64_t step, double validation_loss) {
+  impl_->begin(step);
+  impl_->add("validation_loss", validation_loss);
+  impl_->end();
+  impl_->tensorboard.write(step, {{"validation_loss", validation_loss}});
+}
+
+}  // namespace gptrain

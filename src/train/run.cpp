@@ -1,0 +1,268 @@
+#include "train/run.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "config/load.h"
+#include "data/dataset.h"
+#include "optim/learning_rate.h"
+#include "report/dry_run.h"
+#include "report/run_page.h"
+#include "train/matrix_rate.h"
+#include "train/metrics.h"
+#include "train/run_state.h"
+#include "train/signals.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Keeps a second process out of a run's folder for as long as it lives.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& out) {
+    const fs::path path = out / ".lock";
+    descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0)
+      throw Error(ExitCode::usage, "run.out: cannot write {}: {}", path.string(), std::strerror(errno));
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      close(descriptor_);
+      throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
+    }
+  }
+  ~FolderLock() { close(descriptor_); }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+void create_out(const fs::path& out) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) throw Error(ExitCode::usage, "run.out: cannot create {}: {}", out.string(), error.message());
+}
+
+// Micro-batches of a dataset, read ahead.
+class PrefetchedBatches : public MicroBatchSource {
+ public:
+  PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, std::byte* ring)
+      : prefetcher_(dataset, first_sample, config.batch.micro, config.model.sequence_length, ring, prefetch_depth) {}
+
+  const MicroBatch& next() override { return prefetcher_.next(); }
+  double waited_seconds() const { return prefetcher_.waited_seconds(); }
+
+ private:
+  Prefetcher prefetcher_;
+};
+
+class Run {
+ public:
+  Run(const RunConfig& config, const TrainOptions& options, Backend& backend, const StepPlan& plan, double matrix_rate);
+
+  ExitCode loop();
+
+ private:
+  void start_or_resume(const std::optional<fs::path>& checkpoint);
+  void one_step(PrefetchedBatches& batches);
+  void report(const StepResult& result, double lr, double seconds, double data_seconds);
+  void validate();
+  void save();
+  void finish();
+
+  const RunConfig& config_;
+  const fs::path out_;
+  StopSignals signals_;
+  FolderLock lock_;
+  Backend& backend_;
+  Dataset train_data_;
+  std::optional<Dataset> validation_data_;
+  std::unique_ptr<std::byte[]> ring_;
+  TrainingStep step_;
+  RunProgress progress_;
+  std::optional<MetricsWriter> metrics_;
+  int64_t last_step_;  // where this process stops
+  int64_t saved_step_ = -1;
+  int64_t validated_step_ = -1;
+  double model_flops_per_step_;
+  double matrix_rate_;
+  double average_step_seconds_ = 0;
+};
+
+Run::Run(const RunConfig& config, const TrainOptions& options, Backend& backend, const StepPlan& plan,
+         double matrix_rate)
+    : config_(config),
+      out_(config.run.out),
+      lock_((create_out(out_), out_)),
+      backend_(backend),
+      train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
+      ring_(std::make_unique<std::byte[]>(static_cast<size_t>(prefetch_ring_bytes(config)))),
+      step_(config, plan, backend),
+      last_step_(config.run.steps),
+      model_flops_per_step_(static_cast<double>(plan.total().model_flops)),
+      matrix_rate_(matrix_rate) {
+  if (!config.data.validation.empty()) {
+    validation_data_.emplace(config.data.validation, config.model.sequence_length, config.model.vocab_size,
+                             config.run.seed, false);
+  }
+  std::optional<fs::path> checkpoint;
+  if (options.resume) {
+    checkpoint = checkpoint_to_resume(config, *options.resume);
+  } else if (const auto found = list_checkpoints(out_); !found.empty()) {
+    throw Error(ExitCode::usage,
+                "run.out = {}: holds checkpoints up to step {}; go on with --resume latest, or choose another run.out",
+                out_.string(), found.back().step);
+  }
+  start_or_resume(checkpoint);
+  if (options.steps) last_step_ = std::min(last_step_, progress_.step + *options.steps);
+  std::ofstream(out_ / "config.json") << show_config(config);
+  std::ofstream(out_ / "run.json") << memory_json(config, step_.spec(), step_.taken());
+}
+
+void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
+  if (checkpoint) {
+    progress_ = load_state(*checkpoint, step_);
+    saved_step_ = progress_.step;
+    fmt::print("resumed from {} (step {})\n", checkpoint->string(), progress_.step);
+    for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step)) {
+      fmt::print("later checkpoint set aside: {}\n", name);
+    }
+  } else {
+    step_.initialize();
+    fmt::print("starting from scratch (seed {})\n", config_.run.seed);
+  }
+  metrics_.emplace(out_, checkpoint ? progress_.step : -1);
+}
+
+ExitCode Run::loop() {
+  if (progress_.step >= config_.run.steps) {
+    fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
+    return ExitCode::finished;
+  }
+  fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
+             matrix_rate_ / 1e9, dtype_name(config_.precision.compute));
+  {
+    PrefetchedBatches batches(config_, train_data_, progress_.samples, ring_.get());
+    while (progress_.step < last_step_ && !signals_.requested()) {
+      one_step(batches);
+      std::fflush(stdout);
+    }
+  }
+  if (progress_.step < last_step_) {
+    save();
+    finish();
+    fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
+               progress_.step);
+    return ExitCode::requeue;
+  }
+  validate();
+  save();
+  finish();
+  fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
+  return ExitCode::finished;
+}
+
+void Run::one_step(PrefetchedBatches& batches) {
+  const auto start = Clock::now();
+  const double waited_before = batches.waited_seconds();
+  const double lr = learning_rate(config_, progress_.step);
+  const StepResult result = step_.run(lr, batches);
+  progress_.step += 1;
+  progress_.samples += config_.batch.global;
+  progress_.updates = result.updates;
+  progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
+  progress_.skipped += result.skipped ? 1 : 0;
+  report(result, lr, seconds_since(start), batches.waited_seconds() - waited_before);
+  if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
+    throw Error(ExitCode::diverged,
+                "training diverged: loss or gradients were not finite for {} steps in a row (run.max_skipped_steps = "
+                "{}); the last "
+                "checkpoint in {} is untouched",
+                progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string());
+  }
+  const bool last = progress_.step == last_step_;
+  const int64_t validate_every = config_.run.validate_every_steps;
+  if (!last && validate_every > 0 && progress_.step % validate_every == 0) validate();
+  const int64_t save_every = config_.checkpoint.every_steps;
+  if (!last && save_every > 0 && progress_.step % save_every == 0) save();
+}
+
+void Run::report(const StepResult& result, double lr, double seconds, double data_seconds) {
+  // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
+  average_step_seconds_ =
+      average_step_seconds_ == 0 || progress_.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
+  const int64_t every = config_.log.every_steps;
+  if (progress_.step % every != 0 && progress_.step != last_step_ && !result.skipped) return;
+  const int64_t tokens_per_step = step_.counted_tokens();
+  const StepMetrics metrics{.step = progress_.step,
+                            .loss = result.loss,
+                            .grad_norm = result.grad_norm,
+                            .lr = lr,
+                            .tokens = progress_.samples * config_.model.sequence_length,
+                            .samples = progress_.samples,
+                            .step_seconds = seconds,
+                            .data_seconds = data_seconds,
+                            .tokens_per_second = static_cast<double>(tokens_per_step) / seconds,
+                            .mfu = model_flops_per_step_ / seconds / matrix_rate_,
+                            .peak_bytes = step_.taken().total(),
+                            .skipped = result.skipped};
+  metrics_->write_step(metrics);
+  const double eta = average_step_seconds_ * static_cast<double>(config_.run.steps - progress_.step);
+  fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
+}
+
+void Run::validate() {
+  if (!validation_data_ || validated_step_ == progress_.step) return;
+  const int64_t micro_batches = (config_.run.validation_samples + config_.batch.micro - 1) / config_.batch.micro;
+  const auto ring = std::make_unique<std::byte[]>(static_cast<size_t>(prefetch_ring_bytes(config_)));
+  PrefetchedBatches batches(config_, *validation_data_, 0, ring.get());
+  const double tokens = static_cast<double>(micro_batches * config_.batch.micro * config_.model.sequence_length);
+  const double loss = step_.evaluate(micro_batches, batches) / tokens;
+  metrics_->write_validation(progress_.step, loss);
+  fmt::print("validation after step {}: loss {:.4f} over {} sequences\n", progress_.step, loss,
+             micro_batches * config_.batch.micro);
+  validated_step_ = progress_.step;
+}
+
+void Run::save() {
+  if (saved_step_ == progress_.step) return;
+  const auto start = Clock::now();
+  save_state(config_, step_, progress_);
+  saved_step_ = progress_.step;
+  fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
+  const std::string warning = apply_retention(out_, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
+  if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
+}
+
+void Run::finish() { write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_)); }
+
+}  // namespace
+
+ExitCode train(const RunConfig& config, const TrainOptions& options) {
+  const auto backend = make_cpu_backend(static_cast<int>(config.run.threads));
+  const StepPlan plan = plan_step(config, backend->target());
+  const std::string shortage = memory_shortage(config, plan.memory, backend->target());
+  if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  // Measured before the arenas are taken: the products borrow memory of their own.
+  const double matrix_rate = measure_matrix_rate(*backend, config.precision.compute);
+  return Run(config, options, *backend, plan, matrix_rate).loop();
+}
+
+}  // namespace gptrain

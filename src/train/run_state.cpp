@@ -1,0 +1,98 @@
+#include "train/run_state.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "config/load.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<Slice> slices_of(const TrainingStep& step) {
+  std::vector<Slice> slices;
+  for (const TrainingStep::StateTensor& state : step.state_tensors()) {
+    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(state.tensor)];
+    const auto add = [&](const char* kind, float* data) {
+      slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
+                        .global_shape = spec.shape,
+                        .offset = std::vector<int64_t>(spec.shape.size(), 0),
+                        .shape = spec.shape,
+                        .data = data});
+    };
+    add("weight", state.weight);
+    add("exp_avg", state.exp_avg);
+    add("exp_avg_sq", state.exp_avg_sq);
+  }
+  return slices;
+}
+
+}  // namespace
+
+void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress) {
+  const Manifest manifest{.step = progress.step,
+                          .samples = progress.samples,
+                          .updates = progress.updates,
+                          .skipped = progress.skipped,
+                          .skipped_in_a_row = progress.skipped_in_a_row,
+                          .seed = config.run.seed,
+                          .world_size = 1,
+                          .config = show_config(config),
+                          .build = version};
+  save_checkpoint(config.run.out, manifest, slices_of(step));
+}
+
+RunProgress load_state(const fs::path& checkpoint, TrainingStep& step) {
+  const Manifest manifest = read_manifest(checkpoint);
+  load_slices(checkpoint, slices_of(step));
+  step.set_updates(manifest.updates);
+  step.weights_changed();
+  return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
+}
+
+fs::path resolve_checkpoint(const fs::path& path) {
+  if (fs::exists(path / "manifest.json")) return path;
+  const std::vector<CheckpointInfo> found = list_checkpoints(path);
+  if (found.empty()) {
+    throw Error(ExitCode::checkpoint,
+                "{}: neither a checkpoint (no manifest.json) nor a run's folder with a complete checkpoint",
+                path.string());
+  }
+  return found.back().path;
+}
+
+std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std::string& resume) {
+  fs::path checkpoint;
+  if (resume == "latest") {
+    const std::vector<CheckpointInfo> found = list_checkpoints(config.run.out);
+    if (found.empty()) return std::nullopt;
+    checkpoint = found.back().path;
+  } else {
+    checkpoint = resolve_checkpoint(resume);
+  }
+  const Manifest manifest = read_manifest(checkpoint);
+  verify_checkpoint(checkpoint);
+  const RunConfig saved = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string());
+  const std::string conflicts = resume_conflicts(saved, config);
+  if (!conflicts.empty()) {
+    throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
+  }
+  return checkpoint;
+}
+
+std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_t step) {
+  std::vector<std::string> names;
+  for (const CheckpointInfo& info : list_checkpoints(out)) {
+    if (info.step <= step) continue;
+    fs::path aside = info.path;
+    aside += ".abandoned";
+    for (int n = 2; fs::exists(aside); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
+    fs::rename(info.path, aside);
+    names.push_back(aside.filename().string());
+  }
+  return names;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,39 @@
+// A training step's state to and from checkpoints, and the choice of the checkpoint to resume from.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "config/run_config.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// How far a run has come.
+struct RunProgress {
+  int64_t step = 0;  // steps done, skipped ones included
+  int64_t samples = 0;
+  int64_t updates = 0;
+  int64_t skipped = 0;
+  int64_t skipped_in_a_row = 0;
+};
+
+void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress);
+// Weights, moments and update count as saved; returns how far the run had come.
+RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step);
+
+// A checkpoint's folder itself, or the newest complete checkpoint of a run's folder. Throws Error(checkpoint) where
+// there is none.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
+
+// What `--resume` asks for: "latest" (the newest of run.out, or none to start from scratch) or a folder. Checks that
+// the checkpoint is sound and that the config can go on from it: Error(checkpoint), Error(usage).
+std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& config, const std::string& resume);
+
+// Renames the complete checkpoints of run.out that are later than `step` to NAME.abandoned: after a resume from an
+// older one they belong to no run. Returns their names.
+std::vector<std::string> set_aside_later_checkpoints(const std::filesystem::path& out, int64_t step);
+
+}  // namespace gptrain

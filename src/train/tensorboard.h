@@ -1,0 +1,37 @@
+// TensorBoard event files, written without TensorBoard: the few protobuf fields that scalars need, in framed records.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "base/output_file.h"
+
+namespace gptrain {
+
+// Writes one new event file in `folder` (which must exist), named so that TensorBoard reads it after the files already
+// there. With resume_step >= 0 the file tells TensorBoard to forget every event of a later step. Throws Error(usage)
+// when the file cannot be written.
+class TensorBoardWriter {
+ public:
+  struct Scalar {
+    std::string_view tag;
+    double value;  // stored as float32, which is all the format holds
+  };
+
+  TensorBoardWriter(const std::filesystem::path& folder, int64_t resume_step);
+
+  // One event. Its buffers are kept, so that only the first calls allocate.
+  void write(int64_t step, std::initializer_list<Scalar> scalars);
+
+ private:
+  void begin_event(int64_t step);
+  void write_event();
+
+  OutputFile file_;
+  std::string event_, summary_, value_, record_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""The rules of the house: each folder includes only what stands above it, no file is too long, none names a machine.
+
+Run as test_house.py SOURCE_ROOT. Prints each offending line as PATH:LINE: what is wrong.
+"""
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# Folders of src/ in the order of the house: a folder includes from itself and from those before it.
+ROOMS = ["base", "config", "mesh", "model/spec", "schedule", "ops", "comm", "model", "parallel", "optim", "data",
+         "checkpoint", "report", "train", "cli"]
+MAX_LINES = 600
+SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
+TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
+INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
+
+
+def room_of(path):
+    """The room that holds PATH (relative to src/), by its longest prefix; None outside of the house."""
+    parents = [parent.as_posix() for parent in Path(path).parents]
+    return next((parent for parent in parents if parent in ROOMS), None)
+
+
+def repository_files(root):
+    """Files of the source tree, without what builds and runs leave behind."""
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_file() and not (parts[0].startswith(("build", ".git", "runs")) or parts[:2] == ("data", "corpus")
+                                   or parts[0] == "shared" or "__pycache__" in parts):
+            yield path
+
+
+def include_faults(root):
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        own = room_of(path.relative_to(root / "src"))
+        if own is None:
+            yield f"{path}: in no room of the house"
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            included = match.group(1)
+            room = room_of(included)
+            if not (root / "src" / included).is_file() or room is None:
+                yield f"{path}:{number}: \"{included}\" is no file of src/ by its full name"
+            elif ROOMS.index(room) > ROOMS.index(own):
+                yield f"{path}:{number}: {own} may not include {room}, which stands below it"
+
+
+def file_faults(root):
+    for path in repository_files(root):
+        if path.suffix not in TEXT_SUFFIXES:
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if path.suffix in SOURCE_SUFFIXES and len(lines) > MAX_LINES:
+            yield f"{path}: {len(lines)} lines, at most {MAX_LINES}"
+        for number, line in enumerate(lines, 1):
+            if MACHINE_PATH.search(line) and path.resolve() != Path(__file__).resolve():
+                yield f"{path}:{number}: names a folder of one machine"
+
+
+def all_faults(root):
+    return [*include_faults(root), *file_faults(root)]
+
+
+def check_that_faults_are_found():
+    """A check that finds nothing must be one that would have found something."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        files = {
+            "src/base/a.h": '#include <vector>\n#include "ops/b.h"\n',
+            "src/ops/b.h": '#include "base/a.h"\n#include "model/spec/c.h"\n#include "model/d.h"\n#include "b.h"\n',
+            "src/model/spec/c.h": '#include "ops/b.h"\n',
+            "src/model/d.h": '#include "model/spec/c.h"\n#include "ops/b.h"\n',
+            "src/elsewhere/e.h": "\n",
+            "tests/long.cpp": "\n" * (MAX_LINES + 1),
+            "README.md": "see /" + "work/notes and src/work/notes\n",
+            "build/made.cpp": '"/' + 'work/"\n',
+        }
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
+        found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
+    expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/elsewhere/e.h",
+                "tests/long.cpp", "README.md:1"}
+    if found != expected:
+        sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")
+
+
+def main():
+    check_that_faults_are_found()
+    root = Path(sys.argv[1])
+    if not (root / "src" / "base").is_dir():
+        sys.exit(f"{root} is not the source tree")
+    faults = all_faults(root)
+    print("\n".join(faults) or "no faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

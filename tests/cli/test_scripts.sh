@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Every shell script parses, can be run, passes shellcheck where that is installed, and refuses what it does not know;
+# the corpus script and the test counter do what they say. Run as test_scripts.sh SOURCE_ROOT.
+set -euo pipefail
+cd "$1"
+failures=0
+scratch=$(mktemp -d)
+trap 'rm -r "$scratch"' EXIT
+
+fail() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+}
+
+# expect STATUS PATTERN COMMAND...: exit status, and an extended regular expression in the output
+expect() {
+  local status=$1 pattern=$2 actual=0 output
+  shift 2
+  output=$("$@" 2>&1 </dev/null) || actual=$?
+  ((actual == status)) || fail "$*: exit $actual, not $status: $output"
+  grep -qE -- "$pattern" <<<"$output" || fail "$*: no '$pattern' in: $output"
+}
+
+num_scripts=0
+while IFS= read -r script; do
+  num_scripts=$((num_scripts + 1))
+  bash -n "$script" || fail "$script does not parse"
+  if [[ $script == tools/* && $script != tools/common.sh && ! -x $script ]]; then fail "$script cannot be executed"; fi
+  if command -v shellcheck >/dev/null; then
+    shellcheck --external-sources --exclude=SC1091 "$script" || fail "$script: shellcheck"
+  fi
+done < <(find tools tests -name '*.sh' && echo .ci/run)
+((num_scripts >= 6)) || fail "only $num_scripts scripts found"
+
+expect 1 'usage: tools/setup.sh' tools/setup.sh --nonsense
+expect 1 'usage: tools/test.sh' tools/test.sh --suite slow
+expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
+expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
+
+# The sum of two logs; what failed is named, and a log without tests is a failure.
+log() { printf '{"name": "%s", "result": "%s"}\n' "$@"; }
+log a OK b SKIP c OK >"$scratch/good.json"
+log d FAIL e TIMEOUT f OK >"$scratch/bad.json"
+: >"$scratch/empty.json"
+expect 0 '^2 passed, 0 failed, 1 skipped$' tools/count_tests.py "$scratch/good.json"
+expect 1 '^3 passed, 2 failed, 1 skipped$' tools/count_tests.py "$scratch/good.json" "$scratch/bad.json"
+expect 1 'bad.json: e \(TIMEOUT\)' tools/count_tests.py "$scratch/bad.json"
+expect 1 '^2 passed, 1 failed, 1 skipped$' tools/count_tests.py --failed-builds 1 "$scratch/good.json"
+expect 1 '^0 passed, 1 failed, 0 skipped$' tools/count_tests.py "$scratch/empty.json"
+expect 1 'absent.json \(no test ran\)' tools/count_tests.py "$scratch/absent.json"
+
+# A plain text is split without loss: the two files hold its lines, and one block in twenty is held out.
+seq 100000 >"$scratch/plain.txt"
+expect 0 'characters to train on' tools/prepare_corpus.py --format plain "$scratch/plain.txt" "$scratch/plain"
+sort -n "$scratch/plain/train.txt" "$scratch/plain/heldout.txt" | cmp - "$scratch/plain.txt" ||
+  fail "the split of a plain text loses or changes lines"
+percent=$((100 * $(wc -c <"$scratch/plain/heldout.txt") / $(wc -c <"$scratch/plain.txt")))
+((percent >= 4 && percent <= 6)) || fail "$percent% of the text is held out"
+expect 1 'too short to hold anything out' tools/prepare_corpus.py --format plain "$scratch/good.json" "$scratch/short"
+
+{
+  printf 'header\n   not an entry\n'
+  for ((i = 0; i < 200; ++i)); do
+    printf 'Coagulate \\Co*ag"u*late\\ (k[-o]), a. [L. coagulatus. See\n   {Cogent}.]\n   Lamin[ae] of entry %s. [1913 Webster]\n\n' $i
+  done
+} >"$scratch/gcide.txt"
+expect 0 'held out' tools/prepare_corpus.py --format gcide "$scratch/gcide.txt" "$scratch/gcide"
+expect 0 '^Coagulate, a\. \[L\. coagulatus\. See Cogent\.\] Laminae of entry 0\.$' cat "$scratch/gcide/train.txt"
+if grep -q 'header\|Webster' "$scratch/gcide/train.txt"; then fail "headers or source tags are left in the corpus"; fi
+expect 1 'holds no headword' tools/prepare_corpus.py --format gcide "$scratch/plain.txt" "$scratch/none"
+
+((failures == 0)) && echo "all checks passed"
+exit $((failures > 0))

@@ -1,0 +1,71 @@
+// Small configs and random micro-batches for tests that run whole training steps.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "config/load.h"
+#include "model/micro_batch.h"
+
+namespace gptrain::testing {
+
+enum class Family { gpt2, llama };
+
+// A config whose sizes are no multiples of anything convenient. `overrides` as on the command line.
+inline RunConfig small_config(Family family, const std::vector<std::string>& overrides = {}) {
+  const std::string model =
+      family == Family::gpt2
+          ? R"("num_layers": 3, "hidden_size": 36, "num_heads": 3, "vocab_size": 101, "sequence_length": 19,
+               "activation": "gelu_tanh")"
+          : R"("num_layers": 3, "hidden_size": 40, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 52, "vocab_size": 101,
+               "sequence_length": 19, "norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "qk_norm": true,
+               "bias": false, "tied_head": false)";
+  const std::string text = R"({"model": {)" + model + R"(},
+    "data": {"train": [{"path": "none"}]},
+    "batch": {"global": 4, "micro": 4},
+    "precision": {"compute": "fp32"},
+    "optimizer": {"type": "adamw", "lr": 1e-3},
+    "schedule": {"type": "constant"},
+    "memory": {"loss_chunk_tokens": 23},
+    "run": {"steps": 100, "seed": 7, "out": "none", "device": "cpu"}})";
+  return parse_config(text, overrides, "small_config");
+}
+
+// Sample n is a fixed function of n, whatever the micro-batch: tokens follow a noisy repeating pattern, so that there
+// is something to learn.
+class RandomBatches : public MicroBatchSource {
+ public:
+  explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0)
+      : batch_(config.batch.micro),
+        length_(config.model.sequence_length),
+        vocabulary_(config.model.vocab_size),
+        next_sample_(first_sample),
+        memory_(static_cast<size_t>(MicroBatch::bytes(batch_, length_))),
+        view_(MicroBatch::at(memory_.data(), batch_, length_)) {}
+
+  const MicroBatch& next() override {
+    for (int64_t b = 0; b < batch_; ++b, ++next_sample_) {
+      view_.sample_ids[b] = next_sample_;
+      for (int64_t t = 0; t < length_; ++t) {
+        view_.tokens[b * length_ + t] = token(t);
+        view_.targets[b * length_ + t] = token(t + 1);
+      }
+    }
+    return view_;
+  }
+
+ private:
+  int32_t token(int64_t t) const {
+    const auto words = philox({1234, 5678}, {static_cast<uint32_t>(next_sample_), static_cast<uint32_t>(t), 0, 0});
+    const auto noise = static_cast<int64_t>(words[0] % 5);
+    return static_cast<int32_t>((next_sample_ * 13 + t * 7 + noise) % vocabulary_);
+  }
+
+  int64_t batch_, length_, vocabulary_, next_sample_;
+  std::vector<std::byte> memory_;
+  MicroBatch view_;
+};
+
+}  // namespace gptrain::testing

@@ -1,0 +1,112 @@
+// Gradients of the whole model against central differences of its own loss, tensor by tensor.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "catch.h"
+#include "model_fixture.h"
+#include "train/training_step.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::RandomBatches;
+using gptrain::testing::small_config;
+
+namespace {
+
+struct Check {
+  std::string tensor;
+  double by_gradient;    // directional derivative from the gradient
+  double by_difference;  // from the loss
+  double noise;          // of the difference, from f32 rounding of the loss
+};
+
+// The derivative of the loss along the gradient itself, scaled to unit length: the largest signal there is, so that a
+// lost or doubled part of a gradient shows.
+std::vector<Check> check_gradients(const RunConfig& config) {
+  const auto backend = make_cpu_backend(2);
+  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  step.initialize();
+  {
+    RandomBatches batches(config);
+    // A general point: biases away from zero, norms away from one.
+    for (int i = 0; i < 10; ++i) step.run(1e-2, batches);
+  }
+  const auto loss = [&] {
+    RandomBatches batches(config, 500);
+    return step.evaluate(config.batch.accumulation, batches) / static_cast<double>(step.counted_tokens());
+  };
+  {
+    RandomBatches batches(config, 500);
+    step.run(0, batches);  // gradients at this point; a rate of 0 moves nothing
+  }
+  const double here = loss();
+  std::vector<Check> checks;
+  for (const auto& tensor : step.state_tensors()) {
+    const std::string& name = step.spec().tensors[static_cast<size_t>(tensor.tensor)].name;
+    const std::vector<float> weights(tensor.weight, tensor.weight + tensor.count);
+    std::vector<double> direction(tensor.gradient, tensor.gradient + tensor.count);
+    double norm = 0;
+    for (const double g : direction) norm += g * g;
+    norm = std::sqrt(norm);
+    if (norm == 0) {
+      checks.push_back({name, 0, 0, 0});
+      continue;
+    }
+    double weight_norm = 0;
+    for (const float w : weights) weight_norm += static_cast<double>(w) * w;
+    const double epsilon = 3e-3 * std::max(std::sqrt(weight_norm), 0.1);
+    const auto loss_at = [&](double distance) {
+      for (size_t i = 0; i < weights.size(); ++i) {
+        tensor.weight[i] = static_cast<float>(weights[i] + distance * direction[i] / norm);
+      }
+      step.weights_changed();
+      return loss();
+    };
+    // Fourth order, so that epsilon can be large against rounding.
+    const double difference =
+        (8 * (loss_at(epsilon) - loss_at(-epsilon)) - (loss_at(2 * epsilon) - loss_at(-2 * epsilon))) / (12 * epsilon);
+    std::copy(weights.begin(), weights.end(), tensor.weight);
+    step.weights_changed();
+    checks.push_back({name, norm, difference, 3e-7 * here / epsilon});
+  }
+  return checks;
+}
+
+void expect_right(const RunConfig& config) {
+  for (const Check& check : check_gradients(config)) {
+    INFO(check.tensor << ": " << check.by_gradient << " by gradient, " << check.by_difference << " by difference");
+    CHECK(std::abs(check.by_gradient - check.by_difference) < 0.01 * check.by_difference + 5 * check.noise);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("GPT-2 gradients") { expect_right(small_config(Family::gpt2)); }
+TEST_CASE("GPT-2 gradients with accumulation") { expect_right(small_config(Family::gpt2, {"batch.micro=1"})); }
+TEST_CASE("LLaMA gradients") { expect_right(small_config(Family::llama)); }
+
+TEST_CASE("gradients of mixed choices") {
+  expect_right(small_config(
+      Family::gpt2, {"model.norm=rmsnorm", "model.positions=rope", "model.activation=gelu", "model.tied_head=false"}));
+  expect_right(small_config(
+      Family::llama, {"model.norm=layernorm", "model.bias=true", "model.tied_head=true", "model.positions=learned"}));
+  expect_right(small_config(Family::llama, {"model.qk_norm=false", "model.activation=gelu_tanh", "model.bias=true"}));
+}
+
+TEST_CASE("z-loss adds its gradient and leaves the reported loss alone") {
+  const RunConfig plain = small_config(Family::gpt2);
+  const RunConfig with_z = small_config(Family::gpt2, {"model.z_loss=0.01"});
+  const auto one_step = [](const RunConfig& config) {
+    const auto backend = make_cpu_backend(2);
+    TrainingStep step(config, plan_step(config, backend->target()), *backend);
+    step.initialize();
+    RandomBatches batches(config);
+    return step.run(1e-3, batches);
+  };
+  const StepResult a = one_step(plain);
+  const StepResult b = one_step(with_z);
+  CHECK(a.loss == b.loss);
+  CHECK(a.grad_norm != b.grad_norm);
+}

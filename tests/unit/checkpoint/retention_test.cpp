@@ -1,0 +1,62 @@
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "catch.h"
+#include "checkpoint/checkpoint.h"
+#include "helpers.h"
+
+using namespace gptrain;
+using namespace checkpoint_test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<int64_t> kept(const fs::path& out, int64_t keep_last, int64_t keep_every) {
+  CHECK(apply_retention(out, keep_last, keep_every) == "");
+  std::vector<int64_t> steps;
+  for (const auto& info : list_checkpoints(out)) steps.push_back(info.step);
+  // Nothing but what is listed is left.
+  CHECK(folder_names(out).size() == steps.size());
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else", "[retention]") {
+  const TempFolder out;
+  for (const int64_t step : {5, 10, 15, 20, 25, 30, 35}) save_checkpoint(out.path(), make_manifest(step), {});
+  CHECK(kept(out.path(), 7, 0) == std::vector<int64_t>{5, 10, 15, 20, 25, 30, 35});
+  CHECK(kept(out.path(), 5, 10) == std::vector<int64_t>{10, 15, 20, 25, 30, 35});
+  CHECK(kept(out.path(), 2, 10) == std::vector<int64_t>{10, 20, 30, 35});
+  CHECK(kept(out.path(), 1, 15) == std::vector<int64_t>{30, 35});
+  CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{35});
+  CHECK(kept(out.path(), 9, 0) == std::vector<int64_t>{35});
+  verify_checkpoint(out.path() / "checkpoints/step-00000035");
+}
+
+TEST_CASE("Retention removes temporary folders and leaves everything else alone", "[retention]") {
+  const TempFolder out;
+  CHECK(apply_retention(out.path(), 1, 0) == "");
+  save_step(out.path(), 5);
+  fs::create_directories(out.path() / "checkpoints/.tmp-step-00000006/deep");
+  write_text(out.path() / "checkpoints/.tmp-step-00000006/rank-00000.safetensors", "half");
+  fs::create_directories(out.path() / "checkpoints/best");
+  CHECK(apply_retention(out.path(), 1, 0) == "");
+  CHECK(folder_names(out.path()) == std::vector<std::string>{"best", "step-00000005"});
+}
+
+TEST_CASE("A folder that cannot be deleted gives a warning, not an error", "[retention]") {
+  const std::string result = in_child([]() -> std::string {
+    // The superuser may delete anything.
+    if (::getuid() == 0 && ::setuid(65534) != 0) return "cannot drop the superuser's rights";
+    const TempFolder out;
+    for (const int64_t step : {1, 2}) save_step(out.path(), step);
+    const fs::path folder = out.path() / "checkpoints";
+    fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);
+    std::string warning = apply_retention(out.path(), 1, 0);
+    fs::permissions(folder, fs::perms::owner_all);
+    verify_checkpoint(folder / "step-00000001");
+    return warning;
+  });
+  CHECK(lacking(result, {"cannot remove", "step-00000001: Permission denied"}) == "");
+}

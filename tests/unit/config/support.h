@@ -1,0 +1,60 @@
+// What the tests of the config share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "config/fields.h"
+#include "config/load.h"
+
+namespace gptrain::config_test {
+
+// Valid and complete: hidden 768, 12 heads, batch 16 in micro-batches of 8, 1000 steps.
+inline const std::string base = R"({
+  "model": {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": 257, "sequence_length": 256},
+  "data": {"train": [{"path": "data/corpus/train"}]},
+  "batch": {"global": 16, "micro": 8},
+  "optimizer": {"lr": 0.001},
+  "run": {"steps": 1000, "out": "runs/test"}
+})";
+
+// The same but for the model, which a preset has to give.
+inline const std::string without_model = R"({
+  "data": {"train": [{"path": "x"}]},
+  "batch": {"global": 1},
+  "optimizer": {"lr": 0.001},
+  "run": {"steps": 1, "out": "x"}
+})";
+
+using Overrides = std::vector<std::string>;
+
+inline RunConfig parse(const Overrides& overrides, const std::string& text = base) {
+  return parse_config(text, overrides, "test.json");
+}
+
+// The message of the refusal, which must be one of a bad config; empty if the config is accepted.
+inline std::string refusal(const std::string& text, const Overrides& overrides = {}) {
+  try {
+    parse_config(text, overrides, "test.json");
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return {};
+}
+
+// Of the base config with overrides.
+inline std::string fault(const Overrides& overrides) { return refusal(base, overrides); }
+
+// Every value of a config, the unused ones too.
+inline Json all_values(const RunConfig& config) {
+  Json values = Json::object();
+  for (const Field& field : fields()) {
+    if (field.get) values[field.path] = field.get(config);
+  }
+  return values;
+}
+
+}  // namespace gptrain::config_test

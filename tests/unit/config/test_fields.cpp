@@ -1,0 +1,155 @@
+// The table of fields: every row can be set, is in the schema, and describes itself.
+#include <map>
+#include <set>
+
+#include "config/presets.h"
+#include "support.h"
+
+namespace gptrain::config_test {
+namespace {
+
+struct Sample {
+  std::string value;        // JSON text, different from the value in the base config
+  Overrides prerequisites;  // what gives the key an effect, or makes the value fit
+};
+
+const std::map<std::string, Sample> samples = {
+    {"model.preset", {R"("gpt2-355m")", {}}},
+    {"model.num_layers", {"3", {}}},
+    {"model.hidden_size", {"384", {}}},
+    {"model.num_heads", {"6", {}}},
+    {"model.num_kv_heads", {"2", {}}},
+    {"model.ffn_hidden_size", {"100", {}}},
+    {"model.vocab_size", {"300", {}}},
+    {"model.sequence_length", {"64", {}}},
+    {"model.norm", {R"("rmsnorm")", {}}},
+    {"model.activation", {R"("gelu")", {}}},
+    {"model.positions", {R"("rope")", {}}},
+    {"model.rope_theta", {"500000.0", {"model.positions=rope"}}},
+    {"model.qk_norm", {"true", {}}},
+    {"model.bias", {"false", {}}},
+    {"model.tied_head", {"false", {}}},
+    {"model.dropout", {"0.2", {}}},
+    {"model.residual_dropout", {"0.2", {}}},
+    {"model.attention_dropout", {"0.2", {}}},
+    {"model.norm_eps", {"1e-6", {}}},
+    {"model.init_std", {"0.01", {}}},
+    {"model.z_loss", {"1e-4", {}}},
+    {"data.train", {R"([{"path":"a","weight":2.0}])", {}}},
+    {"data.validation", {R"([{"path":"b","weight":1.0}])", {}}},
+    {"batch.global", {"32", {}}},
+    {"batch.micro", {"4", {}}},
+    {"batch.accumulation", {"4", {"batch.micro=4"}}},
+    {"parallel.tensor", {"1", {}}},
+    {"parallel.pipeline", {"1", {}}},
+    {"parallel.zero", {"0", {}}},
+    {"precision.compute", {R"("bf16")", {}}},
+    {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
+    {"optimizer.type", {R"("adamw")", {}}},
+    {"optimizer.lr", {"0.002", {}}},
+    {"optimizer.betas", {"[0.8,0.99]", {}}},
+    {"optimizer.eps", {"1e-6", {}}},
+    {"optimizer.weight_decay", {"0.0", {}}},
+    {"optimizer.clip_norm", {"0.0", {}}},
+    {"schedule.type", {R"("linear")", {}}},
+    {"schedule.warmup_steps", {"10", {}}},
+    {"schedule.decay_steps", {"10", {"schedule.type=wsd"}}},
+    {"schedule.min_lr", {"1e-5", {"schedule.type=cosine"}}},
+    {"memory.recompute", {R"("block")", {}}},
+    {"memory.recompute_interval", {"3", {"memory.recompute=every_nth"}}},
+    {"memory.loss_chunk_tokens", {"128", {}}},
+    {"checkpoint.every_steps", {"10", {}}},
+    {"checkpoint.keep_last", {"5", {}}},
+    {"checkpoint.keep_every", {"100", {}}},
+    {"log.every_steps", {"5", {}}},
+    {"run.steps", {"7", {}}},
+    {"run.seed", {"9223372036854775808", {}}},
+    {"run.out", {R"("runs/other")", {}}},
+    {"run.device", {R"("cpu")", {}}},
+    {"run.threads", {"3", {}}},
+    {"run.max_skipped_steps", {"0", {}}},
+    {"run.validate_every_steps", {"50", {R"(data.validation=[{"path": "v"}])"}}},
+    {"run.validation_samples", {"8", {R"(data.validation=[{"path": "v"}])"}}},
+};
+
+}  // namespace
+
+TEST_CASE("every field can be set by an override, and reads back") {
+  CHECK(samples.size() == fields().size());
+  for (const Field& field : fields()) {
+    INFO(field.path);
+    REQUIRE(samples.contains(field.path));
+    const Sample& sample = samples.at(field.path);
+    Overrides overrides = sample.prerequisites;
+    overrides.push_back(field.path + "=" + sample.value);
+    const RunConfig config = parse(overrides);
+    if (field.get) CHECK(field.get(config) == Json::parse(sample.value));
+  }
+}
+
+TEST_CASE("every sample but those of one value differs from the base config") {
+  const Json before = all_values(parse({}));
+  const std::set<std::string> one_value = {"parallel.tensor", "parallel.pipeline", "parallel.zero", "optimizer.type",
+                                           "precision.residual"};
+  for (const Field& field : fields()) {
+    INFO(field.path);
+    if (field.get && !one_value.contains(field.path)) {
+      CHECK(before[field.path] != Json::parse(samples.at(field.path).value));
+    }
+  }
+}
+
+TEST_CASE("the table lists sections in order and each key once") {
+  CHECK(section_names() == std::vector<std::string>{"model", "data", "batch", "parallel", "precision", "optimizer",
+                                                    "schedule", "memory", "checkpoint", "log", "run"});
+  std::set<std::string> paths;
+  for (const Field& field : fields()) {
+    INFO(field.path);
+    CHECK(paths.insert(field.path).second);
+    CHECK_FALSE(field.description.empty());
+    CHECK(find_field(field.path) == &field);
+  }
+  CHECK(find_field("model.nothing") == nullptr);
+}
+
+TEST_CASE("every example of a field passes its own rule") {
+  for (const Field& field : fields()) {
+    INFO(field.path);
+    Faults faults;
+    check_value(field.rule, field.path, Json::parse(field.example), field.example, faults);
+    CHECK(faults.text().empty());
+  }
+}
+
+TEST_CASE("the schema lists every field with description, range or words, and default") {
+  const Json schema = Json::parse(config_schema());
+  CHECK(schema["$schema"] == "https://json-schema.org/draft/2020-12/schema");
+  CHECK(schema["required"] == Json::array({"model", "data", "batch", "optimizer", "run"}));
+  CHECK(schema["additionalProperties"] == false);
+  size_t listed = 0;
+  for (const auto& [name, section] : schema["properties"].items()) {
+    CHECK(section["additionalProperties"] == false);
+    listed += section["properties"].size();
+  }
+  CHECK(listed == fields().size());
+  for (const Field& field : fields()) {
+    INFO(field.path);
+    const Json& entry = schema["properties"][field.section()]["properties"].at(field.key());
+    CHECK(entry["description"].get<std::string>().starts_with(field.description));
+    CHECK((entry.contains("type") || entry.contains("enum")));
+    CHECK((entry.contains("default") || entry.contains("examples")));
+  }
+  const Json& model = schema["properties"]["model"];
+  CHECK(model["anyOf"][0] == Json::parse(R"({"required": ["preset"]})"));
+  CHECK(model["anyOf"][1]["required"].size() == 5);
+  CHECK(model["properties"]["preset"]["enum"] == preset_names());
+  CHECK(model["properties"]["num_layers"]["minimum"] == 1);
+  CHECK(model["properties"]["norm_eps"]["exclusiveMinimum"] == 0.0);
+  CHECK(model["properties"]["norm_eps"]["default"] == 1e-5);
+  CHECK(schema["properties"]["run"]["properties"]["device"]["enum"] == Json::array({"auto", "cpu"}));
+  const Json& source = schema["properties"]["data"]["properties"]["train"]["items"];
+  CHECK(source["required"] == Json::array({"path"}));
+  CHECK(source["properties"]["path"]["description"].get<std::string>().find("working directory") != std::string::npos);
+}
+
+}  // namespace gptrain::config_test

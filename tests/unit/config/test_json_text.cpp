@@ -1,0 +1,75 @@
+// JSON text: comments, places of syntax errors, duplicate keys, files that cannot be read.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "support.h"
+
+namespace gptrain::config_test {
+
+TEST_CASE("comments are allowed") { CHECK(refusal("// a run\n" + base + "/* the end */").empty()); }
+
+TEST_CASE("a syntax error names file, line and column") {
+  CHECK(refusal("{\n  \"run\": {\"steps\": 5,}\n}") ==
+        "test.json:2:22: syntax error while parsing object key - unexpected '}'; expected string literal");
+  CHECK(refusal("") ==
+        "test.json:1:1: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal");
+  CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error"));
+  CHECK(refusal("{\"run\": {\"steps\": 1e999}}") == "test.json:1:23: number overflow parsing '1e999'");
+  CHECK(refusal("[]").starts_with("test.json: the config must be a JSON object with the sections model, data, batch"));
+}
+
+TEST_CASE("duplicate keys are faults wherever they stand") {
+  const std::string rule = ": is given twice (try leaving one of them out)";
+  std::string text = base;
+  text.insert(text.rfind('}'), R"(, "run": {"seed": 1, "steps": 5})");
+  CHECK(refusal(text) == "run = {...}" + rule);
+  CHECK(fault({R"(data.train=[{"path": "a"}, {"path": "b", "path": "c"}])"}) == "data.train[1].path = \"c\"" + rule);
+  CHECK(refusal(R"({"log": {"every_steps": 1, "every_steps": 1, "every_steps": [[2]]}})")
+            .starts_with("log.every_steps = 1" + rule + "\nlog.every_steps = [...]" + rule + "\n"));
+}
+
+TEST_CASE("deep nesting is a fault, not a crash") {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  CHECK(fault({"run.steps=" + deep}) == "run.steps = [...]: must be an integer (try 1000)");
+}
+
+TEST_CASE("long values are cut in messages") {
+  const std::string message = fault({"model.norm=" + std::string(1000, 'x')});
+  CHECK(message.starts_with("model.norm = \"xxx"));
+  CHECK(message.size() < 200);
+}
+
+TEST_CASE("load_config reads a file and names one that it cannot read") {
+  std::string name = std::filesystem::temp_directory_path() / "gptrain_config_XXXXXX";
+  REQUIRE(mkdtemp(name.data()) != nullptr);
+  const std::filesystem::path folder = name;
+  const auto file = folder / "run.json";
+  std::ofstream(file) << base;
+  CHECK(load_config(file, Overrides{"run.steps=3"}).run.steps == 3);
+
+  const auto message = [](const std::filesystem::path& path) -> std::string {
+    try {
+      load_config(path, {});
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return error.what();
+    }
+    return {};
+  };
+  CHECK(message(folder / "none.json") == "config file " + (folder / "none.json").string() +
+                                             ": not found or not accessible (give the path of a JSON file)");
+  CHECK(message(folder) == "config file " + folder.string() + ": is a folder (give the path of a JSON file)");
+  std::ofstream(file) << "{";
+  CHECK(message(file).starts_with(file.string() + ":1:2: syntax error"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("edit distance counts insertions, deletions and substitutions") {
+  CHECK(edit_distance("", "") == 0);
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+  CHECK(edit_distance("num_layers", "num_layer") == 1);
+}
+
+}  // namespace gptrain::config_test

@@ -1,0 +1,189 @@
+// Faults between keys, derived values, and what may change on resume.
+#include "support.h"
+
+namespace gptrain::config_test {
+
+TEST_CASE("heads divide the hidden size") {
+  CHECK(fault({"model.num_heads=5"}) == "model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4)");
+  CHECK(fault({"model.num_heads=1000"}) == "model.num_heads = 1000: must divide model.hidden_size = 768 (try 768)");
+  CHECK(fault({"model.num_heads=5", "model.num_kv_heads=3"}) ==
+        "model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 3)");
+}
+
+TEST_CASE("rope needs an even head size") {
+  CHECK(fault({"model.num_heads=256"}).empty());
+  CHECK(fault({"model.num_heads=256", "model.positions=rope"}) ==
+        "model.num_heads = 256: must leave an even head size for model.positions = rope, not 768 / 256 = 3 "
+        "(try 384 or 192)");
+}
+
+TEST_CASE("key and value heads divide the heads") {
+  CHECK(parse({}).model.num_kv_heads == 12);
+  CHECK(parse({"model.num_kv_heads=4"}).model.num_kv_heads == 4);
+  CHECK(fault({"model.num_kv_heads=5"}) == "model.num_kv_heads = 5: must divide model.num_heads = 12 (try 6 or 4)");
+  CHECK(fault({"model.num_kv_heads=24"}) == "model.num_kv_heads = 24: must divide model.num_heads = 12 (try 12)");
+}
+
+TEST_CASE("the width of the MLP follows from the activation") {
+  CHECK(parse({}).model.ffn_hidden_size == 4 * 768);
+  CHECK(parse({"model.activation=swiglu"}).model.ffn_hidden_size == 2048);
+  CHECK(parse({"model.activation=swiglu", "model.hidden_size=1020"}).model.ffn_hidden_size == 2752);
+  CHECK(parse({"model.activation=swiglu", "model.ffn_hidden_size=7"}).model.ffn_hidden_size == 7);
+}
+
+TEST_CASE("dropout sets both kinds and excludes them") {
+  const RunConfig config = parse({"model.dropout=0.25"});
+  CHECK(config.model.residual_dropout == 0.25);
+  CHECK(config.model.attention_dropout == 0.25);
+  CHECK(fault({"model.dropout=0.25", "model.residual_dropout=0.1"}) ==
+        "model.residual_dropout = 0.1: is also set by model.dropout (try leaving one of them out)");
+  CHECK(fault({"model.dropout=0.25", "model.attention_dropout=0.1"}) ==
+        "model.attention_dropout = 0.1: is also set by model.dropout (try leaving one of them out)");
+}
+
+std::string with_batch(const std::string& batch) {
+  std::string text = base;
+  const std::string old = R"({"global": 16, "micro": 8})";
+  return text.replace(text.find(old), old.size(), batch);
+}
+
+TEST_CASE("the batch follows from any sufficient subset") {
+  const auto check = [](const std::string& batch, int64_t global, int64_t micro, int64_t accumulation) {
+    INFO(batch);
+    const BatchConfig config = parse({}, with_batch(batch)).batch;
+    CHECK(config.global == global);
+    CHECK(config.micro == micro);
+    CHECK(config.accumulation == accumulation);
+  };
+  check(R"({"global": 16})", 16, 8, 2);
+  check(R"({"global": 21})", 21, 7, 3);
+  check(R"({"global": 13})", 13, 1, 13);
+  check(R"({"global": 3})", 3, 3, 1);
+  check(R"({"global": 16, "micro": 2})", 16, 2, 8);
+  check(R"({"global": 16, "accumulation": 16})", 16, 1, 16);
+  check(R"({"micro": 3, "accumulation": 5})", 15, 3, 5);
+  check(R"({"global": 15, "micro": 3, "accumulation": 5})", 15, 3, 5);
+}
+
+TEST_CASE("a batch that does not come out is refused") {
+  const std::string missing = "batch.global: must be given, or both batch.micro and batch.accumulation (try 16)";
+  CHECK(refusal(with_batch("{}")) == missing);
+  CHECK(refusal(with_batch(R"({"micro": 3})")) == missing);
+  CHECK(refusal(with_batch(R"({"accumulation": 3})")) == missing);
+  CHECK(fault({"batch.micro=3"}) == "batch.micro = 3: must divide batch.global = 16 (try 4 or 2)");
+  CHECK(fault({"batch.micro=32"}) == "batch.micro = 32: must divide batch.global = 16 (try 16)");
+  CHECK(refusal(with_batch(R"({"global": 16, "accumulation": 5})")) ==
+        "batch.accumulation = 5: must divide batch.global = 16 (try 8 or 4)");
+  CHECK(fault({"batch.accumulation=4"}) ==
+        "batch.accumulation = 4: must be batch.global / batch.micro = 16 / 8 (try 2)");
+  CHECK(refusal(with_batch(R"({"micro": 1000000, "accumulation": 1000})")) ==
+        "batch.accumulation = 1000: times batch.micro = 1000000 must be at most 16777216 (try 16)");
+}
+
+TEST_CASE("products that would overflow are refused") {
+  CHECK(fault({"batch.global=16777216", "run.steps=1e12"}) ==
+        "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 256 must be less than "
+        "2^63 tokens (try 2147483647)");
+  CHECK(fault({"model.sequence_length=1048576", "batch.micro=4096", "batch.global=4096"}) ==
+        "batch.micro = 4096: times model.sequence_length = 1048576 must be at most 2147483647 tokens (try 1024)");
+}
+
+TEST_CASE("the schedule fits in the run") {
+  CHECK(fault({"schedule.warmup_steps=1001"}) ==
+        "schedule.warmup_steps = 1001: must be at most run.steps = 1000 (try 1000)");
+  const Overrides wsd = {"schedule.type=wsd", "schedule.warmup_steps=100"};
+  CHECK(fault({wsd[0], wsd[1], "schedule.decay_steps=900"}).empty());
+  CHECK(fault({wsd[0], wsd[1], "schedule.decay_steps=901"}) ==
+        "schedule.decay_steps = 901: must be at most run.steps - schedule.warmup_steps = 1000 - 100 (try 900)");
+  CHECK(fault({wsd[0], "schedule.warmup_steps=1000", "schedule.decay_steps=1"}) ==
+        "schedule.decay_steps = 1: must be at most run.steps - schedule.warmup_steps = 1000 - 1000 "
+        "(try fewer schedule.warmup_steps)");
+  CHECK(fault({"schedule.type=cosine", "schedule.min_lr=0.001"}).empty());
+  CHECK(fault({"schedule.type=cosine", "schedule.min_lr=0.002"}) ==
+        "schedule.min_lr = 0.002: must be at most optimizer.lr = 0.001 (try 0.001)");
+}
+
+TEST_CASE("the residual stream is at least as precise as the arithmetic") {
+  CHECK(parse({}).precision.residual == DType::f32);
+  CHECK(parse({"precision.compute=bf16"}).precision.residual == DType::bf16);
+  CHECK(parse({"precision.compute=bf16", "precision.residual=fp32"}).precision.residual == DType::f32);
+  CHECK(fault({"precision.residual=bf16"}) ==
+        R"(precision.residual = "bf16": must be fp32 with precision.compute = fp32 (try "fp32"))");
+}
+
+TEST_CASE("a key that would have no effect is refused") {
+  CHECK(fault({"schedule.min_lr=0"}) ==
+        "schedule.min_lr = 0.0: has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)");
+  CHECK(fault({"schedule.decay_steps=10", "schedule.type=cosine"}) ==
+        "schedule.decay_steps = 10: has no effect unless schedule.type is wsd (try leaving it out)");
+  CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
+        "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth (try leaving it out)");
+  CHECK(fault({"model.rope_theta=5000"}) ==
+        "model.rope_theta = 5000.0: has no effect unless model.positions is rope (try leaving it out)");
+  CHECK(fault({"run.validate_every_steps=5", "run.validation_samples=8"}) ==
+        "run.validate_every_steps = 5: has no effect unless data.validation names a source (try leaving it out)\n"
+        "run.validation_samples = 8: has no effect unless data.validation names a source (try leaving it out)");
+  CHECK(fault({"run.validate_every_steps=5", R"(data.validation=[{"path": "x"}])"}).empty());
+}
+
+TEST_CASE("faults come all at once, and none that only follows from another") {
+  const std::string text = R"({
+    "model": {"num_layers": 0, "hidden_size": 768, "num_heads": 5, "vocab_size": 257, "vocab_size": 258,
+              "seqence_length": 256},
+    "batch": {"global": "many"},
+    "schedule": {"type": "cosin", "min_lr": 1},
+    "optimizer": {"lr": 0.1},
+    "parallel": {"tensor": 2},
+    "run": {"steps": 10, "out": "x"}
+  })";
+  CHECK(refusal(text) == R"(model.vocab_size = 258: is given twice (try leaving one of them out)
+model.num_layers = 0: must be at least 1 and at most 10000 (try 1)
+model.seqence_length = 256: unknown key (try model.sequence_length)
+batch.global = "many": must be an integer (try 16)
+schedule.type = "cosin": must be one of constant, linear, cosine, wsd (try "cosine")
+parallel.tensor = 2: this build has no tensor parallelism (try 1)
+model.sequence_length: must be given, here or by model.preset (try 1024)
+data.train: must be given (try [{"path": "data/corpus/train"}])
+model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4))");
+}
+
+TEST_CASE("resume refuses what changes the model or the training state") {
+  const RunConfig saved = parse({});
+  CHECK(resume_conflicts(saved, saved).empty());
+  CHECK(resume_conflicts(saved, parse({"model.num_layers=6", "run.seed=2"})) ==
+        "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
+  CHECK(resume_conflicts(saved, parse({"optimizer.betas=[0.9, 0.99]"})) ==
+        "optimizer.betas: [0.9,0.95] in the checkpoint, [0.9,0.99] in the config");
+  CHECK(resume_conflicts(saved, parse({"batch.micro=4"})) ==
+        "batch.micro: 8 in the checkpoint, 4 in the config\nbatch.accumulation: 2 in the checkpoint, 4 in the config");
+  CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
+        "data.train[].weight: [1.0] in the checkpoint, [1.0,2.0] in the config");
+}
+
+TEST_CASE("resume accepts what changes neither") {
+  const RunConfig asked = parse({R"(data.train=[{"path": "elsewhere"}])",
+                                 R"(data.validation=[{"path": "v"}])",
+                                 "run.steps=2000",
+                                 "run.out=runs/b",
+                                 "run.device=cpu",
+                                 "run.threads=1",
+                                 "run.validate_every_steps=10",
+                                 "run.validation_samples=4",
+                                 "run.max_skipped_steps=3",
+                                 "checkpoint.every_steps=7",
+                                 "checkpoint.keep_last=3",
+                                 "checkpoint.keep_every=14",
+                                 "log.every_steps=5",
+                                 "optimizer.lr=0.01",
+                                 "schedule.type=wsd",
+                                 "schedule.warmup_steps=10",
+                                 "schedule.decay_steps=20",
+                                 "schedule.min_lr=0.001",
+                                 "memory.recompute=every_nth",
+                                 "memory.recompute_interval=3"});
+  CHECK(resume_conflicts(parse({}), asked).empty());
+  const RunConfig preset = parse({"model.preset=gpt2-124m", "model.vocab_size=257", "model.sequence_length=256"});
+  CHECK(resume_conflicts(parse({}), preset).empty());
+}
+
+}  // namespace gptrain::config_test

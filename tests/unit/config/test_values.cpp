@@ -1,0 +1,139 @@
+// Faults of single values: types, ranges, words, unknown and missing keys, what this build does not have.
+#include "support.h"
+
+namespace gptrain::config_test {
+
+TEST_CASE("a complete config has no faults") { CHECK(fault({}).empty()); }
+
+TEST_CASE("a value of the wrong type is refused") {
+  CHECK(fault({"model.num_layers=twelve"}) == R"(model.num_layers = "twelve": must be an integer (try 12))");
+  CHECK(fault({"model.num_layers=null"}) == "model.num_layers = null: must be an integer (try 12)");
+  CHECK(fault({"model.num_layers=12.5"}) == "model.num_layers = 12.5: must be an integer (try 12 or 13)");
+  CHECK(fault({"model.num_layers={\"a\": 1}"}) == "model.num_layers = {...}: must be an integer (try 12)");
+  CHECK(fault({"optimizer.lr=fast"}) == R"(optimizer.lr = "fast": must be a number (try 0.0003))");
+  CHECK(fault({"optimizer.lr=nan"}) == R"(optimizer.lr = "nan": must be a number (try 0.0003))");
+  CHECK(fault({"model.bias=1"}) == "model.bias = 1: must be true or false (try true)");
+  CHECK(fault({"run.out=7"}) == R"(run.out = 7: must be text (try "runs/demo"))");
+  CHECK(fault({"model.norm=3"}) == R"(model.norm = 3: must be one of layernorm, rmsnorm (try "layernorm"))");
+  CHECK(fault({"optimizer.betas=0.9"}) == "optimizer.betas = 0.9: must be an array of two numbers (try [0.9,0.95])");
+  CHECK(fault({"optimizer.betas=[0.9]"}) ==
+        "optimizer.betas = [0.9]: must be an array of two numbers (try [0.9,0.95])");
+  CHECK(fault({"data.train=data/corpus"}) ==
+        R"(data.train = "data/corpus": must be an array of data sources (try [{"path": "data/corpus/train"}]))");
+  CHECK(refusal(R"({"model": 5})").starts_with("model = 5: must be an object (try {})\n"));
+}
+
+TEST_CASE("a value out of range is refused with the nearest bound") {
+  CHECK(fault({"model.num_layers=0"}) == "model.num_layers = 0: must be at least 1 and at most 10000 (try 1)");
+  CHECK(fault({"model.num_layers=-3"}) == "model.num_layers = -3: must be at least 1 and at most 10000 (try 1)");
+  CHECK(fault({"model.num_layers=20000"}) ==
+        "model.num_layers = 20000: must be at least 1 and at most 10000 (try 10000)");
+  CHECK(fault({"model.vocab_size=2147483648"}) ==
+        "model.vocab_size = 2147483648: must be at least 1 and at most 2147483647 (try 2147483647)");
+  CHECK(fault({"run.seed=-1"}) == "run.seed = -1: must be at least 0 and at most 18446744073709551615 (try 0)");
+  CHECK(fault({"run.seed=18446744073709551616"}) ==
+        "run.seed = 1.8446744073709552e+19: must be at least 0 and at most 18446744073709551615 "
+        "(try 18446744073709551615)");
+  CHECK(fault({"run.steps=1e30"}) ==
+        "run.steps = 1e+30: must be at least 1 and at most 1000000000000 (try 1000000000000)");
+  CHECK(fault({"optimizer.lr=0"}) == "optimizer.lr = 0: must be greater than 0 and at most 10 (try 0.0003)");
+  CHECK(fault({"optimizer.lr=11"}) == "optimizer.lr = 11: must be greater than 0 and at most 10 (try 10)");
+  CHECK(fault({"model.dropout=1"}) == "model.dropout = 1: must be at least 0 and less than 1 (try 0.1)");
+  CHECK(fault({"model.attention_dropout=-0.5"}) ==
+        "model.attention_dropout = -0.5: must be at least 0 and less than 1 (try 0)");
+  CHECK(fault({"optimizer.betas=[0.9, 1.5]"}) ==
+        "optimizer.betas[1] = 1.5: must be at least 0 and less than 1 (try 0.95)");
+  CHECK(fault({"run.out="}) == R"(run.out = "": must not be empty (try "runs/demo"))");
+  CHECK(fault({R"(run.out="a\u0000b")"}) == R"(run.out = "a\u0000b": must not hold a NUL character (try "runs/demo"))");
+  CHECK(fault({"run.out=\xff"}) == "run.out = \"\xEF\xBF\xBD\": must be UTF-8 (try \"runs/demo\")");
+}
+
+TEST_CASE("the bounds themselves are valid") {
+  CHECK(parse({"run.seed=18446744073709551615"}).run.seed == UINT64_MAX);
+  CHECK(parse({"model.vocab_size=2147483647"}).model.vocab_size == 2147483647);
+  CHECK(parse({"optimizer.lr=10"}).optimizer.lr == 10);
+  CHECK(parse({"run.steps=1e4"}).run.steps == 10000);
+}
+
+TEST_CASE("an unknown word is refused with the nearest one") {
+  CHECK(fault({"model.norm=rms_norm"}) ==
+        R"(model.norm = "rms_norm": must be one of layernorm, rmsnorm (try "rmsnorm"))");
+  CHECK(fault({"model.activation=gelu_tan"}) ==
+        R"(model.activation = "gelu_tan": must be one of gelu_tanh, gelu, swiglu (try "gelu_tanh"))");
+  CHECK(fault({"memory.recompute=every"}) ==
+        R"(memory.recompute = "every": must be one of none, block, every_nth (try "every_nth"))");
+  CHECK(
+      fault({"model.preset=gpt2-125m"}) ==
+      R"(model.preset = "gpt2-125m": must be one of the 31 names that `gptrain config schema` lists (try "gpt2-124m"))");
+}
+
+TEST_CASE("an unknown key is refused with the nearest one") {
+  CHECK(fault({"model.num_layer=12"}) == "model.num_layer = 12: unknown key (try model.num_layers)");
+  CHECK(fault({"modle.num_layers=12"}) == "modle.num_layers = 12: unknown key (try model.num_layers)");
+  CHECK(fault({"model.lr=12"}) == "model.lr = 12: unknown key (try optimizer.lr)");
+  CHECK(fault({"steps=10"}) == "steps = 10: unknown key (try run.steps)");
+  CHECK(fault({"data.train.path=x"}) == R"(data.train.path = "x": unknown key (try data.train))");
+  CHECK(refusal(R"({"modle": {"num_layers": 12}})").starts_with("modle = {...}: unknown section (try model)\n"));
+  CHECK(refusal(R"({"run": {"step": 5}, "lr": 1})")
+            .starts_with("run.step = 5: unknown key (try run.steps)\nlr = 1: unknown key (try optimizer.lr)\n"));
+}
+
+TEST_CASE("data sources are checked key by key") {
+  CHECK(fault({"data.train=[]"}) ==
+        R"(data.train = []: must hold at least one data source (try [{"path": "data/corpus/train"}]))");
+  CHECK(fault({R"(data.train=["x"])"}) ==
+        R"(data.train[0] = "x": must be an object with path and weight (try {"path": "data/corpus/train"}))");
+  CHECK(fault({R"(data.train=[{"path": "x"}, {"wieght": 2, "path": ""}, {"weight": 0}])"}) ==
+        R"(data.train[1].wieght = 2: unknown key (try data.train[1].weight)
+data.train[1].path = "": must not be empty (try "data/corpus/train")
+data.train[2].weight = 0: must be greater than 0 and at most 1000000000 (try 1)
+data.train[2].path: must be given (try "data/corpus/train"))");
+  CHECK(parse({"data.validation=[]"}).data.validation.empty());
+  const RunConfig config = parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2.5}])"});
+  REQUIRE(config.data.train.size() == 2);
+  CHECK(config.data.train[0].path == "a");
+  CHECK(config.data.train[0].weight == 1);
+  CHECK(config.data.train[1].path == "b");
+  CHECK(config.data.train[1].weight == 2.5);
+}
+
+TEST_CASE("every required key is asked for") {
+  CHECK(refusal("{}") ==
+        R"(model.num_layers: must be given, here or by model.preset (try 12)
+model.hidden_size: must be given, here or by model.preset (try 768)
+model.num_heads: must be given, here or by model.preset (try 12)
+model.vocab_size: must be given, here or by model.preset (try 50257)
+model.sequence_length: must be given, here or by model.preset (try 1024)
+data.train: must be given (try [{"path": "data/corpus/train"}])
+optimizer.lr: must be given (try 0.0003)
+run.steps: must be given (try 1000)
+run.out: must be given (try "runs/demo")
+batch.global: must be given, or both batch.micro and batch.accumulation (try 16))");
+  CHECK(fault({"schedule.type=wsd"}) == "schedule.decay_steps: must be given, as schedule.type is wsd (try 100)");
+  CHECK(fault({"memory.recompute=every_nth"}) ==
+        "memory.recompute_interval: must be given, as memory.recompute is every_nth (try 2)");
+}
+
+TEST_CASE("what this build does not have is refused with the reason") {
+  CHECK(fault({"parallel.tensor=2"}) == "parallel.tensor = 2: this build has no tensor parallelism (try 1)");
+  CHECK(fault({"parallel.pipeline=4"}) == "parallel.pipeline = 4: this build has no pipeline parallelism (try 1)");
+  CHECK(fault({"parallel.zero=1"}) == "parallel.zero = 1: this build has no ZeRO sharding (try 0)");
+  CHECK(
+      fault({"precision.compute=fp8"}) ==
+      R"(precision.compute = "fp8": fp8 matrix products need a GPU backend, which this build does not have (try "bf16"))");
+  CHECK(fault({"precision.compute=fp16"}) ==
+        R"(precision.compute = "fp16": fp16 needs dynamic loss scaling, which this build does not have (try "bf16"))");
+  CHECK(fault({"run.device=cuda"}) == R"(run.device = "cuda": this build has no CUDA backend (try "cpu"))");
+  CHECK(fault({"parallel.tensor=0"}) == "parallel.tensor = 0: must be at least 1 and at most 1 (try 1)");
+}
+
+TEST_CASE("an override must name a key and a value") {
+  CHECK(fault({"run.steps"}) == "--set run.steps: must have the form key.path=value (try --set run.steps=1000)");
+  CHECK(fault({"=5"}) == "--set =5: must have the form key.path=value (try --set run.steps=1000)");
+  CHECK(parse({"run.steps=5", "run.steps=7"}).run.steps == 7);
+  CHECK(parse({"run.out=runs/a b"}).run.out == "runs/a b");
+  CHECK(parse({"run.out=\"runs/c\""}).run.out == "runs/c");
+  CHECK(parse({"run.out=a=b"}).run.out == "a=b");
+}
+
+}  // namespace gptrain::config_test

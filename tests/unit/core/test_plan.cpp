@@ -1,0 +1,160 @@
+#include <nlohmann/json.hpp>
+
+#include "catch.h"
+#include "config/presets.h"
+#include "model/spec/layout.h"
+#include "model_fixture.h"
+#include "report/dry_run.h"
+#include "report/formulas.h"
+#include "train/training_step.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::small_config;
+
+namespace {
+
+RunConfig preset_config(const std::string& name, const std::vector<std::string>& overrides = {}) {
+  return parse_config(R"({"model": {"preset": ")" + name + R"("}, "data": {"train": [{"path": "x"}]},
+                          "batch": {"global": 8, "micro": 2}, "precision": {"compute": "bf16"},
+                          "optimizer": {"lr": 1e-3}, "run": {"steps": 10, "out": "x"}})",
+                      overrides, "test");
+}
+
+Target cpu_target() {
+  Target target;
+  target.name = "test";
+  target.memory_bytes = int64_t{1} << 40;
+  target.num_threads = 2;
+  return target;
+}
+
+int64_t padded_elements(const ModelSpec& spec) {
+  int64_t sum = 0;
+  for (const TensorSpec& tensor : spec.tensors) {
+    sum += (tensor.padded_count() + segment_multiple - 1) / segment_multiple * segment_multiple;
+  }
+  return sum;
+}
+
+// Bytes that a block keeps beside the published formula's: log-sum-exp and norm statistics, f32.
+int64_t small_terms(const ModelConfig& m, int64_t micro) {
+  const int64_t statistics = m.norm == NormKind::layernorm ? 4 : 2;
+  return 4 * micro * m.sequence_length * (m.num_heads + statistics);
+}
+
+}  // namespace
+
+TEST_CASE("the model FLOPs that ops report add up to the closed formula, for every preset") {
+  for (const std::string& name : preset_names()) {
+    INFO(name);
+    const RunConfig config = preset_config(name);
+    const StepPlan plan = plan_step(config, cpu_target());
+    CHECK(to_string(plan.total().model_flops) == to_string(model_flops_formula(config.model, config.batch.global)));
+    CHECK(plan.total().executed_flops >= plan.total().model_flops);
+  }
+}
+
+TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
+  const RunConfig plain = preset_config("gpt2-124m");
+  const RunConfig block = preset_config("gpt2-124m", {"memory.recompute=block"});
+  const RunConfig single = preset_config("gpt2-124m", {"batch.micro=1"});
+  const OpTotals base = plan_step(plain, cpu_target()).total();
+  const OpTotals recomputed = plan_step(block, cpu_target()).total();
+  CHECK(recomputed.model_flops == base.model_flops);
+  CHECK(recomputed.executed_flops > base.executed_flops);
+  CHECK(plan_step(single, cpu_target()).total().model_flops == base.model_flops);
+}
+
+TEST_CASE("the reference formula gives the published test vector") {
+  ModelConfig m;
+  m.num_layers = 96;
+  m.hidden_size = 12288;
+  m.num_heads = 96;
+  m.vocab_size = 51200;
+  m.sequence_length = 2048;
+  const double seconds = static_cast<double>(reference_flops_formula(m, 1536)) / (1024 * 138e12);
+  CHECK(seconds == Approx(31.9).margin(0.05));
+}
+
+TEST_CASE("totals of the largest preset do not overflow") {
+  const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
+  const StepPlan plan = plan_step(config, cpu_target());
+  CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
+  const DryRunInput input{config, cpu_target(), plan.spec, plan.memory, plan.ops, std::nullopt, {}};
+  const auto json = nlohmann::json::parse(dry_run_json(input));
+  CHECK(json["total_model_flops"].get<double>() ==
+        Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
+}
+
+TEST_CASE("weights, gradients, master weights and moments take the bytes of the closed formulas") {
+  const RunConfig mixed = preset_config("gpt2-124m");
+  const StepPlan plan = plan_step(mixed, cpu_target());
+  const int64_t elements = padded_elements(plan.spec);
+  CHECK(elements - plan.spec.parameters() == 47 * 768);  // rows of padded vocabulary; nothing else needs padding
+  CHECK(plan.memory[MemoryClass::weights] == 2 * elements);
+  CHECK(plan.memory[MemoryClass::gradients] == 4 * elements);
+  CHECK(plan.memory[MemoryClass::master] == 4 * elements);
+  CHECK(plan.memory[MemoryClass::moments] == 8 * elements);
+
+  const StepPlan full = plan_step(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
+  CHECK(full.memory[MemoryClass::weights] == 4 * elements);
+  CHECK(full.memory[MemoryClass::master] == 0);
+}
+
+TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm statistics") {
+  for (const char* name : {"gpt2-124m", "gpt3-1.3b", "megatron-1.7b"}) {
+    const RunConfig config = preset_config(name);
+    RunConfig deeper = config;
+    deeper.model.num_layers += 1;
+    const int64_t one_block = plan_step(deeper, cpu_target()).memory[MemoryClass::activations] -
+                              plan_step(config, cpu_target()).memory[MemoryClass::activations];
+    CHECK(one_block == published_block_activation_bytes(config.model, config.batch.micro) +
+                           small_terms(config.model, config.batch.micro));
+  }
+}
+
+TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block half of the rest") {
+  const RunConfig config = preset_config("gpt2-124m", {"memory.recompute=block"});
+  RunConfig deeper = config;
+  deeper.model.num_layers += 1;
+  const int64_t one_block = plan_step(deeper, cpu_target()).memory[MemoryClass::activations] -
+                            plan_step(config, cpu_target()).memory[MemoryClass::activations];
+  CHECK(one_block == 2 * config.batch.micro * config.model.sequence_length * config.model.hidden_size);
+}
+
+TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
+  const RunConfig config = preset_config("gpt2-124m");
+  const StepPlan plan = plan_step(config, cpu_target());
+  const DryRunInput input{config,           cpu_target(), plan.spec, plan.memory, plan.ops, TokenRate{1000, "given"},
+                          {{"x", 1.0, 2.5}}};
+  const auto json = nlohmann::json::parse(dry_run_json(input));
+  CHECK(json["total_parameters"] == 124'439'808);
+  int64_t sum = 0;
+  for (const auto name : memory_class_names) sum += json[std::string(name) + "_bytes"].get<int64_t>();
+  CHECK(json["peak_bytes"] == sum);
+  CHECK(json["model_flops_per_step"].get<int64_t>() == static_cast<int64_t>(plan.total().model_flops));
+  CHECK(json["hardware_flops_per_step"].get<int64_t>() == static_cast<int64_t>(plan.total().executed_flops));
+  CHECK(json["reference_flops_per_step"].get<int64_t>() ==
+        static_cast<int64_t>(reference_flops_formula(config.model, 8)));
+  CHECK(json["checkpoint_bytes"] == 12 * int64_t{124'439'808});
+  CHECK(json["total_seconds"].get<double>() == Approx(8 * 1024 * 10 / 1000.0));
+  CHECK(json["sources"][0]["epochs"] == 2.5);
+  const std::string text = dry_run_text(input);
+  CHECK(text.find("124,439,808") != std::string::npos);
+  CHECK(text.find("2.50 epochs") != std::string::npos);
+}
+
+TEST_CASE("a plan that does not fit names what is missing and what would help") {
+  const RunConfig config = preset_config("gpt2-1.5b");
+  const StepPlan plan = plan_step(config, cpu_target());
+  Target small = cpu_target();
+  small.memory_bytes = int64_t{30} << 30;
+  const std::string shortage = memory_shortage(config, plan.memory, small);
+  CHECK(shortage.find("Does not fit") != std::string::npos);
+  CHECK(shortage.find("memory.recompute = \"block\"") != std::string::npos);
+  CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
+  small.memory_bytes = int64_t{4} << 30;
+  CHECK(memory_shortage(config, plan.memory, small).find("choose a smaller model") != std::string::npos);
+  CHECK(memory_shortage(config, plan.memory, cpu_target()).empty());
+}

@@ -1,0 +1,67 @@
+#include <cmath>
+
+#include "base/dtype.h"
+#include "base/philox.h"
+#include "base/units.h"
+#include "catch.h"
+#include "model_fixture.h"
+#include "optim/learning_rate.h"
+
+using namespace gptrain;
+
+TEST_CASE("Philox4x32-10 gives the published answers") {
+  CHECK(philox({0, 0}, {0, 0, 0, 0}) == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  const uint32_t ones = 0xffffffff;
+  CHECK(philox({ones, ones}, {ones, ones, ones, ones}) ==
+        std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+}
+
+TEST_CASE("bf16 rounds to nearest, ties to even, and keeps what is not finite") {
+  CHECK(to_float(to_bf16(1.0F)) == 1.0F);
+  CHECK(to_float(to_bf16(1.0F + 0x1p-8F)) == 1.0F);                // tie, even below
+  CHECK(to_float(to_bf16(1.0F + 3 * 0x1p-8F)) == 1.0F + 0x1p-6F);  // tie, even above
+  CHECK(to_float(to_bf16(1.0F + 0x1p-8F + 0x1p-20F)) == 1.0F + 0x1p-7F);
+  CHECK(std::isinf(to_float(to_bf16(3.4e38F))));
+  CHECK(std::isnan(to_float(to_bf16(std::nanf("")))));
+}
+
+TEST_CASE("numbers for people") {
+  CHECK(format_count(57123) == "57.1k");
+  CHECK(format_count(999.7) == "1.00k");
+  CHECK(format_count(12) == "12");
+  CHECK(format_bytes(0) == "0 B");
+  CHECK(format_bytes(1.9 * 1024 * 1024 * 1024) == "1.9 GiB");
+  CHECK(format_duration(0.412) == "412 ms");
+  CHECK(format_duration(59.96) == "1m");
+  CHECK(format_duration(3600 * 5.2) == "5h 12m");
+  CHECK(format_duration(86400 * 3 + 3600 * 4) == "3d 4h");
+  CHECK(format_grouped(124439808) == "124,439,808");
+  CHECK(format_grouped(-1234) == "-1,234");
+  CHECK(format_grouped(999) == "999");
+}
+
+TEST_CASE("learning rates at the corners of each schedule") {
+  RunConfig config;
+  config.optimizer.lr = 1.0;
+  config.run.steps = 110;
+  config.schedule = {ScheduleKind::cosine, 10, 0, 0.1};
+  CHECK(learning_rate(config, 0) == Approx(0.1));
+  CHECK(learning_rate(config, 9) == Approx(1.0));
+  CHECK(learning_rate(config, 10) == Approx(1.0));
+  CHECK(learning_rate(config, 109) == Approx(0.1));
+  CHECK(learning_rate(config, 59) + learning_rate(config, 60) == Approx(1.1));  // symmetric about its middle
+
+  config.schedule.type = ScheduleKind::linear;
+  CHECK(learning_rate(config, 10) == Approx(1.0));
+  CHECK(learning_rate(config, 43) == Approx(0.7));
+  CHECK(learning_rate(config, 109) == Approx(0.1));
+
+  config.schedule = {ScheduleKind::wsd, 10, 20, 0.0};
+  CHECK(learning_rate(config, 89) == Approx(1.0));
+  CHECK(learning_rate(config, 90) == Approx(0.95));
+  CHECK(learning_rate(config, 109) == Approx(0.0).margin(1e-12));
+
+  config.schedule = {ScheduleKind::constant, 0, 0, 0};
+  CHECK(learning_rate(config, 0) == 1.0);
+  CHECK(learning_rate(config, 109) == 1.0);
+}

@@ -1,0 +1,115 @@
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "catch.h"
+#include "model/spec/init.h"
+#include "model/spec/layout.h"
+#include "model/spec/spec.h"
+#include "model_fixture.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::small_config;
+
+namespace {
+
+ModelConfig preset(const std::string& name) {
+  return parse_config(
+             R"({"model": {"preset": ")" + name + R"("}, "data": {"train": [{"path": "x"}]}, "batch": {"global": 1},
+                          "optimizer": {"lr": 1e-3}, "run": {"steps": 1, "out": "x"}})",
+             {}, "test")
+      .model;
+}
+
+}  // namespace
+
+TEST_CASE("GPT-2 has the published number of parameters") {
+  CHECK(make_spec(preset("gpt2-124m")).parameters() == 124'439'808);
+  CHECK(make_spec(preset("gpt2-355m")).parameters() == 354'823'168);
+  CHECK(make_spec(preset("gpt2-774m")).parameters() == 774'030'080);
+  CHECK(make_spec(preset("gpt2-1.5b")).parameters() == 1'557'611'200);
+}
+
+TEST_CASE("parameters follow the closed formula of biased, tied GPT models") {
+  for (const char* name : {"gpt2-124m", "gpt3-6.7b", "gpt3-175b", "megatron-1008b"}) {
+    const ModelConfig m = preset(name);
+    const int64_t h = m.hidden_size;
+    // P = 12 l h^2 (1 + 13/(12h) + (V + s)/(12 l h)) + 2h
+    CHECK(make_spec(m).parameters() ==
+          12 * m.num_layers * h * h + 13 * m.num_layers * h + (m.vocab_size + m.sequence_length) * h + 2 * h);
+  }
+}
+
+TEST_CASE("every tensor is listed once, norms and biases do not decay") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const ModelSpec spec = make_spec(small_config(family).model);
+    std::set<std::string> names;
+    for (const TensorSpec& tensor : spec.tensors) {
+      INFO(tensor.name);
+      CHECK(names.insert(tensor.name).second);
+      CHECK(tensor.decay == (tensor.shape.size() == 2));
+      const bool norm_weight = tensor.name.find("norm") != std::string::npos && tensor.name.ends_with(".weight");
+      CHECK((tensor.init == Init::ones) == norm_weight);
+      CHECK((tensor.init == Init::zeros) == tensor.name.ends_with(".bias"));
+      int64_t sections = 0;
+      for (const int64_t rows : tensor.sections) sections += rows;
+      if (!tensor.sections.empty()) CHECK(sections == tensor.shape[0]);
+    }
+    CHECK(spec.find("no.such.tensor") == -1);
+  }
+}
+
+TEST_CASE("residual projections start smaller with depth") {
+  const ModelSpec spec = make_spec(preset("gpt2-124m"));
+  const auto std_of = [&](const char* name) { return spec.tensors[static_cast<size_t>(spec.find(name))].init_std; };
+  CHECK(std_of("blocks.0.attention.qkv.weight") == Approx(0.02));
+  CHECK(std_of("blocks.0.attention.out.weight") == Approx(0.02 / std::sqrt(24.0)));
+  CHECK(std_of("blocks.11.ffn.out.weight") == Approx(0.02 / std::sqrt(24.0)));
+}
+
+TEST_CASE("only the vocabulary is padded, and the layout is aligned and without overlap") {
+  const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
+  const ParameterLayout layout = make_layout(spec);
+  int64_t end = 0;
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = spec.tensors[i];
+    CHECK((tensor.padded_shape != tensor.shape) == (tensor.name == "embedding.token"));
+    CHECK(layout.segments[i].offset % segment_multiple == 0);
+    CHECK(layout.segments[i].offset >= end);
+    CHECK(layout.segments[i].offset - end < segment_multiple);
+    end = layout.segments[i].offset + tensor.padded_count();
+  }
+  CHECK(spec.tensors[0].padded_shape[0] == 128);
+  CHECK(layout.elements >= end);
+  CHECK(layout.units.size() == 5);
+  CHECK(layout.units.back().offset + layout.units.back().elements == layout.elements);
+}
+
+TEST_CASE("an initial weight depends on the seed, the tensor and its index only") {
+  const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
+  const TensorSpec& tensor = spec.tensors[0];
+  const int64_t count = tensor.count();
+  std::vector<float> whole(static_cast<size_t>(count));
+  initial_values(tensor, 7, 0, count, whole.data());
+
+  std::vector<float> part(29);
+  initial_values(tensor, 7, 103, 29, part.data());
+  for (size_t i = 0; i < part.size(); ++i) CHECK(part[i] == whole[103 + i]);
+
+  std::vector<float> other(whole.size());
+  initial_values(tensor, 8, 0, count, other.data());
+  CHECK(other != whole);
+  initial_values(spec.tensors[1], 7, 0, 100, other.data());
+  CHECK(other[0] != whole[0]);
+
+  double sum = 0;
+  double squares = 0;
+  for (const float value : whole) {
+    sum += value;
+    squares += static_cast<double>(value) * value;
+  }
+  const auto n = static_cast<double>(count);
+  CHECK(std::abs(sum / n) < 4 * 0.02 / std::sqrt(n));
+  CHECK(std::sqrt(squares / n) == Approx(0.02).epsilon(4 / std::sqrt(2 * n)));
+}

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <pthread.h>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocation_count.h"
+#include "data/dataset.h"
+#include "support.h"
+
+namespace gptrain {
+namespace {
+
+using test::contains;
+using test::error_of;
+using test::RawTokenFile;
+using test::TemporaryFolder;
+using test::write_counting_tokens;
+
+constexpr int64_t sequence_length = 5;
+
+struct Fixture {
+  Fixture() { write_counting_tokens(folder / "count", 0, 5001); }
+
+  TemporaryFolder folder;
+  std::vector<std::byte> ring;
+
+  Dataset open() const { return Dataset({{folder / "count", 1}}, sequence_length, 60000, 3, true); }
+
+  // Guard bytes behind the ring show writes beyond it.
+  std::byte* make_ring(int64_t batch, int depth) {
+    ring.assign(static_cast<size_t>(depth * MicroBatch::bytes(batch, sequence_length) + 64), std::byte{0xA5});
+    return ring.data();
+  }
+  bool guard_intact() const {
+    return std::all_of(ring.end() - 64, ring.end(), [](std::byte byte) { return byte == std::byte{0xA5}; });
+  }
+};
+
+TEST_CASE("A micro-batch lies within its bytes, its parts aligned and apart") {
+  CHECK(MicroBatch::bytes(1, 1) == 3 * 256);
+  CHECK(MicroBatch::bytes(8, 1024) == 2 * 8 * 1024 * 4 + 256);
+  CHECK(MicroBatch::bytes(3, 100) == 2 * 1280 + 256);
+  std::vector<std::byte> memory(static_cast<size_t>(MicroBatch::bytes(3, 100)));
+  const MicroBatch batch = MicroBatch::at(memory.data(), 3, 100);
+  CHECK(reinterpret_cast<std::byte*>(batch.tokens) == memory.data());
+  CHECK(reinterpret_cast<std::byte*>(batch.targets) == memory.data() + 1280);
+  CHECK(reinterpret_cast<std::byte*>(batch.sample_ids) == memory.data() + 2560);
+}
+
+TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Dataset::read") {
+  const Dataset dataset = open();
+  for (const int64_t batch : {1, 3, 8}) {
+    for (const int depth : {1, 2, 5}) {
+      Prefetcher prefetcher(dataset, 17, batch, sequence_length, make_ring(batch, depth), depth);
+      std::vector<int32_t> tokens(sequence_length);
+      std::vector<int32_t> targets(sequence_length);
+      for (int64_t sample = 17; sample < 17 + 20 * batch;) {
+        const MicroBatch& micro_batch = prefetcher.next();
+        for (int64_t b = 0; b < batch; ++b, ++sample) {
+          REQUIRE(micro_batch.sample_ids[b] == sample);
+          dataset.read(sample, tokens.data(), targets.data());
+          REQUIRE(std::equal(tokens.begin(), tokens.end(), micro_batch.tokens + b * sequence_length));
+          REQUIRE(std::equal(targets.begin(), targets.end(), micro_batch.targets + b * sequence_length));
+        }
+      }
+      CHECK(guard_intact());
+    }
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") {
+  const Dataset dataset = open();
+  constexpr int depth = 3;
+  Prefetcher prefetcher(dataset, 0, 2, sequence_length, make_ring(2, depth), depth);
+  std::vector<const int32_t*> places;
+  for (int64_t k = 0; k < 2 * depth; ++k) {
+    const MicroBatch& micro_batch = prefetcher.next();
+    places.push_back(micro_batch.tokens);
+    // Time for the reader to fill all that it may fill.
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(micro_batch.sample_ids[0] == 2 * k);
+  }
+  for (size_t k = 0; k < depth; ++k) CHECK(places[k] == places[k + depth]);
+  CHECK(std::set<const int32_t*>(places.begin(), places.end()).size() == depth);
+}
+
+TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {
+  const Dataset dataset = open();
+  Prefetcher prefetcher(dataset, 0, 4, sequence_length, make_ring(4, 2), 2);
+  prefetcher.next();
+  const int64_t before = test::num_allocations();
+  int64_t last = 0;
+  for (int i = 0; i < 200; ++i) last = prefetcher.next().sample_ids[3];
+  const int64_t after = test::num_allocations();
+  CHECK(after == before);
+  CHECK(last == 803);
+}
+
+TEST_CASE("What the reader throws comes out of next(), after what was read before it") {
+  const TemporaryFolder folder;
+  RawTokenFile::of({{1, 2, 3, 4, 5, 6, 999, 8, 9}}, 8).write(folder / "bad");
+  const Dataset dataset({{folder / "bad", 1}}, 2, 257, 1, false);
+  std::vector<std::byte> ring(static_cast<size_t>(4 * MicroBatch::bytes(1, 2)));
+  Prefetcher prefetcher(dataset, 0, 1, 2, ring.data(), 4);
+  CHECK(prefetcher.next().tokens[0] == 1);
+  CHECK(prefetcher.next().tokens[0] == 3);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(contains(error_of(ExitCode::data, [&] { prefetcher.next(); }), "bad.bin, byte 12: token 999"));
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "A prefetcher may end at any time") {
+  const Dataset dataset = open();
+  for (int i = 0; i < 50; ++i) {
+    Prefetcher prefetcher(dataset, 0, 3, sequence_length, make_ring(3, 1 + i % 4), 1 + i % 4);
+    for (int k = 0; k < i % 6; ++k) prefetcher.next();
+  }
+  CHECK(guard_intact());
+}
+
+TEST_CASE_METHOD(Fixture, "Waiting is measured") {
+  const Dataset dataset = open();
+  Prefetcher prefetcher(dataset, 0, 1, sequence_length, make_ring(1, 2), 2);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 500; ++i) prefetcher.next();
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double waited = prefetcher.waited_seconds();
+  CHECK(waited >= 0);
+  CHECK(waited <= elapsed);
+  // A full ring is handed out without waiting.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  prefetcher.next();
+  CHECK(prefetcher.waited_seconds() == waited);
+}
+
+// The line "NAME:\tVALUE" of a /proc status file.
+std::string status_line(const std::filesystem::path& path, const std::string& name) {
+  std::istringstream lines(test::read_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(name + ":")) return line.substr(name.size() + 2);
+  }
+  return {};
+}
+
+TEST_CASE_METHOD(Fixture, "The reader runs at nice 19 and leaves stop signals to others") {
+  const Dataset dataset = open();
+  std::set<std::filesystem::path> before;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) before.insert(entry.path());
+  Prefetcher prefetcher(dataset, 0, 1, sequence_length, make_ring(1, 2), 2);
+  prefetcher.next();
+  std::vector<std::filesystem::path> added;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (!before.contains(entry.path())) added.push_back(entry.path());
+  }
+  REQUIRE(added.size() == 1);
+
+  const std::string stat = test::read_file(added[0] / "stat");
+  std::istringstream fields(stat.substr(stat.rfind(')') + 2));  // from the third field on; nice is the nineteenth
+  std::string nice;
+  for (int field = 3; field <= 19; ++field) fields >> nice;
+  CHECK(nice == "19");
+
+  const uint64_t blocked = std::stoull(status_line(added[0] / "status", "SigBlk"), nullptr, 16);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) CHECK((blocked >> (signal - 1) & 1) == 1);
+  sigset_t own;
+  pthread_sigmask(SIG_BLOCK, nullptr, &own);
+  CHECK(sigismember(&own, SIGTERM) == 0);
+}
+
+}  // namespace
+}  // namespace gptrain

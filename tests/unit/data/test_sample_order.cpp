@@ -1,0 +1,142 @@
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "catch.h"
+#include "data/sample_order.h"
+
+namespace gptrain {
+namespace {
+
+std::vector<int64_t> slots_for(const std::vector<double>& weights) { return round_to_slots(weights); }
+
+TEST_CASE("Sample counts are exact where floats are not") {
+  CHECK(samples_per_epoch(300'000'000'000, 4096) == 73'242'187);
+  CHECK(samples_per_epoch(300'000'000'001 + 2047, 4096) == 73'242'187);
+  CHECK(samples_per_epoch(73'242'188LL * 4096 + 1, 4096) == 73'242'188);
+  CHECK(samples_per_epoch(9'000'000'000'000'000'000, 1) == 8'999'999'999'999'999'999);
+  CHECK(samples_per_epoch(8, 8) == 0);
+  CHECK(samples_per_epoch(9, 8) == 1);
+  CHECK(samples_per_epoch(0, 8) == 0);
+}
+
+TEST_CASE("Weights are rounded to slots by largest remainder") {
+  CHECK(slots_for({3}) == std::vector<int64_t>{65536});
+  CHECK(slots_for({1, 1}) == std::vector<int64_t>{32768, 32768});
+  CHECK(slots_for({1, 1, 1}) == std::vector<int64_t>{21846, 21845, 21845});        // a tie: the earlier source
+  CHECK(slots_for({0.5, 0.3, 0.2}) == std::vector<int64_t>{32768, 19661, 13107});  // .0, .8, .2
+  CHECK(slots_for({1e300, 3e300}) == std::vector<int64_t>{16384, 49152});
+}
+
+TEST_CASE("Every source has a slot, and the slots fill the cycle") {
+  CHECK(slots_for({1, 1e-12, 1e-12}) == std::vector<int64_t>{65534, 1, 1});
+  std::vector<double> weights;
+  for (int i = 0; i < 300; ++i) weights.push_back(std::exp(-0.2 * i));
+  const auto slots = round_to_slots(weights);
+  CHECK(std::accumulate(slots.begin(), slots.end(), int64_t{0}) == slots_per_cycle);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    CHECK(slots[i] >= 1);
+    if (i > 0) CHECK(slots[i] <= slots[i - 1]);
+  }
+  CHECK(round_to_slots(std::vector<double>(65536, 0.1)) == std::vector<int64_t>(65536, 1));
+}
+
+TEST_CASE("A cycle takes from each source its slots, each sample of an epoch once") {
+  const std::vector<int64_t> slots = {40000, 25535, 1};
+  const SampleOrder order(slots, {10000, 30000, 5}, 42, true);
+  std::vector<std::multiset<int64_t>> seen(3);
+  std::vector<int64_t> taken(3);
+  for (int64_t n = 0; n < slots_per_cycle; ++n) {
+    const SampleLocation location = order.locate(n);
+    ++taken[location.source];
+    seen[location.source].insert(location.index);
+    if (location.source == 0) CHECK(location.epoch < 4);
+  }
+  CHECK(taken == slots);
+  CHECK(order.taken_by(slots_per_cycle) == slots);
+  for (int64_t i = 0; i < 10000; ++i) REQUIRE(seen[0].count(i) == 4);
+  CHECK(std::set<int64_t>(seen[1].begin(), seen[1].end()).size() == 25535);  // less than an epoch: no repeats
+}
+
+TEST_CASE("An epoch that ends inside a cycle goes on in the next") {
+  const std::vector<int64_t> slots = {3, 65533};
+  const SampleOrder order(slots, {7, 1000}, 1, true);
+  // Seven cycles of three slots are three epochs of seven samples.
+  std::vector<std::set<int64_t>> epochs(3);
+  for (int64_t n = 0; n < 7 * slots_per_cycle; ++n) {
+    const SampleLocation location = order.locate(n);
+    if (location.source == 0) CHECK(epochs.at(static_cast<size_t>(location.epoch)).insert(location.index).second);
+  }
+  for (const auto& epoch : epochs) CHECK(epoch.size() == 7);
+}
+
+TEST_CASE("The order changes with seed, epoch and cycle, and only with those") {
+  const std::vector<int64_t> slots = {32768, 32768};
+  const auto sequence = [&](uint64_t seed, int64_t first) {
+    const SampleOrder order(slots, {32768, 32768}, seed, true);
+    std::vector<int64_t> values;
+    for (int64_t n = first; n < first + 200; ++n) {
+      const SampleLocation location = order.locate(n);
+      values.push_back(static_cast<int64_t>(location.source) * slots_per_cycle + location.index);
+    }
+    return values;
+  };
+  CHECK(sequence(1, 0) == sequence(1, 0));
+  CHECK(sequence(1, 0) != sequence(2, 0));
+  CHECK(sequence(1, 0) != sequence(uint64_t{1} << 32 | 1, 0));
+  CHECK(sequence(1, 0) != sequence(1, slots_per_cycle));
+}
+
+TEST_CASE("Two sources of one size are shuffled differently") {
+  const SampleOrder order(std::vector<int64_t>{32768, 32768}, {32768, 32768}, 3, true);
+  std::vector<std::vector<int64_t>> indices(2);
+  for (int64_t n = 0; n < 100; ++n) {
+    const SampleLocation location = order.locate(n);
+    indices[location.source].push_back(location.index);
+  }
+  CHECK(indices[0] != indices[1]);
+}
+
+TEST_CASE("Without shuffle the sources follow each other in every cycle") {
+  const SampleOrder order(std::vector<int64_t>{2, 65534}, {3, 100}, 1, false);
+  const auto at = [&](int64_t n) {
+    const SampleLocation location = order.locate(n);
+    return std::vector<int64_t>{static_cast<int64_t>(location.source), location.epoch, location.index};
+  };
+  CHECK(at(0) == std::vector<int64_t>{0, 0, 0});
+  CHECK(at(1) == std::vector<int64_t>{0, 0, 1});
+  CHECK(at(2) == std::vector<int64_t>{1, 0, 0});
+  CHECK(at(103) == std::vector<int64_t>{1, 1, 1});
+  CHECK(at(65536) == std::vector<int64_t>{0, 0, 2});
+  CHECK(at(65537) == std::vector<int64_t>{0, 1, 0});
+  CHECK(at(65538) == std::vector<int64_t>{1, 655, 34});
+}
+
+TEST_CASE("Any part of a shuffled cycle has the mixture's frequencies") {
+  const auto slots = round_to_slots(std::vector<double>{0.7, 0.2, 0.1});
+  const SampleOrder order(slots, {1000, 1000, 1000}, 11, true);
+  const auto taken = order.taken_by(slots_per_cycle + 10000);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const double share = static_cast<double>(slots[i]) / slots_per_cycle;
+    const double in_part = static_cast<double>(taken[i] - slots[i]);
+    CHECK(std::abs(in_part - 10000 * share) < 5 * std::sqrt(10000 * share * (1 - share)));
+  }
+}
+
+TEST_CASE("Large sample numbers do not overflow") {
+  const std::vector<int64_t> slots = {65535, 1};
+  const int64_t trillions = int64_t{1} << 61;
+  const SampleOrder order(slots, {int64_t{1} << 60, 3}, 5, true);
+  for (int64_t n = trillions; n < trillions + 1000; ++n) {
+    const SampleLocation location = order.locate(n);
+    CHECK(location.index >= 0);
+    CHECK(location.index < (location.source == 0 ? int64_t{1} << 60 : 3));
+    CHECK(location.epoch >= 0);
+  }
+  CHECK(order.taken_by(trillions)[1] == trillions / slots_per_cycle);
+}
+
+}  // namespace
+}  // namespace gptrain

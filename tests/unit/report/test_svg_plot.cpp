@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "catch.h"
+#include "report/svg_plot.h"
+
+using namespace gptrain;
+
+namespace {
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+}
+
+TEST_CASE("Ticks are round numbers within the range") {
+  CHECK(nice_ticks(0, 10, 6) == std::vector<double>{0, 2, 4, 6, 8, 10});
+  CHECK(nice_ticks(2.9, 11.1, 5) == std::vector<double>{4, 6, 8, 10});
+  CHECK(nice_ticks(-3, 3, 4) == std::vector<double>{-2, 0, 2});
+  CHECK(nice_ticks(1, 3, 9, /*whole=*/true) == std::vector<double>{1, 2, 3});
+  CHECK(nice_ticks(5, 5, 4) == std::vector<double>{5});
+  for (const double scale : {1e-12, 1e-4, 1.0, 1e3, 1e15}) {
+    for (const double width : {1.0, 1.7, 3.3, 9.9}) {
+      const std::vector<double> ticks = nice_ticks(scale, scale * (1 + width), 5);
+      CAPTURE(scale, width);
+      CHECK(ticks.size() >= 2);
+      CHECK(ticks.size() <= 5);
+      CHECK(std::is_sorted(ticks.begin(), ticks.end()));
+      CHECK(ticks.front() >= scale * (1 - 1e-6));
+      CHECK(ticks.back() <= scale * (1 + width) * (1 + 1e-6));
+    }
+  }
+}
+
+TEST_CASE("Ticks are labelled alike, with the digits they need") {
+  using Labels = std::vector<std::string>;
+  CHECK(format_ticks({0, 0.5, 1}) == Labels{"0", "0.5", "1.0"});
+  CHECK(format_ticks({3.2, 3.25}) == Labels{"3.20", "3.25"});
+  CHECK(format_ticks({-2, 0, 2}) == Labels{"-2", "0", "2"});
+  CHECK(format_ticks({2000, 4000, 6000, 8000}) == Labels{"2000", "4000", "6000", "8000"});
+  CHECK(format_ticks({5000, 10000, 15000}) == Labels{"5k", "10k", "15k"});
+  CHECK(format_ticks({0, 500000, 1000000}) == Labels{"0", "0.5M", "1.0M"});
+  CHECK(format_ticks({0, 1e-4, 2e-4}) == Labels{"0", "1e-4", "2e-4"});
+  CHECK(format_ticks({0, 5e-5, 1e-4}) == Labels{"0", "0.5e-4", "1.0e-4"});
+  CHECK(format_ticks({0.001, 0.002}) == Labels{"0.001", "0.002"});
+  CHECK(format_ticks({7}) == Labels{"7.0"});
+}
+
+TEST_CASE("Decimation keeps extremes, gaps and order") {
+  std::vector<PlotPoint> points;
+  for (int i = 0; i < 50000; ++i) points.push_back({static_cast<double>(i), std::sin(i * 0.001)});
+  points[12345].y = 7;
+  points[33333].y = -7;
+  for (size_t i = 20000; i < 25000; ++i) points[i].y = kNaN;
+  const std::vector<PlotPoint> few = decimate(points, 1000);
+  CHECK(few.size() <= 1000);
+  CHECK(few.size() > 800);
+  const auto has = [&](double x, double y) {
+    return std::any_of(few.begin(), few.end(), [&](const PlotPoint& p) { return p.x == x && p.y == y; });
+  };
+  CHECK(has(12345, 7));
+  CHECK(has(33333, -7));
+  CHECK(std::any_of(few.begin(), few.end(), [](const PlotPoint& p) { return std::isnan(p.y); }));
+  CHECK(std::is_sorted(few.begin(), few.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; }));
+
+  points.resize(1000);
+  CHECK(decimate(points, 1000).size() == 1000);
+}
+
+TEST_CASE("Smoothing does not lag, keeps a straight line, and skips gaps") {
+  std::vector<PlotPoint> points;
+  for (int i = 0; i < 400; ++i) points.push_back({static_cast<double>(i), 2.0 * i + (i % 2 == 0 ? 5 : -5)});
+  points[100].y = kNaN;
+  const std::vector<PlotPoint> line = smooth(points, 500);
+  CHECK(line.size() == 399);
+  double worst = 0;
+  for (size_t i = 20; i + 20 < line.size(); ++i) worst = std::max(worst, std::abs(line[i].y - 2 * line[i].x));
+  CHECK(worst < 1.5);  // of noise of 5
+
+  const std::vector<PlotPoint> few = smooth(points, 100);
+  CHECK(few.size() == 100);
+  CHECK(few.front().x == Approx(1));  // the mean of 0, 1, 2 and half of the next
+  CHECK(smooth({}, 100).empty());
+  CHECK(smooth({{1, kNaN}}, 100).empty());
+}
+
+TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
+  const Plot plot{.id = "p",
+                  .title = "Loss <a>",
+                  .x_label = "step",
+                  .description = "falls & falls",
+                  .series = {{"raw", SeriesStyle::faint_line, 0, {{1, 4}, {2, kNaN}, {3, 2}}},
+                             {"none", SeriesStyle::line, 0, {{1, kNaN}}},
+                             {"validation", SeriesStyle::markers, 1, {{2, 3}}}}};
+  const std::string html = render_plot(plot);
+  CHECK(html.find("Loss &lt;a&gt;</h2>") != std::string::npos);
+  CHECK(html.find(">falls &amp; falls</desc>") != std::string::npos);
+  CHECK(html.find("</i>raw</span>") != std::string::npos);
+  CHECK(html.find("</i>validation</span>") != std::string::npos);
+  CHECK(html.find("none") == std::string::npos);
+  CHECK(html.find("<title>validation 2: 3</title>") != std::string::npos);
+  CHECK(html.find("class=\"wide\"") == std::string::npos);
+
+  // The gap lifts the pen: two pieces, each started anew.
+  const std::string start = "faint-line color-0\" d=\"";
+  const size_t path = html.find(start);
+  REQUIRE(path != std::string::npos);
+  double x1 = 0, y1 = 0, x2 = 0, y2 = 0;
+  REQUIRE(std::sscanf(html.c_str() + path + start.size(), "M%lf %lfh0M%lf %lfh0\"", &x1, &y1, &x2, &y2) == 4);
+  CHECK(0 < x1);
+  CHECK(x1 < x2);
+  CHECK(x2 < 400);
+  CHECK(0 < y1);  // 4 is drawn above 2
+  CHECK(y1 < y2);
+  CHECK(y2 < 230);
+}
+
+TEST_CASE("A constant series is drawn on a range around it") {
+  for (const double value : {0.0, 5.0, -3e9, 1e-30}) {
+    const std::string html =
+        render_plot({.id = "c", .title = "c", .series = {{"c", SeriesStyle::line, 0, {{1, value}, {2, value}}}}});
+    CAPTURE(value);
+    CHECK(html.find("nan") == std::string::npos);
+    CHECK(html.find("inf") == std::string::npos);
+    CHECK(html.find("L") != std::string::npos);
+  }
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Installs what building gptrain needs and is not there yet (Debian 12 and later, Ubuntu 22.04 and later). With
+# everything in place it changes nothing and needs neither root nor a network.
+#   tools/setup.sh           what the build needs
+#   tools/setup.sh --tests   and what the tests need
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+case "${1:-}" in
+  '' | --tests) ;;
+  *) die "usage: tools/setup.sh [--tests]" ;;
+esac
+[[ ${1:-} == --tests ]] && tests=yes || tests=no
+
+at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
+has_compiler() {
+  local compiler=${CXX:-g++}
+  command -v "$compiler" >/dev/null && at_least 12 "$("$compiler" -dumpversion)"
+}
+has_meson() { command -v meson >/dev/null && at_least 1.0.1 "$(meson --version)"; }
+has_header() {
+  local compiler=${CXX:-g++}
+  command -v "$compiler" >/dev/null && echo "#include <$1>" | "$compiler" -x c++ -std=c++20 -E - >/dev/null 2>&1
+}
+
+# What is missing, one line each: the packages that can bring it, the preferred first.
+missing() {
+  has_compiler || echo 'g++ g++-12'
+  command -v ninja >/dev/null || echo 'ninja-build'
+  has_meson || echo 'meson'
+  command -v pkg-config >/dev/null || echo 'pkg-config pkgconf'
+  command -v python3 >/dev/null || echo 'python3'
+  has_header fmt/format.h || echo 'libfmt-dev'
+  has_header nlohmann/json.hpp || echo 'nlohmann-json3-dev'
+  has_header CLI/CLI.hpp || echo 'libcli11-dev'
+  has_header oneapi/dnnl/dnnl.hpp || echo 'libdnnl-dev libonednn-dev'
+  if [[ $tests == yes ]]; then
+    has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
+  fi
+}
+
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 -o Acquire::Retries=3 "$@"
+}
+
+# The first of the packages that this system offers.
+offered() {
+  local package
+  for package in "$@"; do
+    if apt-cache show --no-all-versions "$package" >/dev/null 2>&1; then
+      echo "$package"
+      return
+    fi
+  done
+  die "this system's package sources offer none of: $* (see $LOGS/apt-update.log; on Ubuntu, enable 'universe')"
+}
+
+install_packages() {
+  local line packages=()
+  run_logged apt-update.log apt_get update ||
+    die "cannot install what is missing: ${1//$'\n'/, }"
+  while read -r line; do
+    # shellcheck disable=SC2086  # a line holds several names
+    line=$(offered $line)
+    packages+=("$line")
+  done <<<"$1"
+  say "installing ${packages[*]}"
+  run_logged apt-install.log apt_get install --no-install-recommends "${packages[@]}" || exit 1
+}
+
+# A system whose own compiler or meson is too old: the versioned package, and PyPI.
+install_newer() {
+  if ! has_compiler; then
+    run_logged apt-g++-12.log apt_get install --no-install-recommends g++-12 || exit 1
+    export CC=gcc-12 CXX=g++-12
+  fi
+  if ! has_meson; then
+    run_logged apt-pip.log apt_get install --no-install-recommends python3-pip || exit 1
+    run_logged pip-meson.log python3 -m pip install --user 'meson>=1.0.1' || exit 1
+  fi
+}
+
+wanted=$(missing)
+if [[ -n $wanted ]]; then
+  command -v apt-get >/dev/null ||
+    die "missing, and there is no apt-get to install it: ${wanted//$'\n'/, } (Debian's package names)"
+  install_packages "$wanted"
+  install_newer
+  wanted=$(missing)
+  [[ -z $wanted ]] || die "still missing after installing: ${wanted//$'\n'/, }"
+fi

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Builds with warnings as errors and runs the tests; then builds with AddressSanitizer and UndefinedBehaviorSanitizer
+# and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
+#   tools/test.sh                  all tests; the fast ones under the sanitizers
+#   tools/test.sh --suite fast     the fast tests only, both times
+#   tools/test.sh --suite full     all tests, both times
+#   tools/test.sh --no-sanitize    without the second build
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+usage() { die "usage: tools/test.sh [--suite fast|full] [--no-sanitize]"; }
+
+suite=default sanitize=yes
+while (($#)); do
+  case "$1" in
+    --suite)
+      [[ ${2:-} == fast || ${2:-} == full ]] || usage
+      suite=$2
+      shift
+      ;;
+    --no-sanitize) sanitize=no ;;
+    *) usage ;;
+  esac
+  shift
+done
+
+failed_builds=0
+test_logs=()
+
+# configure BUILD OPTION...: sets the build folder up, or gives an existing one these options.
+configure() {
+  local build=$1
+  shift
+  if [[ -f $build/build.ninja ]]; then
+    run_logged "$build-configure.log" meson configure "$build" "$@"
+  else
+    run_logged "$build-configure.log" meson setup "$build" "$@"
+  fi
+}
+
+# build_and_test BUILD SUITE TIMEOUT_MULTIPLIER OPTION...
+build_and_test() {
+  local build=$1 chosen=$2 multiplier=$3 options=()
+  shift 3
+  say "building in $build/"
+  if ! configure "$build" "$@" || ! run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)"; then
+    failed_builds=$((failed_builds + 1))
+    return
+  fi
+  [[ $chosen == all ]] || options=(--suite "$chosen")
+  say "testing in $build/ (suite: $chosen)"
+  rm -f "$build/meson-logs/testlog.json"
+  # A failing test is counted from the log below, so that the second build is still tested.
+  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" "${options[@]}" </dev/null ||
+    true
+  test_logs+=("$build/meson-logs/testlog.json")
+}
+
+# Threads that wait must not burn the cores that other tests run on.
+export OMP_WAIT_POLICY=passive
+
+bash tools/setup.sh --tests
+
+[[ $suite == fast ]] && chosen=fast || chosen=all
+build_and_test build "$chosen" 1 -Dbuildtype=release -Dtests=true -Dwerror=true
+
+if [[ $sanitize == yes ]]; then
+  [[ $suite == full ]] && chosen=all || chosen=fast
+  export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
+  export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+  export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}
+  build_and_test build-asan "$chosen" 10 -Dbuildtype=debugoptimized -Dtests=true -Db_sanitize=address,undefined \
+    -Db_lundef=false -Dcpp_args=-fno-sanitize-recover=all
+fi
+
+python3 tools/count_tests.py --failed-builds "$failed_builds" "${test_logs[@]}"
