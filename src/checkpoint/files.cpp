@@ -67,16 +67,16 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
 
 }  // namespace
 
-OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
+SyncedFile::SyncedFile(fs::path path) : path_(std::move(path)) {
   descriptor_ = retry([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail("create", path_, errno);
 }
 
-OutputFile::~OutputFile() {
+SyncedFile::~SyncedFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-void OutputFile::write(const void* data, int64_t bytes) {
+void SyncedFile::write(const void* data, int64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const ssize_t n = retry([&] { return ::write(descriptor_, at, static_cast<size_t>(bytes)); });
@@ -92,7 +92,7 @@ void OutputFile::write(const void* data, int64_t bytes) {
   }
 }
 
-void OutputFile::sync_and_close() {
+void SyncedFile::sync_and_close() {
   if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
   // Network file systems report a full disk here. The descriptor is gone even if this fails.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("close", path_, errno);

@@ -10,12 +10,12 @@
 namespace gptrain {
 
 // A new file, written from front to back.
-class OutputFile {
+class SyncedFile {
  public:
-  explicit OutputFile(std::filesystem::path path);  // the file must not exist
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit SyncedFile(std::filesystem::path path);  // the file must not exist
+  ~SyncedFile();
+  SyncedFile(const SyncedFile&) = delete;
+  SyncedFile& operator=(const SyncedFile&) = delete;
 
   void write(const void* data, int64_t bytes);
   // After this the content survives a crash of the machine (its name does once the folder is synced). A file that is

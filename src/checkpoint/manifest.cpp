@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/crc32c.h"
+#include "base/crc32c.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -158,7 +158,7 @@ std::string format_manifest(const StoredManifest& stored) {
 
 void write_manifest(const std::filesystem::path& checkpoint, const StoredManifest& stored) {
   const std::string text = format_manifest(stored);
-  OutputFile file(checkpoint / kManifestName);
+  SyncedFile file(checkpoint / kManifestName);
   file.write(text.data(), static_cast<int64_t>(text.size()));
   file.sync_and_close();
 }

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/boxes.h"
-#include "checkpoint/crc32c.h"
+#include "base/crc32c.h"
 
 namespace gptrain {
 namespace {

@@ -42,7 +42,7 @@ class SafetensorsWriter {
   int64_t file_bytes() const { return file_bytes_; }         // of the whole file
 
  private:
-  OutputFile file_;
+  SyncedFile file_;
   uint32_t header_crc32c_ = 0;
   int64_t file_bytes_ = 0;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "model/micro_batch.h"
 
 namespace gptrain {
 
@@ -43,16 +44,6 @@ class Dataset {
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
-};
-
-// What one micro-batch of B sequences needs on the host, in memory of the caller.
-struct MicroBatch {
-  int32_t* tokens = nullptr;      // [B, T]
-  int32_t* targets = nullptr;     // [B, T], negative: not counted
-  int64_t* sample_ids = nullptr;  // [B] global sample numbers
-
-  static int64_t bytes(int64_t batch, int64_t sequence_length);  // a multiple of 256
-  static MicroBatch at(std::byte* memory, int64_t batch, int64_t sequence_length);
 };
 
 // Reads micro-batches ahead on one background thread (nice 19) into a ring of `depth` micro-batches in the caller's

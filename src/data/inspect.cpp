@@ -18,7 +18,6 @@ namespace {
 // Counting takes one number per id; an id above this is a damaged file and not a vocabulary.
 constexpr int64_t max_vocab_size = int64_t{1} << 24;
 constexpr int64_t chunk_tokens = int64_t{1} << 16;
-constexpr int32_t end_of_document = 256;  // of tokenizer "bytes"
 constexpr size_t num_frequent_tokens = 10;
 constexpr int64_t bar_width = 40;
 

@@ -14,7 +14,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int32_t end_of_document = 256;
 constexpr size_t chunk_bytes = size_t{1} << 16;
 constexpr int64_t progress_step_bytes = int64_t{1} << 20;
 

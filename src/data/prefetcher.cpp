@@ -16,14 +16,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t alignment_bytes = 256;
-
-int64_t aligned(int64_t bytes) { return (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes; }
-
-int64_t token_bytes(int64_t batch, int64_t sequence_length) {
-  return aligned(batch * sequence_length * static_cast<int64_t>(sizeof(int32_t)));
-}
-
 // A thread inherits the signal mask of its maker. With the stop signals blocked while it starts, they reach only
 // threads that expect them.
 class StopSignalsBlocked {
@@ -43,17 +35,6 @@ class StopSignalsBlocked {
 };
 
 }  // namespace
-
-int64_t MicroBatch::bytes(int64_t batch, int64_t sequence_length) {
-  return 2 * token_bytes(batch, sequence_length) + aligned(batch * static_cast<int64_t>(sizeof(int64_t)));
-}
-
-MicroBatch MicroBatch::at(std::byte* memory, int64_t batch, int64_t sequence_length) {
-  const int64_t part = token_bytes(batch, sequence_length);
-  return {.tokens = reinterpret_cast<int32_t*>(memory),
-          .targets = reinterpret_cast<int32_t*>(memory + part),
-          .sample_ids = reinterpret_cast<int64_t*>(memory + 2 * part)};
-}
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t sequence_length_, std::byte* ring,

@@ -2,7 +2,6 @@
 
 #include <initializer_list>
 
-#include "ops/cpu/linear.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {

@@ -17,6 +17,7 @@ constexpr double pi = 3.14159265358979323846;
 // results; different from the poison, so that writing NaN over it shows too.
 constexpr uint16_t guard_pattern = 0xFFA5;
 constexpr int poison_byte = 0xFF;  // NaN as f32, bf16 and f64
+constexpr int64_t poisoned_scratch_bytes = 64 << 10;
 
 void fill_guard(std::byte* from, std::byte* to) {
   for (std::byte* at = from; at + 1 < to; at += 2) std::memcpy(at, &guard_pattern, 2);
@@ -94,6 +95,39 @@ Errors errors_of(const std::vector<double>& values, const std::vector<double>& r
 double mean_square(const std::vector<double>& values) {
   return errors_of(values, std::vector<double>(values.size())).mean_square;
 }
+
+// Scratch memory of exactly the size that the footprint says, between guard bands, lent to a backend.
+class GuardedScratch {
+ public:
+  GuardedScratch(Backend& backend, int64_t bytes)
+      : backend_(backend), bytes_(bytes), guard_(guard_bytes), memory_(backend.allocate(bytes + 2 * guard_bytes)) {
+    fill_guard(guard_.data(), guard_.data() + guard_.size());
+    // An op may not rely on what scratch held. The start is enough to find one that does.
+    const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, poisoned_scratch_bytes)),
+                                        static_cast<std::byte>(poison_byte));
+    backend.upload(memory_->data() + guard_bytes, poison.data(), static_cast<int64_t>(poison.size()));
+    backend.upload(memory_->data(), guard_.data(), guard_bytes);
+    backend.upload(memory_->data() + guard_bytes + bytes, guard_.data(), guard_bytes);
+    backend.set_scratch(memory_->data() + guard_bytes, bytes);
+  }
+  ~GuardedScratch() { backend_.set_scratch(nullptr, 0); }
+  GuardedScratch(const GuardedScratch&) = delete;
+  GuardedScratch& operator=(const GuardedScratch&) = delete;
+
+  bool intact() const {
+    std::vector<std::byte> before(guard_.size());
+    std::vector<std::byte> after(guard_.size());
+    backend_.download(before.data(), memory_->data(), guard_bytes);
+    backend_.download(after.data(), memory_->data() + guard_bytes + bytes_, guard_bytes);
+    return before == guard_ && after == guard_;
+  }
+
+ private:
+  Backend& backend_;
+  int64_t bytes_;
+  std::vector<std::byte> guard_;
+  std::unique_ptr<DeviceMemory> memory_;
+};
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -226,22 +260,12 @@ void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes
   for (Operand& operand : operands_) operand.before_ = operand.host_;
   std::vector<std::vector<std::byte>> first_results;
   for (const auto& variant : backend_.variants) {
-    const int64_t bytes = scratch_bytes(variant->target());
-    // Guarded as an operand is: an op must not use more than its footprint says.
-    Operand scratch(*variant, DType::u8, 1, std::max<int64_t>(bytes, 1), std::max<int64_t>(bytes, 1));
-    scratch.poison();
-    scratch.before_ = scratch.host_;
-    variant->upload(scratch.device_->data(), scratch.host_.data(), static_cast<int64_t>(scratch.host_.size()));
-    variant->set_scratch(static_cast<std::byte*>(scratch.device_data()), bytes);
+    GuardedScratch scratch(*variant, scratch_bytes(variant->target()));
     upload_all(*variant);
     runner(*variant);
     download_all(*variant);
-    variant->download(scratch.host_.data(), scratch.device_->data(), static_cast<int64_t>(scratch.host_.size()));
-    variant->set_scratch(nullptr, 0);
-
     const std::string with = fmt::format("with {} threads", variant->target().num_threads);
-    if (const std::string damage = scratch.damage(); !damage.empty())
-      fail(fmt::format("scratch, {}: {}", with, damage));
+    if (!scratch.intact()) fail(fmt::format("{}: memory outside the scratch memory was written to", with));
     const bool first = first_results.empty() && &variant == &backend_.variants.front();
     for (size_t i = 0; i < operands_.size(); ++i) {
       if (const std::string damage = operands_[i].damage(); !damage.empty())
@@ -258,9 +282,7 @@ void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes
 }
 
 void Trial::run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes, std::string_view why) {
-  const int64_t bytes = scratch_bytes(backend().target());
-  const auto scratch = backend().allocate(bytes);
-  backend().set_scratch(scratch->data(), bytes);
+  const GuardedScratch scratch(backend(), scratch_bytes(backend().target()));
   for (Operand& operand : operands_) operand.before_ = operand.host_;
   upload_all(backend());
   try {
@@ -268,7 +290,6 @@ void Trial::run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes
     fail(fmt::format("not rejected: {}", why));
   } catch (const std::logic_error&) {
   }
-  backend().set_scratch(nullptr, 0);
 }
 
 void Trial::time_op(const Runner& runner, const Footprint& footprint) {

@@ -2,7 +2,7 @@
 
 #include "catch.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/crc32c.h"
+#include "base/crc32c.h"
 #include "helpers.h"
 
 using namespace gptrain;
@@ -53,7 +53,7 @@ std::string edited(const std::string& manifest, const std::string& from, const s
   const std::string tail_start = ",\n  \"crc32c\": \"";
   std::string body = manifest.substr(0, manifest.rfind(tail_start));
   body.replace(body.find(from), from.size(), to);
-  return body + tail_start + fmt::format("{:08x}", crc32c_portable(body.data(), body.size())) + "\"\n}\n";
+  return body + tail_start + fmt::format("{:08x}", crc32c_table(body.data(), body.size())) + "\"\n}\n";
 }
 
 }  // namespace

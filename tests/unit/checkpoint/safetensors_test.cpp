@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "catch.h"
-#include "checkpoint/crc32c.h"
+#include "base/crc32c.h"
 #include "helpers.h"
 
 using namespace gptrain;

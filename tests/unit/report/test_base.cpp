@@ -6,7 +6,6 @@
 #include <memory>
 #include <unistd.h>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/output_file.h"
 #include "base/progress.h"
@@ -36,27 +35,6 @@ std::string on_terminal(const std::function<void(std::FILE*)>& write) {
 }
 
 }  // namespace
-
-TEST_CASE("CRC-32C gives the known answers, with and without the processor's instruction") {
-  const std::string digits = "123456789", zeros(32, '\0'), ones(32, '\xff');
-  for (const auto crc : {crc32c, crc32c_table}) {
-    CHECK(crc(digits.data(), digits.size(), 0) == 0xe3069283u);
-    CHECK(crc(zeros.data(), zeros.size(), 0) == 0x8a9136aau);  // RFC 3720, B.4
-    CHECK(crc(ones.data(), ones.size(), 0) == 0x62a8ab43u);
-    CHECK(crc(nullptr, 0, 0) == 0);
-  }
-}
-
-TEST_CASE("CRC-32C chains over pieces of any length and alignment") {
-  std::string data;
-  for (int i = 0; i < 300; ++i) data += static_cast<char>(i * 37 + i / 7);
-  const uint32_t whole = crc32c_table(data.data(), data.size());
-  for (size_t cut = 0; cut <= data.size(); ++cut) {
-    const uint32_t first = crc32c(data.data(), cut);
-    REQUIRE(crc32c(data.data() + cut, data.size() - cut, first) == whole);
-    REQUIRE(first == crc32c_table(data.data(), cut));
-  }
-}
 
 TEST_CASE("An atomic file appears when it is committed and not before") {
   const TemporaryFolder folder;
