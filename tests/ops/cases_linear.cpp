@@ -136,7 +136,7 @@ void derivative_case(Trial& trial) {
 
 // A sum so long, on so many threads, that oneDNN wants a copy of dw for each of them and the CPU backend cuts the sum
 // into slices. Small integers: every order of summing is exact.
-void long_sum_case(Trial& trial) {
+void long_sum_case(Trial& trial, bool accumulate) {
   constexpr int64_t rows = 2100, in = 768, out = 3072;
   const std::unique_ptr<Backend> backend = make_cpu_backend(16);
   std::vector<std::unique_ptr<DeviceMemory>> memory;
@@ -152,7 +152,7 @@ void long_sum_case(Trial& trial) {
   op.x = Matrix(upload(x, small_integer), DType::f32, rows, in);
   op.dy = Matrix(upload(dy, small_integer), DType::f32, rows, out);
   op.dw = Matrix(upload(dw, [] { return 1.0F; }), DType::f32, out, in);
-  op.accumulate = true;
+  op.accumulate = accumulate;
   const int64_t scratch_bytes = footprint(op, backend->target()).scratch_bytes;
   const auto scratch = backend->allocate(scratch_bytes);
   backend->set_scratch(scratch->data(), scratch_bytes);
@@ -160,7 +160,7 @@ void long_sum_case(Trial& trial) {
   backend->download(dw.data(), op.dw.data, op.dw.bytes());
   for (int sample = 0; sample < 500; ++sample) {
     const int64_t o = trial.random.below(out), i = trial.random.below(in);
-    double expected = 1;
+    double expected = accumulate ? 1 : 0;
     for (int64_t n = 0; n < rows; ++n) {
       expected += static_cast<double>(x[static_cast<size_t>(n * in + i)]) * dy[static_cast<size_t>(n * out + o)];
     }
@@ -210,7 +210,11 @@ void add_cases(Suite& suite) {
                                     });
   }
   suite.add<LinearBackwardWeight>("N=5 in=7 out=3 f32 central differences", derivative_case);
-  suite.add<LinearBackwardWeight>("N=2100 in=768 out=3072 f32 accumulate, 16 threads", long_sum_case);
+  for (const bool accumulate : {false, true}) {
+    suite.add<LinearBackwardWeight>(
+        fmt::format("N=2100 in=768 out=3072 f32{} on 16 threads", accumulate ? " accumulate" : ""),
+        [=](Trial& trial) { long_sum_case(trial, accumulate); });
+  }
 }
 
 // The linears of a GPT-2 124M block at 1,024 tokens.
