@@ -1,0 +1,240 @@
+"""Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify`, and `generate`."""
+import json
+import shutil
+import tempfile
+import unittest
+
+from cli_case import CHECKPOINT, USAGE, CliCase, overrides, overwrite
+
+RANK_FILE = "rank-00000.safetensors"
+
+
+class CheckpointCase(CliCase):
+    """Starts from a run of 6 steps with checkpoints of steps 2, 4 and 6, which is made once and copied."""
+
+    _template = None
+    config = "run.json"
+
+    def setUp(self):
+        super().setUp()
+        if CheckpointCase._template is None:
+            self.write_run(model={"dropout": 0.1}, checkpoint={"every_steps": 2, "keep_last": 3})
+            self.train(self.config)
+            CheckpointCase._template = tempfile.TemporaryDirectory(prefix="gptrain-cli-")
+            shutil.copytree(self.folder, CheckpointCase._template.name, dirs_exist_ok=True)
+        else:
+            shutil.copytree(CheckpointCase._template.name, self.folder, dirs_exist_ok=True)
+
+    def damage_data(self, step):
+        """Flips a bit of the last tensor's last element."""
+        file = self.checkpoint(step) / RANK_FILE
+        data = file.read_bytes()
+        overwrite(file, len(data) - 1, bytes([data[-1] ^ 1]))
+
+    def truncate(self, step, name):
+        file = self.checkpoint(step) / name
+        file.write_bytes(file.read_bytes()[:-10])
+
+    def damage_manifest(self, step):
+        file = self.checkpoint(step) / "manifest.json"
+        file.write_text(file.read_text(encoding="utf-8").replace('"samples": ', '"samples": 1'), encoding="utf-8")
+
+
+class Resume(CheckpointCase):
+    def test_latest_starts_from_scratch_where_there_is_none(self):
+        for arguments in (["--resume"], ["--resume", "latest"]):
+            with self.subTest(arguments=arguments):
+                out = self.train(self.config, *overrides(f"run.out=new{len(arguments)}"), *arguments)
+                self.assertIn("starting from scratch", out)
+                self.assert_same_steps(self.records(f"new{len(arguments)}"), self.records())
+
+    def test_latest_is_the_newest(self):
+        out = self.train(self.config, "--resume", "latest", *overrides("run.steps=8"))
+        self.assertIn("resumed from out/checkpoints/step-00000006 (step 6)", out)
+        self.assertEqual([record["step"] for record in self.records()], list(range(1, 9)))
+        self.assertEqual(self.checkpoint_steps(), [4, 6, 8])
+
+    def test_an_older_one_repeats_the_steps_after_it(self):
+        before = self.records()
+        shutil.copytree(self.checkpoint(6), self.path("first"))
+        out = self.train(self.config, "--resume", "out/checkpoints/step-00000002")
+        self.assertIn("resumed from out/checkpoints/step-00000002 (step 2)", out)
+        for step in (4, 6):
+            self.assertIn(f"later checkpoint set aside: step-0000000{step}.abandoned", out)
+            self.assertTrue((self.path("out") / "checkpoints" / f"step-0000000{step}.abandoned").is_dir())
+        self.assert_same_steps(self.records(), before)
+        self.assert_same_checkpoint(self.checkpoint(6), self.path("first"))
+
+    def test_metrics_after_the_checkpoint_are_dropped(self):
+        before = self.records()
+        with open(self.path("out") / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({**before[-1], "step": 7}) + '\n{"step": 8, "lo')
+        self.train(self.config, "--resume", *overrides("run.steps=7"))
+        self.train(self.config, *overrides("run.out=whole", "run.steps=7"))
+        self.assert_same_steps(self.records(), self.records("whole"))
+
+    def test_a_killed_run_repeats_what_it_had_not_saved(self):
+        process = self.start("train", self.config,
+                             *overrides("run.out=killed", "run.steps=100000000", "checkpoint.every_steps=5"))
+        self.wait_until(lambda: process.stdout.readline().startswith("step 13/"), process)
+        process.kill()
+        process.wait()
+        newest = self.checkpoint_steps("killed")[-1]
+        self.assertGreaterEqual(newest, 10)
+        out = self.train(self.config, "--resume", *overrides("run.out=killed", f"run.steps={newest + 2}"))
+        self.assertIn(f"(step {newest})", out)
+        self.train(self.config, *overrides("run.out=whole", f"run.steps={newest + 2}"))
+        self.assert_same_steps(self.records("killed"), self.records("whole"))
+        self.assert_same_checkpoint(self.checkpoint(newest + 2, "killed"), self.checkpoint(newest + 2, "whole"))
+
+    def test_what_is_not_complete_is_no_checkpoint(self):
+        (self.checkpoint(6) / "manifest.json").unlink()
+        self.assertIn("(step 4)", self.train(self.config, "--resume"))
+        self.refuse(CHECKPOINT, ["no manifest.json"], "checkpoint", "verify", "out/checkpoints/step-00000008")
+
+    def test_a_folder_without_a_checkpoint(self):
+        self.path("bare").mkdir()
+        for name in ["absent", "bare", "run.json"]:
+            with self.subTest(name=name):
+                self.refuse(CHECKPOINT, [f"{name}: neither a checkpoint (no manifest.json) nor a run's folder"],
+                            "train", self.config, "--resume", name)
+
+    def test_another_model_is_refused(self):
+        for setting, was, now in [
+            ("model.num_layers", 1, 2), ("model.hidden_size", 8, 16), ("model.num_heads", 2, 4),
+            ("model.vocab_size", 257, 300), ("model.sequence_length", 16, 8), ("model.qk_norm", "false", "true"),
+            ("model.norm", '"layernorm"', '"rmsnorm"'), ("batch.global", 4, 8), ("run.seed", 1, 2),
+            ("precision.compute", '"fp32"', '"bf16"'), ("optimizer.weight_decay", 0.1, 0.2),
+        ]:
+            with self.subTest(setting=setting):
+                self.refuse(USAGE, ["cannot resume out/checkpoints/step-00000006 with this config",
+                                    f"{setting}: {was} in the checkpoint, {now} in the config"],
+                            "train", self.config, "--resume", *overrides(f"{setting}={now}", "run.steps=8"))
+        self.assertEqual([record["step"] for record in self.records()], list(range(1, 7)))
+        self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
+
+    def test_what_may_change(self):
+        self.write_corpus("moved")
+        out = self.train(self.config, "--resume", *overrides(
+            "run.steps=8", "optimizer.lr=0.001", "schedule.type=cosine", "schedule.min_lr=0.0001",
+            "checkpoint.every_steps=1", "log.every_steps=2", "memory.recompute=block",
+            'data.train=[{"path": "moved"}]', 'data.validation=[{"path": "corpus"}]'))
+        self.assertIn("done: step 8", out)
+        self.assertEqual(self.records()[-1]["step"], 8)
+
+
+class Damage(CheckpointCase):
+    def damages(self):
+        return {
+            "data": (self.damage_data, [RANK_FILE, "is damaged", "checksum"]),
+            "truncated data": (lambda step: self.truncate(step, RANK_FILE), [RANK_FILE, "is damaged", "bytes"]),
+            "no data": (lambda step: (self.checkpoint(step) / RANK_FILE).unlink(),
+                        [RANK_FILE, "No such file or directory"]),
+            "manifest": (self.damage_manifest, ["manifest.json cannot be used", "checksum"]),
+            "truncated manifest": (lambda step: self.truncate(step, "manifest.json"),
+                                   ["manifest.json cannot be used", "checksum"]),
+        }
+
+    def test_the_newest_is_reported_and_the_one_before_is_used_only_when_asked(self):
+        older = "out/checkpoints/step-00000004"
+        shutil.copytree(self.path("out"), self.path("sound"))
+        for name, (damage, messages) in self.damages().items():
+            with self.subTest(damage=name):
+                shutil.rmtree(self.path("out"))
+                shutil.copytree(self.path("sound"), self.path("out"))
+                damage(6)
+                for command in (["train", self.config, "--resume"], ["checkpoint", "verify", "out"]):
+                    self.refuse(CHECKPOINT, ["step-00000006", *messages, f"--resume {older}"], *command)
+                self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
+                self.assertIn(f"resumed from {older} (step 4)", self.train(self.config, "--resume", older))
+                self.assert_same_steps(self.records(), self.records("sound"))
+                self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "sound"))
+
+    def test_a_damaged_older_one_is_not_proposed(self):
+        self.damage_data(6)
+        self.damage_manifest(4)
+        error = self.refuse(CHECKPOINT, "--resume out/checkpoints/step-00000002", "train", self.config, "--resume")
+        self.assertNotIn("step-00000004", error)
+
+    def test_the_only_one(self):
+        for step in (2, 4):
+            shutil.rmtree(self.checkpoint(step))
+        self.damage_data(6)
+        self.refuse(CHECKPOINT, "there is no older checkpoint in this run", "train", self.config, "--resume")
+
+    def test_no_command_uses_a_damaged_one(self):
+        self.damage_data(6)
+        self.refuse(CHECKPOINT, "is damaged", "train", self.config, "--resume", "out/checkpoints/step-00000006")
+        self.truncate(6, RANK_FILE)
+        self.refuse(CHECKPOINT, "is damaged", "checkpoint", "inspect", "out")
+        result = self.run_gptrain("generate", "--checkpoint", "out", "--prompt", "x")
+        self.assertEqual(result.code, CHECKPOINT)
+        self.assertIn("is damaged", result.err)
+        self.assertEqual(result.out, "", "text before the checkpoint is known to be sound")
+
+
+class Inspect(CheckpointCase):
+    def test_by_run_or_by_folder(self):
+        for path in ["out", "out/checkpoints/step-00000006", "out/checkpoints/step-00000006/"]:
+            with self.subTest(path=path):
+                text = self.succeed("checkpoint", "inspect", path)
+                for pattern in [r"(?m)^step +6 \(6 updates, 0 skipped\)$", r"(?m)^samples +24$",
+                                r"(?m)^parameters +3,072$", r"(?m)^weight/embedding\.token +\[257, 8\] +f32 +1$"]:
+                    self.assertRegex(text, pattern)
+        self.assertRegex(self.succeed("checkpoint", "inspect", "out/checkpoints/step-00000002"), r"step +2 ")
+
+    def test_verify(self):
+        self.assertEqual(self.succeed("checkpoint", "verify", "out"), "out/checkpoints/step-00000006: sound\n")
+
+    def test_where_there_is_none(self):
+        for command in ("inspect", "verify"):
+            self.refuse(CHECKPOINT, "absent: neither a checkpoint", "checkpoint", command, "absent")
+
+    def test_the_file_is_safetensors(self):
+        data = (self.checkpoint(6) / RANK_FILE).read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        entry = header["weight/embedding.token"]
+        self.assertEqual((entry["dtype"], entry["shape"]), ("F32", [257, 8]))
+        place = json.loads(header["__metadata__"]["weight/embedding.token"])
+        self.assertEqual((place["global_shape"], place["offset"]), ([257, 8], [0, 0]))
+
+    def test_retention(self):
+        self.train(self.config, *overrides("run.out=kept", "run.steps=10", "checkpoint.every_steps=1",
+                                           "checkpoint.keep_last=2", "checkpoint.keep_every=4"))
+        self.assertEqual(self.checkpoint_steps("kept"), [4, 8, 9, 10])
+
+
+class Generate(CheckpointCase):
+    def generate(self, *arguments, checkpoint="out"):
+        result = self.run_gptrain("generate", "--checkpoint", checkpoint, "--prompt", "ab", *arguments)
+        self.assertEqual(result.code, 0, result.err)
+        return result.out
+
+    def test_same_seed_same_text(self):
+        text = self.generate("--tokens", "40", "--seed", "3")
+        self.assertTrue(text.startswith("ab") and text.endswith("\n"), text)
+        self.assertEqual(self.generate("--tokens", "40", "--seed", "3"), text)
+        self.assertNotEqual(self.generate("--tokens", "40", "--seed", "4"), text)
+        self.assertEqual(self.generate("--tokens", "40", "--seed", "3",
+                                       checkpoint="out/checkpoints/step-00000006"), text)
+
+    def test_temperature_0_and_top_1_take_the_likeliest(self):
+        text = self.generate("--tokens", "30", "--temperature", "0")
+        for arguments in (["--temperature", "0", "--seed", "9"], ["--top-k", "1"], ["--top-k", "1", "--seed", "9"]):
+            self.assertEqual(self.generate("--tokens", "30", *arguments), text)
+
+    def test_longer_than_the_model_sees(self):
+        self.assertGreater(len(self.generate("--tokens", "100", "--temperature", "0")), 16)
+
+    def test_a_checkpoint_that_cannot_be_used(self):
+        self.refuse(CHECKPOINT, "absent: neither a checkpoint", "generate", "--checkpoint", "absent", "--prompt", "x")
+        self.train(self.config, *overrides("run.out=other", "model.vocab_size=300"))
+        result = self.run_gptrain("generate", "--checkpoint", "other", "--prompt", "x")
+        self.assertEqual(result.code, USAGE)
+        self.assertIn("has a vocabulary of 300", result.err)
+        self.assertIn("bytes", result.err)
+        self.assertEqual(result.out, "", "text before the refusal")
+
+
+if __name__ == "__main__":
+    unittest.main()

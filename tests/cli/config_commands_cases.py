@@ -1,0 +1,272 @@
+"""Run configs: every class of fault, overrides, `config check`, `config show`, `config schema`, and configs/ whole."""
+import json
+import unittest
+
+from cli_case import SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
+
+SECTIONS = ["model", "data", "batch", "parallel", "precision", "optimizer", "schedule", "memory", "checkpoint", "log",
+            "run"]
+
+# A key and its bad value, and the rest of the one line that must be said about them.
+FAULTS = [
+    ("model.num_layers", '"two"', "must be an integer (try 12)"),
+    ("model.num_layers", "1.5", "must be an integer (try 1 or 2)"),
+    ("model.num_layers", "0", "must be at least 1 and at most 10000 (try 1)"),
+    ("model.num_layers", "100000", "must be at least 1 and at most 10000 (try 10000)"),
+    ("model.num_layers", "null", "must be an integer (try 12)"),
+    ("model.num_heads", "5", "must divide model.hidden_size = 8 (try 8 or 4)"),
+    ("model.num_kv_heads", "3", "must divide model.num_heads = 2 (try 2)"),
+    ("model.preset", '"gpt2-125m"', 'names that `gptrain config schema` lists (try "gpt2-124m")'),
+    ("model.norm", '"rms"', 'must be one of layernorm, rmsnorm (try "rmsnorm")'),
+    ("model.bias", "1", "must be true or false (try true)"),
+    ("model.dropout", "1", "must be at least 0 and less than 1 (try 0.1)"),
+    ("model.norm_eps", "0", "must be greater than 0 and at most 1 (try 1e-05)"),
+    ("model.rope_theta", "500000", "has no effect unless model.positions is rope (try leaving it out)"),
+    ("data.train", '"corpus"', "must be an array of data sources (try"),
+    ("data.train", "[]", "must hold at least one data source (try"),
+    ("batch.global", "0", "must be at least 1 and at most 16777216 (try 1)"),
+    ("batch.micro", "3", "must divide batch.global = 4 (try 4 or 2)"),
+    ("batch.accumulation", "4", "must be batch.global / batch.micro = 4 / 2 (try 2)"),
+    ("precision.compute", '"fp64"', "must be one of fp32, bf16 (try"),
+    ("precision.residual", '"bf16"', 'must be fp32 with precision.compute = fp32 (try "fp32")'),
+    ("optimizer.type", '"sgd"', 'must be one of adamw (try "adamw")'),
+    ("optimizer.lr", "0", "must be greater than 0 and at most 10 (try"),
+    ("optimizer.lr", '"high"', "must be a number (try"),
+    ("optimizer.betas", "[0.9]", "must be an array of two numbers (try [0.9,0.95])"),
+    ("schedule.warmup_steps", "7", "must be at most run.steps = 6 (try 6)"),
+    ("schedule.min_lr", "0.001", "has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)"),
+    ("memory.recompute_interval", "2", "has no effect unless memory.recompute is every_nth (try leaving it out)"),
+    ("checkpoint.keep_last", "0", "must be at least 1 and at most 1000000 (try 1)"),
+    ("run.steps", "-1", "must be at least 1 and at most 1000000000000 (try 1)"),
+    ("run.seed", "18446744073709551616", "must be at least 0 and at most 18446744073709551615"),
+    ("run.out", '""', "must not be empty (try"),
+    ("run.out", "3", "must be text (try"),
+    ("run.device", '"gpu"', "must be one of auto, cpu (try"),
+]
+
+# What later work brings, and the reason that is given.
+REFUSED = [
+    ("parallel.tensor", "2", "this build has no tensor parallelism (try 1)"),
+    ("parallel.pipeline", "4", "this build has no pipeline parallelism (try 1)"),
+    ("parallel.zero", "1", "this build has no ZeRO sharding (try 0)"),
+    ("precision.compute", '"fp16"', 'fp16 needs dynamic loss scaling, which this build does not have (try "bf16")'),
+    ("precision.compute", '"fp8"',
+     'fp8 matrix products need a GPU backend, which this build does not have (try "bf16")'),
+    ("run.device", '"cuda"', 'this build has no CUDA backend (try "cpu")'),
+]
+
+
+class Faults(CliCase):
+    def setUp(self):
+        super().setUp()
+        self.config = self.write_config(tiny_config())
+
+    def fault_lines(self, *arguments):
+        error = self.refuse(USAGE, "gptrain: ", *arguments)
+        return error.removeprefix("gptrain: ").splitlines()
+
+    def test_each_bad_value_is_one_line(self):
+        for key, value, rule in FAULTS + REFUSED:
+            with self.subTest(key=key, value=value):
+                lines = self.fault_lines("config", "check", self.config, *overrides(f"{key}={value}"))
+                shown = value if key != "data.train" or value == "[]" else json.dumps(json.loads(value))
+                self.assertEqual(len(lines), 1, lines)
+                self.assertTrue(lines[0].startswith(f"{key} = ") and rule in lines[0], lines[0])
+                self.assertTrue(shown[:12] in lines[0], lines[0])
+
+    def test_training_and_dry_run_refuse_the_same(self):
+        for key, value, rule in [FAULTS[0], *REFUSED]:
+            for mode in ([], ["--dry-run"]):
+                with self.subTest(key=key, value=value, mode=mode):
+                    self.refuse(USAGE, [key, rule], "train", self.config, *overrides(f"{key}={value}"), *mode)
+        self.assertFalse(self.path("out").exists())
+
+    def test_more_than_one_rank_is_refused(self):
+        self.refuse(USAGE, ["--world-size 8", "one rank"], "train", self.config, "--dry-run", "--world-size", "8")
+        self.assertIn("\nparameters\n", self.succeed("train", self.config, "--dry-run", "--world-size", "1"))
+
+    def test_the_example_of_the_description(self):
+        lines = self.fault_lines("config", "check", self.config,
+                                 *overrides("model.num_heads=5", "model.hidden_size=768"))
+        self.assertEqual(lines, ["model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4)"])
+
+    def test_all_faults_at_once(self):
+        config = tiny_config(model={"num_heads": 3, "positons": "rope"}, optimizer={"lr": -1}, run={"steps": "all"},
+                             parallel={"tensor": 8})
+        config["optimiser"] = {}
+        config["data"]["train"] = [{"path": "a", "wieght": 2}, {"weight": 0}]
+        lines = self.fault_lines("config", "check", self.write_config(config, "faulty.json"))
+        expected = [
+            "model.num_heads = 3: must divide model.hidden_size = 8 (try 4 or 2)",
+            'model.positons = "rope": unknown key (try model.positions)',
+            "optimizer.lr = -1: must be greater than 0 and at most 10 (try 0.0003)",
+            'run.steps = "all": must be an integer (try 1000)',
+            "parallel.tensor = 8: this build has no tensor parallelism (try 1)",
+            "optimiser = {}: unknown section (try optimizer)",
+            "data.train[0].wieght = 2: unknown key (try data.train[0].weight)",
+            "data.train[1].weight = 0: must be greater than 0 and at most 1000000000 (try 1)",
+            'data.train[1].path: must be given (try "data/corpus/train")',
+        ]
+        self.assertEqual(sorted(lines), sorted(expected))
+
+    def test_everything_that_must_be_given(self):
+        lines = self.fault_lines("config", "check", self.write_config({}, "empty.json"))
+        missing = {line.split(":")[0] for line in lines if "must be given" in line}
+        self.assertEqual(missing, {"model.num_layers", "model.hidden_size", "model.num_heads", "model.vocab_size",
+                                   "model.sequence_length", "data.train", "batch.global", "optimizer.lr", "run.steps",
+                                   "run.out"})
+        self.assertEqual(len(lines), len(missing))
+
+    def test_unknown_keys_name_the_nearest(self):
+        for key, nearest in [("model.num_layer", "model.num_layers"), ("model.lr", "optimizer.lr"),
+                             ("steps", "run.steps"), ("batch.globl", "batch.global"),
+                             ("checkpoint.keep_lst", "checkpoint.keep_last")]:
+            with self.subTest(key=key):
+                lines = self.fault_lines("config", "check", self.config, *overrides(f"{key}=1"))
+                self.assertEqual(len(lines), 1)
+                self.assertTrue(lines[0].startswith(f"{key} = 1: unknown key (try {nearest})"), lines[0])
+
+    def test_duplicate_keys(self):
+        text = json.dumps(tiny_config()).replace('"num_layers": 1', '"num_layers": 1, "num_layers": 2')
+        text = text.replace('"run": {', '"run": {"seed": 3}, "run": {')
+        lines = self.fault_lines("config", "check", self.write_config(text, "twice.json"))
+        self.assertEqual(lines, ["model.num_layers = 2: is given twice (try leaving one of them out)",
+                                 "run = {...}: is given twice (try leaving one of them out)"])
+
+    def test_a_shorthand_and_what_it_sets(self):
+        lines = self.fault_lines("config", "check", self.config,
+                                 *overrides("model.dropout=0.1", "model.residual_dropout=0.2"))
+        self.assertEqual(lines, ["model.residual_dropout = 0.2: is also set by model.dropout "
+                                 "(try leaving one of them out)"])
+
+    def test_rules_between_keys(self):
+        for settings, expected in [
+            (["model.positions=rope", "model.num_heads=8"],
+             "model.num_heads = 8: must leave an even head size for model.positions = rope, not 8 / 8 = 1 (try 4)"),
+            (["schedule.type=cosine", "schedule.min_lr=0.1"],
+             "schedule.min_lr = 0.1: must be at most optimizer.lr = 0.01 (try 0.01)"),
+            (["schedule.type=wsd"], "schedule.decay_steps: must be given, as schedule.type is wsd (try 100)"),
+            (["schedule.type=wsd", "schedule.warmup_steps=2", "schedule.decay_steps=5"],
+             "schedule.decay_steps = 5: must be at most run.steps - schedule.warmup_steps = 6 - 2 (try 4)"),
+            (["memory.recompute=every_nth"],
+             "memory.recompute_interval: must be given, as memory.recompute is every_nth (try 2)"),
+            (["run.steps=1000000000000", "batch.global=16777216", "model.sequence_length=16777216", "batch.micro=1"],
+             "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 16777216 must be less "
+             "than 2^63 tokens (try 32767)"),
+        ]:
+            with self.subTest(settings=settings):
+                self.assertEqual(self.fault_lines("config", "check", self.config, *overrides(*settings)), [expected])
+
+    def test_overrides_of_a_wrong_form(self):
+        for setting in ["run.steps", "=3", ""]:
+            with self.subTest(setting=setting):
+                self.assertEqual(self.fault_lines("config", "check", self.config, "--set", setting),
+                                 [f"--set {setting}: must have the form key.path=value (try --set run.steps=1000)"])
+
+
+class Files(CliCase):
+    def test_files_that_hold_no_config(self):
+        self.path("folder").mkdir()
+        for name, text, messages in [
+            ("absent.json", None, ["absent.json", "not found"]),
+            ("folder", None, ["folder", "is a folder"]),
+            ("empty.json", "", "empty.json:1:1: syntax error"),
+            ("list.json", "[1, 2]", ["list.json", "must be a JSON object with the sections model, data"]),
+            ("comma.json", '{\n  "run": {\n    "steps": 1,\n  }\n}\n', "comma.json:4:3: syntax error"),
+            ("quote.json", '{\n  // comment\n  "run: 1}\n', "quote.json:3:"),
+            ("two.json", "{} {}", "two.json:1:4: syntax error"),
+            ("deep.json", "[" * 100000, "deep.json:1:"),
+            ("binary.json", "\0\1\2", "binary.json:1:1: syntax error"),
+        ]:
+            with self.subTest(name=name):
+                if text is not None:
+                    self.write_config(text, name)
+                for command in (["config", "check"], ["config", "show"], ["train"]):
+                    self.refuse(USAGE, messages, *command, name)
+
+    def test_sections_that_are_no_objects(self):
+        config = self.write_config({**tiny_config(), "log": 5})
+        self.refuse(USAGE, "log = 5: must be an object (try {})", "config", "check", config)
+
+    def test_comments_are_allowed(self):
+        text = "// line\n" + json.dumps(tiny_config()).replace('"run"', '/* block */ "run"')
+        self.assertEqual(self.succeed("config", "check", self.write_config(text)), "run.json: valid\n")
+
+
+class Show(CliCase):
+    def show(self, config, *arguments):
+        return json.loads(self.succeed("config", "show", config, *arguments))
+
+    def test_every_value_after_presets_and_defaults(self):
+        config = tiny_config()
+        config["model"] = {"preset": "gpt2-124m", "num_layers": 6}
+        config["batch"] = {"micro": 2, "accumulation": 3}
+        shown = self.show(self.write_config(config))
+        self.assertEqual(list(shown), SECTIONS)
+        self.assertEqual({key: shown["model"][key] for key in ("preset", "num_layers", "hidden_size", "num_kv_heads",
+                                                               "ffn_hidden_size", "vocab_size", "tied_head")},
+                         {"preset": "gpt2-124m", "num_layers": 6, "hidden_size": 768, "num_kv_heads": 12,
+                          "ffn_hidden_size": 3072, "vocab_size": 50257, "tied_head": True})
+        self.assertEqual(shown["batch"], {"global": 6, "micro": 2, "accumulation": 3})
+        self.assertEqual(shown["optimizer"]["betas"], [0.9, 0.95])
+        self.assertEqual(shown["parallel"], {"tensor": 1, "pipeline": 1, "zero": 0})
+
+    def test_overrides_win_and_the_last_one_counts(self):
+        config = self.write_config(tiny_config())
+        shown = self.show(config, *overrides("run.steps=9", "run.steps=11", "run.out=elsewhere", "model.dropout=0.25",
+                                             'data.validation=[{"path": "held"}]'))
+        self.assertEqual((shown["run"]["steps"], shown["run"]["out"]), (11, "elsewhere"))
+        self.assertEqual((shown["model"]["residual_dropout"], shown["model"]["attention_dropout"]), (0.25, 0.25))
+        self.assertEqual(shown["data"]["validation"], [{"path": "held", "weight": 1.0}])
+
+    def test_what_is_shown_reads_back_as_the_same_config(self):
+        for settings in [[], ["model.positions=rope", "schedule.type=wsd", "schedule.decay_steps=2",
+                              "memory.recompute=every_nth", "memory.recompute_interval=3"]]:
+            with self.subTest(settings=settings):
+                text = self.succeed("config", "show", self.write_config(tiny_config()), *overrides(*settings))
+                again = self.write_config(text, "shown.json")
+                self.assertEqual(self.succeed("config", "show", again), text)
+
+
+class Schema(CliCase):
+    def test_describes_every_key_that_show_prints(self):
+        schema = json.loads(self.succeed("config", "schema"))
+        shown = json.loads(self.succeed("config", "show", self.write_config(tiny_config())))
+        self.assertEqual(list(schema["properties"]), SECTIONS)
+        for section, values in shown.items():
+            described = schema["properties"][section]
+            self.assertEqual(set(values) - set(described["properties"]), set(), section)
+            self.assertFalse(described["additionalProperties"])
+            for key, entry in described["properties"].items():
+                self.assertTrue(entry["description"], f"{section}.{key}")
+                self.assertTrue("default" in entry or "examples" in entry, f"{section}.{key}")
+
+    def test_lists_the_presets(self):
+        schema = json.loads(self.succeed("config", "schema"))
+        presets = schema["properties"]["model"]["properties"]["preset"]["enum"]
+        for name in ["gpt2-124m", "gpt3-125m", "gpt3-175b", "megatron-1008b", "llama-160m", "llama-70b"]:
+            self.assertIn(name, presets)
+        config = tiny_config()
+        for name in presets:
+            config["model"] = {"preset": name}
+            with self.subTest(preset=name):
+                self.succeed("config", "check", self.write_config(config))
+
+
+class ConfigsFolder(CliCase):
+    def test_every_file_is_valid_and_can_be_planned_without_its_data(self):
+        files = sorted((SOURCE_ROOT / "configs").glob("*.json"))
+        self.assertGreater(len(files), 15)
+        for file in files:
+            with self.subTest(config=file.name):
+                self.assertEqual(self.succeed("config", "check", file), f"{file}: valid\n")
+                text = self.succeed("train", file, "--dry-run")
+                for heading in ["parameters", "memory", "FLOPs of one step", "run"]:
+                    self.assertIn(f"\n{heading}\n", text)
+                plan = json.loads(self.succeed("train", file, "--dry-run", "--json", "--target", "h100"))
+                self.assertEqual(plan["target"], "h100")
+                self.assertGreater(plan["total_parameters"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,138 @@
+"""The dry run: what it prints, for which machines, at which cost; and that a real run takes the bytes it announced."""
+import json
+import os
+import unittest
+
+from cli_case import EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
+
+MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "activations", "workspace", "data", "state"]
+TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
+
+
+class DryRun(CliCase):
+    def plan(self, config, *arguments):
+        return json.loads(self.succeed("train", config, "--dry-run", "--json", *arguments))
+
+    def test_json_has_every_figure_with_its_unit(self):
+        config = self.write_config(tiny_config())
+        plan = self.plan(config)
+        figures = [f"{name}_bytes" for name in MEMORY_CLASSES]
+        figures += ["total_parameters", "peak_bytes", "model_flops_per_step", "hardware_flops_per_step",
+                    "reference_flops_per_step", "tokens_per_step", "steps", "total_tokens", "checkpoint_bytes",
+                    "target_memory_bytes"]
+        for figure in figures:
+            self.assertIsInstance(plan[figure], int, figure)
+            self.assertGreaterEqual(plan[figure], 0, figure)
+        self.assertEqual(sum(plan[f"{name}_bytes"] for name in MEMORY_CLASSES), plan["peak_bytes"])
+        self.assertEqual(sum(plan["parameters_by_part"].values()), plan["total_parameters"])
+        self.assertGreaterEqual(plan["hardware_flops_per_step"], plan["model_flops_per_step"])
+        self.assertEqual((plan["tokens_per_step"], plan["total_tokens"]), (4 * 16, 4 * 16 * 6))
+        self.assertTrue(plan["fits"])
+
+    def test_parameters_of_a_known_model(self):
+        plan = self.plan(SOURCE_ROOT / "configs" / "gpt2-124m.json")
+        self.assertEqual(plan["total_parameters"], 124_439_808)
+        self.assertEqual(plan["checkpoint_bytes"], 3 * 4 * 124_439_808)
+
+    def test_text_has_every_section(self):
+        text = self.succeed("train", self.write_config(tiny_config()), "--dry-run", "--tokens-per-second", "1000")
+        for heading in ["model", "parameters", "memory", "FLOPs of one step", "run", "data"]:
+            self.assertIn(f"\n{heading}\n", "\n" + text)
+        for label in ["embedding", "attention", "ffn", "norms", "head", "total", "weights", "gradients", "moments",
+                      "activations", "workspace", "peak", "hardware", "reference", "tokens", "days", "checkpoint"]:
+            self.assertIn(label, text)
+
+    def test_time_at_a_given_rate(self):
+        config = self.write_config(tiny_config(run={"steps": 1000}))
+        plan = self.plan(config, "--tokens-per-second", "2.5")
+        self.assertAlmostEqual(plan["total_seconds"], 64 * 1000 / 2.5)
+        self.assertAlmostEqual(plan["total_days"], 64 * 1000 / 2.5 / 86400)
+        self.assertNotIn("total_days", self.plan(config))
+
+    def test_time_at_the_rate_that_was_measured(self):
+        config = self.write_run()
+        self.train(config)
+        plan = self.plan(config)
+        rates = sorted(record["tokens_per_second"] for record in self.records())
+        self.assertIn(plan["tokens_per_second"], rates[2:4])
+        self.assertEqual(plan["tokens_per_second_origin"], "measured in out")
+
+    def test_needs_no_data_and_leaves_nothing_behind(self):
+        config = self.write_config(tiny_config())
+        text = self.succeed("train", config, "--dry-run")
+        self.assertIn("epochs unknown", text)
+        self.assertIsNone(self.plan(config)["sources"][0]["epochs"])
+        self.assertEqual(os.listdir(self.folder), [config])
+
+    def test_epochs_where_the_data_are_there(self):
+        source = self.plan(self.write_run(run={"steps": 1000}))["sources"][0]
+        self.assertEqual((source["path"], source["share"]), ("corpus", 1))
+        self.assertAlmostEqual(source["epochs"], 4 * 1000 / ((4000 - 1) // 16))
+
+    def test_targets(self):
+        config = self.write_config(tiny_config())
+        for name, memory_bytes in TARGETS.items():
+            with self.subTest(target=name):
+                plan = self.plan(config, "--target", name)
+                self.assertEqual((plan["target"], plan["target_memory_bytes"]), (name, memory_bytes))
+                self.assertIn(name, self.succeed("train", config, "--dry-run", "--target", name))
+        self.assertEqual(self.plan(config)["target"], "this-machine")
+
+    def test_an_unknown_target_names_the_valid_ones(self):
+        self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",
+                    self.write_config(tiny_config()), "--dry-run", "--target", "h300")
+
+    def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
+        config = SOURCE_ROOT / "configs" / "gpt3-175b.json"
+        plan = self.plan(config, "--target", "a100-80g")
+        self.assertFalse(plan["fits"])
+        missing = (plan["peak_bytes"] - plan["target_memory_bytes"]) / 2**40
+        text = self.succeed("train", config, "--dry-run", "--target", "a100-80g")
+        self.assertIn(f"Does not fit: {missing:.1f} TiB are missing on a100-80g", text)
+
+    def test_recomputation_costs_flops_and_saves_activations(self):
+        config = self.write_config(tiny_config(model={"num_layers": 4}))
+        kept = self.plan(config)
+        for settings in [["memory.recompute=block"], ["memory.recompute=every_nth", "memory.recompute_interval=2"]]:
+            with self.subTest(settings=settings):
+                again = self.plan(config, *overrides(*settings))
+                self.assertLess(again["activations_bytes"], kept["activations_bytes"])
+                self.assertGreater(again["hardware_flops_per_step"], kept["hardware_flops_per_step"])
+                self.assertEqual(again["model_flops_per_step"], kept["model_flops_per_step"])
+
+    def test_175_billion_parameters_take_a_second_and_little_memory(self):
+        if is_sanitized():
+            self.skipTest("a sanitizer's own time and memory would be measured")
+        arguments = [EXECUTABLE, "train", SOURCE_ROOT / "configs" / "gpt3-175b.json", "--dry-run"]
+        with open(self.path("plan.txt"), "wb") as out:
+            to_file = [(os.POSIX_SPAWN_DUP2, out.fileno(), 1)]
+            process = os.posix_spawn(EXECUTABLE, list(map(str, arguments)), os.environ, file_actions=to_file)
+            _, status, usage = os.wait4(process, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+        self.assertIn("174,", self.path("plan.txt").read_text(encoding="utf-8"))
+        self.assertLess(usage.ru_maxrss * 1024, 200e6)
+        # Of the processor: the clock on the wall also counts what else the machine does.
+        self.assertLess(usage.ru_utime + usage.ru_stime, 1)
+
+
+class RealRun(CliCase):
+    def test_takes_the_bytes_that_the_dry_run_announced(self):
+        for name, sections in {
+            "fp32": {},
+            "bf16": {"precision": {"compute": "bf16"}},
+            "recompute": {"memory": {"recompute": "block"}, "model": {"num_layers": 3}},
+            "validation": {"data": {"validation": [{"path": "corpus"}]}},
+        }.items():
+            with self.subTest(run=name):
+                config = self.write_run(run={"out": name}, **sections)
+                plan = json.loads(self.succeed("train", config, "--dry-run", "--json"))
+                self.train(config)
+                taken = json.loads((self.path(name) / "run.json").read_text(encoding="utf-8"))
+                self.assertEqual({f"{memory}_bytes" for memory in [*MEMORY_CLASSES, "peak"]},
+                                 {key for key in taken if key.endswith("_bytes")})
+                self.assertEqual(taken, {key: plan[key] for key in taken})
+                self.assertEqual({record["peak_bytes"] for record in self.records(name)}, {plan["peak_bytes"]})
+
+
+if __name__ == "__main__":
+    unittest.main()

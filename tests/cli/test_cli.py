@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Drives the gptrain executable as a user does: messages, exit codes and files of every command and every fault.
+
+Run as test_cli.py EXECUTABLE [TEST...]; a TEST is a name as unittest has it, such as training_cases.Signals.
+"""
+import os
+import sys
+import unittest
+from pathlib import Path
+
+MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints"]
+
+
+def main():
+    if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
+        sys.exit("usage: test_cli.py EXECUTABLE [TEST...]")
+    os.environ["GPTRAIN"] = str(Path(sys.argv[1]).resolve())
+    names = sys.argv[2:] or [f"{module}_cases" for module in MODULES]
+    tests = unittest.defaultTestLoader.loadTestsFromNames(names)
+    result = unittest.TextTestRunner(verbosity=1).run(tests)
+    return 0 if result.wasSuccessful() and result.testsRun > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Training as a user sees it: a run's files, --steps, folders that cannot be used, memory, divergence and signals."""
+import os
+import signal
+import time
+import unittest
+
+from cli_case import (DEVICE, DIVERGED, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, overrides)
+
+STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
+             "tokens_per_second", "mfu", "peak_bytes", "skipped"]
+STEP_LINE = (r"(?m)^step 2/6 33\.3% \| loss \d+\.\d{4} \| gnorm \S+ \| lr 1\.0e-2 \| \d+(\.\d)? m?s \(data \d+%\) \| "
+             r"\S+ tok/s \| mfu \d+\.\d% \| mem \S+ (MiB|KiB)/\S+ GiB \| eta .+$")
+
+
+# Steps of many seconds, so that what happens within one can be arranged.
+SLOW_STEPS = overrides("model.hidden_size=64", "model.sequence_length=512", "batch.global=80000", "batch.micro=8")
+
+
+class Runs(CliCase):
+    def test_step_lines_metrics_and_files(self):
+        out = self.train(self.write_run(data={"validation": [{"path": "corpus"}]}, run={"validate_every_steps": 3}))
+        self.assertRegex(out, STEP_LINE)
+        records = self.records()
+        self.assertEqual([record["step"] for record in records], [1, 2, 3, 4, 5, 6])
+        for record in records:
+            self.assertEqual(list(record), STEP_KEYS)
+            self.assertEqual((record["tokens"], record["samples"]), (64 * record["step"], 4 * record["step"]))
+            self.assertFalse(record["skipped"])
+        self.assertLess(records[-1]["loss"], records[0]["loss"])
+        self.assertEqual([record["step"] for record in self.records(key="validation_loss")], [3, 6])
+        page = (self.path("out") / "report.html").read_text(encoding="utf-8")
+        for word in ["<svg", "loss", "learning rate", "throughput", "memory", "num_layers"]:
+            self.assertIn(word.lower(), page.lower())
+        self.assertEqual(len(list((self.path("out") / "tb").glob("events.out.tfevents.*"))), 1)
+        self.assertEqual(self.checkpoint_steps(), [6])
+
+    def test_logs_every_nth_step(self):
+        self.train(self.write_run(log={"every_steps": 4}))
+        self.assertEqual([record["step"] for record in self.records()], [4, 6])
+
+    def test_the_seed_is_all_that_differs(self):
+        config = self.write_run(model={"dropout": 0.1})
+        for out, seed in [("first", 5), ("second", 5), ("third", 6)]:
+            self.train(config, *overrides(f"run.out={out}", f"run.seed={seed}"))
+        self.assert_same_steps(self.records("first"), self.records("second"))
+        self.assert_same_checkpoint(self.checkpoint(6, "first"), self.checkpoint(6, "second"))
+        self.assertNotEqual(self.records("first")[0]["loss"], self.records("third")[0]["loss"])
+
+    def test_steps_stops_as_at_the_end(self):
+        config = self.write_run(data={"validation": [{"path": "corpus"}]})
+        out = self.train(config, "--steps", "2")
+        self.assertIn("done: step 2", out)
+        self.assertEqual(self.checkpoint_steps(), [2])
+        self.assertEqual([record["step"] for record in self.records(key="validation_loss")], [2])
+        self.train(config, "--resume", "--steps", "100")
+        self.train(config, *overrides("run.out=whole"))
+        self.assert_same_steps(self.records(), self.records("whole"))
+        self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "whole"))
+        self.assertIn("nothing to do: step 6 of 6 is done", self.train(config, "--resume", "latest"))
+
+    def test_an_earlier_run_in_the_folder_is_not_overwritten(self):
+        config = self.write_run()
+        self.train(config, "--steps", "2")
+        before = self.records()
+        self.refuse(USAGE, ["run.out = out", "holds checkpoints up to step 2", "--resume latest"], "train", config)
+        self.assertEqual(self.records(), before)
+
+    def test_more_than_the_machine_holds(self):
+        config = SOURCE_ROOT / "configs" / "gpt3-175b.json"
+        started = time.monotonic()
+        error = self.refuse(DEVICE, ["Does not fit: ", "TiB are missing on this-machine", "choose a smaller model"],
+                            "train", config, *overrides("run.out=out"))
+        self.assertLess(time.monotonic() - started, 20)
+        missing = float(error.split("Does not fit: ")[1].split(" TiB")[0])
+        self.assertGreater(missing, 1)
+        self.assertFalse(self.path("out").exists())
+
+    def test_settings_that_would_make_it_fit_are_named(self):
+        config = self.write_run(model={"num_layers": 64, "hidden_size": 256, "sequence_length": 65536},
+                                batch={"global": 64, "micro": 64})
+        self.refuse(DEVICE, ['memory.recompute = "block"', "batch.micro = 32 instead of 64",
+                             'precision.compute = "bf16"'], "train", config)
+
+
+class Folders(CliCase):
+    def test_a_file_where_the_folder_should_be(self):
+        config = self.write_run()
+        self.path("taken").write_text("x", encoding="utf-8")
+        for out in ["taken", "taken/below"]:
+            with self.subTest(out=out):
+                self.refuse(USAGE, ["run.out", out], "train", config, *overrides(f"run.out={out}"))
+        self.assertEqual(self.path("taken").read_text(encoding="utf-8"), "x")
+
+    def test_a_folder_without_permission(self):
+        if os.geteuid() == 0:
+            self.skipTest("root may write everywhere")
+        config = self.write_run()
+        self.path("out").mkdir(mode=0o500)
+        self.refuse(USAGE, ["run.out", "out/.lock", "Permission denied"], "train", config)
+
+    def test_something_in_the_place_of_a_file_of_the_run(self):
+        for name in ["metrics.jsonl", "run.json", "config.json", "report.html", "checkpoints", "tb"]:
+            with self.subTest(name=name):
+                config = self.write_run(run={"out": f"out-{name}"})
+                blocker = self.path(f"out-{name}") / name
+                blocker.parent.mkdir()
+                if name in ("checkpoints", "tb"):
+                    blocker.write_text("x", encoding="utf-8")
+                else:
+                    blocker.mkdir()
+                result = self.run_gptrain("train", config)
+                # What belongs to an earlier run may be moved aside; nothing may be lost without a word.
+                if result.code == FINISHED:
+                    self.assertTrue((blocker.parent / f"{name}.old-1").exists(), f"{name} was not written")
+                else:
+                    self.assertGreater(result.code, 0, result.err)
+                    self.assertIn(name, result.err)
+
+    def test_a_folder_in_use(self):
+        config = self.write_run()
+        slow = self.start("train", config, *SLOW_STEPS)
+        self.wait_until((self.path("out") / "run.json").exists, slow)
+        self.refuse(USAGE, "run.out = out: another gptrain is running in this folder", "train", config)
+        slow.kill()
+        slow.wait()
+        self.assertIn("done: step 6", self.train(config), "the lock of a killed process holds")
+
+
+class Divergence(CliCase):
+    # Decay outweighs everything: each step multiplies the weights by 1 - 10 * 10, until they overflow.
+    EXPLODING = overrides("optimizer.lr=10", "optimizer.weight_decay=10", "run.steps=100", "run.max_skipped_steps=2",
+                          "checkpoint.every_steps=1")
+
+    def test_ends_the_run_and_keeps_the_last_good_checkpoint(self):
+        config = self.write_run()
+        self.refuse(DIVERGED, ["training diverged", "3 steps in a row", "run.max_skipped_steps = 2", "checkpoint"],
+                    "train", config, *self.EXPLODING)
+        records = self.records()
+        self.assertEqual([record["skipped"] for record in records[-3:]], [True] * 3)
+        self.assertEqual([record["loss"] for record in records[-3:]], [None] * 3)
+        good = max(record["step"] for record in records if not record["skipped"])
+        self.succeed("checkpoint", "verify", "out")
+        self.assertLessEqual(max(self.checkpoint_steps()), good, "saved after a step that was skipped")
+        self.assertIn(good, self.checkpoint_steps())
+
+    def test_can_go_on_from_before_with_a_lower_rate(self):
+        config = self.write_run(optimizer={"weight_decay": 10})
+        self.refuse(DIVERGED, "training diverged", "train", config, *self.EXPLODING,
+                    *overrides("checkpoint.keep_last=1000"))
+        out = self.train(config, "--resume", "out/checkpoints/step-00000001", *overrides("optimizer.lr=0.001"))
+        self.assertIn("done: step 6", out)
+        self.assertEqual([record["skipped"] for record in self.records()], [False] * 6)
+
+    def test_without_a_checkpoint(self):
+        config = self.write_run()
+        self.refuse(DIVERGED, "training diverged", "train", config, *self.EXPLODING,
+                    *overrides("checkpoint.every_steps=0"))
+        self.assertEqual(self.checkpoint_steps(), [])
+
+
+class Signals(CliCase):
+    def stop_after_a_few_steps(self, config, number):
+        process = self.start("train", config, "--resume", *overrides("run.steps=100000000"))
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        process.send_signal(number)
+        out, error = process.communicate(timeout=60)
+        return process.returncode, out, error
+
+    def test_the_step_is_finished_and_the_state_saved(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            with self.subTest(signal=number.name):
+                config = self.write_run(model={"dropout": 0.1}, run={"out": number.name})
+                code, out, error = self.stop_after_a_few_steps(config, number)
+                self.assertEqual(code, REQUEUE, error)
+                last = self.records(number.name)[-1]["step"]
+                self.assertIn(f"stopped by {number.name} after step {last}", out)
+                self.assertEqual(self.checkpoint_steps(number.name), [last])
+                self.succeed("checkpoint", "verify", number.name)
+
+    def test_a_stopped_run_goes_on_as_if_it_had_not_been(self):
+        config = self.write_run(model={"dropout": 0.1}, data={"validation": [{"path": "corpus"}]})
+        code, _, error = self.stop_after_a_few_steps(config, signal.SIGTERM)
+        self.assertEqual(code, REQUEUE, error)
+        steps = self.records()[-1]["step"] + 3
+        self.assertIn("resumed from out/checkpoints/",
+                      self.train(config, "--resume", "latest", *overrides(f"run.steps={steps}")))
+        self.train(config, *overrides("run.out=whole", f"run.steps={steps}"))
+        self.assertEqual([record["step"] for record in self.records()], list(range(1, steps + 1)))
+        self.assert_same_steps(self.records(), self.records("whole"))
+        self.assertEqual(self.records(key="validation_loss"), self.records("whole", key="validation_loss"))
+        self.assert_same_checkpoint(self.checkpoint(steps), self.checkpoint(steps, "whole"))
+
+    def test_a_second_signal_ends_at_once(self):
+        config = self.write_run()
+        for second in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            with self.subTest(second=second.name):
+                process = self.start("train", config, *SLOW_STEPS, *overrides(f"run.out={second.name}"))
+                self.wait_until((self.path(second.name) / "run.json").exists, process)
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(0.3)
+                self.assertIsNone(process.poll(), "the first signal does not wait for the step")
+                process.send_signal(second)
+                self.assertEqual(process.wait(timeout=30), 128 + second)
+                self.assertEqual(self.checkpoint_steps(second.name), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
