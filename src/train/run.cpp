@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
@@ -145,8 +146,11 @@ void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
       fmt::print("later checkpoint set aside: {}\n", name);
     }
   } else {
-    step_.initialize();
     fmt::print("starting from scratch (seed {})\n", config_.run.seed);
+    std::fflush(stdout);
+    Progress bar("initial weights", step_.spec().parameters());
+    step_.initialize([&](int64_t drawn) { bar.update(drawn); });
+    bar.finish();
   }
   metrics_.emplace(out_, checkpoint ? progress_.step : -1);
 }

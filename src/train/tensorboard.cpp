@@ -17,7 +17,8 @@ namespace {
 constexpr std::string_view file_name_prefix = "events.out.tfevents.";
 
 // Field numbers of TensorFlow's event.proto and summary.proto.
-constexpr uint32_t event_wall_time = 1, event_step = 2, event_file_version = 3, event_summary = 5, event_session_log = 7;
+constexpr uint32_t event_wall_time = 1, event_step = 2, event_file_version = 3, event_summary = 5,
+                   event_session_log = 7;
 constexpr uint32_t summary_value = 1;
 constexpr uint32_t value_tag = 1, value_simple_value = 2;
 constexpr uint32_t session_log_status = 1;
