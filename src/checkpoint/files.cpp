@@ -18,10 +18,6 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-// Write-back starts every so many bytes, so that the disk works while later tensors are written and the final fsync
-// finds little left to do.
-constexpr int64_t kFlushBytes = int64_t{32} << 20;
-
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
   throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
 }
@@ -83,12 +79,6 @@ void SyncedFile::write(const void* data, int64_t bytes) {
     if (n < 0) fail("write", path_, errno);
     at += n;
     bytes -= n;
-    written_ += n;
-  }
-  if (written_ - flushed_ >= kFlushBytes) {
-    // Only a hint: an error of the disk is reported by the fsync at the end.
-    ::sync_file_range(descriptor_, flushed_, written_ - flushed_, SYNC_FILE_RANGE_WRITE);
-    flushed_ = written_;
   }
 }
 

@@ -25,8 +25,6 @@ class SyncedFile {
  private:
   std::filesystem::path path_;
   int descriptor_ = -1;
-  int64_t written_ = 0;
-  int64_t flushed_ = 0;  // bytes whose write-back was started
 };
 
 // A file that is read at any place. Reading with pread, not mmap: a file that is cut short or fails under us is then an

@@ -134,6 +134,42 @@ void derivative_case(Trial& trial) {
   trial.expect_near("dw", dw, differences(w_values), bound);
 }
 
+// A sum so long, on so many threads, that oneDNN wants a copy of dw for each of them and the CPU backend cuts the sum
+// into slices. Small integers: every order of summing is exact.
+void long_sum_case(Trial& trial, bool accumulate) {
+  constexpr int64_t rows = 2100, in = 768, out = 3072;
+  const std::unique_ptr<Backend> backend = make_cpu_backend(16);
+  std::vector<std::unique_ptr<DeviceMemory>> memory;
+  const auto upload = [&](std::vector<float>& values, const auto& next) {
+    for (float& value : values) value = next();
+    memory.push_back(backend->allocate(static_cast<int64_t>(values.size() * sizeof(float))));
+    backend->upload(memory.back()->data(), values.data(), memory.back()->bytes());
+    return memory.back()->data();
+  };
+  const auto small_integer = [&] { return static_cast<float>(trial.random.below(7) - 3); };
+  std::vector<float> x(rows * in), dy(rows * out), dw(out * in);
+  LinearBackwardWeight op{};
+  op.x = Matrix(upload(x, small_integer), DType::f32, rows, in);
+  op.dy = Matrix(upload(dy, small_integer), DType::f32, rows, out);
+  op.dw = Matrix(upload(dw, [] { return 1.0F; }), DType::f32, out, in);
+  op.accumulate = accumulate;
+  const int64_t scratch_bytes = footprint(op, backend->target()).scratch_bytes;
+  const auto scratch = backend->allocate(scratch_bytes);
+  backend->set_scratch(scratch->data(), scratch_bytes);
+  backend->run(op);
+  backend->download(dw.data(), op.dw.data, op.dw.bytes());
+  for (int sample = 0; sample < 500; ++sample) {
+    const int64_t o = trial.random.below(out), i = trial.random.below(in);
+    double expected = accumulate ? 1 : 0;
+    for (int64_t n = 0; n < rows; ++n) {
+      expected += static_cast<double>(x[static_cast<size_t>(n * in + i)]) * dy[static_cast<size_t>(n * out + o)];
+    }
+    const double actual = dw[static_cast<size_t>(o * in + i)];
+    if (actual == expected) continue;
+    return trial.fail(fmt::format("dw({}, {}) is {}, must be {}", o, i, actual, expected));
+  }
+}
+
 std::string describe(const Shape& shape, std::string_view dtypes, std::string_view rest) {
   return fmt::format("N={} in={} out={} {}{}", shape.rows, shape.in, shape.out, dtypes, rest);
 }
@@ -174,6 +210,11 @@ void add_cases(Suite& suite) {
                                     });
   }
   suite.add<LinearBackwardWeight>("N=5 in=7 out=3 f32 central differences", derivative_case);
+  for (const bool accumulate : {false, true}) {
+    suite.add<LinearBackwardWeight>(
+        fmt::format("N=2100 in=768 out=3072 f32{} on 16 threads", accumulate ? " accumulate" : ""),
+        [=](Trial& trial) { long_sum_case(trial, accumulate); });
+  }
 }
 
 // The linears of a GPT-2 124M block at 1,024 tokens.

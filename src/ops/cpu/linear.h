@@ -13,9 +13,9 @@
 
 namespace gptrain {
 
-// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread for packed blocks of the
-// operands. For sums over 2,048 rows and more it may also want a copy of dw per thread: such a sum is cut into slices
-// that fit the bound.
+// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread for packed blocks of
+// the operands. For sums over 2,048 rows and more it may also want a copy of dw per thread: such a sum is cut into
+// slices that fit the bound.
 constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (int64_t{4} << 20); }
 
 int64_t cpu_scratch_bytes(const LinearForward& op, int num_threads);

@@ -156,16 +156,15 @@ TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound an
   const TempFolder out;
   Random random(3);
   int64_t last = 0;
-  int64_t first_step_of_round = 0;
-  int rounds_with_progress = 0;
   for (int round = 0; round < 120; ++round) {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     std::fflush(nullptr);
-    first_step_of_round = last + 1;
     const pid_t child = ::fork();
-    if (child == 0) save_for_ever(out.path(), first_step_of_round, ends[1]);
+    if (child == 0) save_for_ever(out.path(), last + 1, ends[1]);
     ::close(ends[1]);
+    // Every other round lets one save finish first, so that there is progress on the slowest machine too.
+    if (round % 2 == 1) REQUIRE(::read(ends[0], &last, sizeof last) == sizeof last);
     ::usleep(static_cast<useconds_t>(random_below(random, 30'000)));
     ::kill(child, SIGKILL);
     int status = 0;
@@ -179,11 +178,9 @@ TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound an
     const int64_t newest = listed.empty() ? 0 : listed.back().step;
     REQUIRE((newest == last || newest == last + 1));
     if (newest > 0) REQUIRE(holds_step(listed.back().path, newest));
-    if (newest >= first_step_of_round) ++rounds_with_progress;
     last = newest;
   }
-  // Else the kills all came before the first save was done, and the test would say nothing.
-  CHECK(rounds_with_progress > 10);
+  CHECK(last >= 60);
 }
 
 TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
@@ -247,8 +244,8 @@ TEST_CASE("Everything is synced before the rename that publishes it, and the ren
     WARN(kUntraced);
     return;
   }
-  // The temporary folder's name; header and three tensors, synced; their name; the manifest, synced; its name.
-  const std::string written = "swwwwsswss";
+  // The temporary folder's name; header (in two) and three tensors, synced; their name; the manifest, synced; its name.
+  const std::string written = "swwwwwsswss";
   CHECK(*saving == written + "rs");
   CHECK(*replacing == written + "rs");
   CHECK(*deleting == "rs");

@@ -89,6 +89,26 @@ TEST_CASE("The order changes with seed, epoch and cycle, and only with those") {
   CHECK(sequence(1, 0) != sequence(1, slots_per_cycle));
 }
 
+// Computed from the text of data/README.md by a program in another language. A change here changes every run.
+TEST_CASE("The order is the documented one") {
+  struct Known {
+    int64_t sample;
+    size_t source;
+    int64_t epoch;
+    int64_t index;
+  };
+  const SampleOrder order(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
+  for (const Known& known :
+       {Known{0, 1, 10, 518}, Known{1, 0, 0, 789'882'141'151}, Known{2, 0, 0, 104'452'303'901}, Known{3, 1, 11, 944},
+        Known{65535, 0, 0, 182'310'232'846}, Known{65536, 0, 0, 645'700'958'774},
+        Known{1'000'000'007, 0, 0, 441'115'218'723}, Known{(int64_t{1} << 40) + 12345, 1, 366'498'296, 789}}) {
+    const SampleLocation location = order.locate(known.sample);
+    CHECK(location.source == known.source);
+    CHECK(location.epoch == known.epoch);
+    CHECK(location.index == known.index);
+  }
+}
+
 TEST_CASE("Two sources of one size are shuffled differently") {
   const SampleOrder order(std::vector<int64_t>{32768, 32768}, {32768, 32768}, 3, true);
   std::vector<std::vector<int64_t>> indices(2);
