@@ -10,6 +10,7 @@ namespace gptrain {
 
 enum class ExitCode : int {
   finished = 0,
+  internal = 1,    // a fault of gptrain itself
   usage = 2,       // bad command line or config
   data = 3,        // bad data
   checkpoint = 4,  // bad checkpoint

@@ -10,10 +10,10 @@
 namespace gptrain {
 namespace {
 
-constexpr std::chrono::milliseconds kBarInterval{100};
-constexpr std::chrono::seconds kLineInterval{5};
-constexpr int64_t kBarWidth = 24;
-constexpr const char* kClearToEndOfLine = "\033[K";
+constexpr std::chrono::milliseconds bar_interval{100};
+constexpr std::chrono::seconds line_interval{5};
+constexpr int64_t bar_width = 24;
+constexpr const char* clear_to_end_of_line = "\033[K";
 
 std::string format_amount(double amount, ProgressUnit unit) {
   return unit == ProgressUnit::bytes ? format_bytes(amount) : format_count(amount);
@@ -36,9 +36,9 @@ std::string format_progress_bar(const std::string& label, int64_t done, int64_t 
                                 double elapsed_seconds) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
   if (total <= 0) return fmt::format("{} {} in {}", label, amount, format_duration(elapsed_seconds));
-  std::string bar(static_cast<size_t>(share_of(kBarWidth, done, total)), '=');
+  std::string bar(static_cast<size_t>(share_of(bar_width, done, total)), '=');
   if (done < total) bar += '>';
-  return fmt::format("{} [{:<{}}] {:3}% {}/{} eta {}", label, bar, kBarWidth, share_of(100, done, total), amount,
+  return fmt::format("{} [{:<{}}] {:3}% {}/{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
                      format_amount(static_cast<double>(total), unit), format_eta(done, total, elapsed_seconds));
 }
 
@@ -65,7 +65,7 @@ Progress::Progress(std::string label, int64_t total, ProgressUnit unit, std::FIL
       stream_(stream),
       is_terminal_(::isatty(::fileno(stream)) == 1),
       start_(Clock::now()),
-      next_output_(is_terminal_ ? start_ : start_ + kLineInterval) {}
+      next_output_(is_terminal_ ? start_ : start_ + line_interval) {}
 
 Progress::~Progress() {
   if (bar_is_open_) std::fputc('\n', stream_);
@@ -81,7 +81,7 @@ void Progress::update(int64_t done) {
     fmt::print(stream_, "{}\n", format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now)));
     std::fflush(stream_);
   }
-  next_output_ = now + (is_terminal_ ? Clock::duration(kBarInterval) : Clock::duration(kLineInterval));
+  next_output_ = now + (is_terminal_ ? Clock::duration(bar_interval) : Clock::duration(line_interval));
 }
 
 void Progress::finish() {
@@ -90,7 +90,7 @@ void Progress::finish() {
   if (total_ > 0) done_ = total_;
   // On a terminal the last line takes the place of the bar.
   fmt::print(stream_, "{}{}{}\n", is_terminal_ ? "\r" : "",
-             format_progress_end(label_, done_, unit_, elapsed_seconds(now)), is_terminal_ ? kClearToEndOfLine : "");
+             format_progress_end(label_, done_, unit_, elapsed_seconds(now)), is_terminal_ ? clear_to_end_of_line : "");
   bar_is_open_ = false;
   std::fflush(stream_);
 }
@@ -101,7 +101,7 @@ double Progress::elapsed_seconds(Clock::time_point now) const {
 
 void Progress::draw_bar(Clock::time_point now) {
   fmt::print(stream_, "\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now)),
-             kClearToEndOfLine);
+             clear_to_end_of_line);
   std::fflush(stream_);
   bar_is_open_ = true;
 }

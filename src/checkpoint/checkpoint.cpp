@@ -141,7 +141,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     const auto step = step_of_folder_name(entries->path().filename().string());
     std::error_code no_manifest;
-    if (step && fs::exists(entries->path() / kManifestName, no_manifest)) found.push_back({entries->path(), *step});
+    if (step && fs::exists(entries->path() / manifest_name, no_manifest)) found.push_back({entries->path(), *step});
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     throw Error(ExitCode::checkpoint, "cannot read {}: {}", folder.string(), error.message());

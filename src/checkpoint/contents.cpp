@@ -134,7 +134,7 @@ StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
   const auto step = step_of_folder_name(name.string());
   if (step && *step != stored.manifest.step) {
     throw Error(ExitCode::checkpoint, "{} is of step {}, but its folder is named {}",
-                (checkpoint / kManifestName).string(), stored.manifest.step, name.string());
+                (checkpoint / manifest_name).string(), stored.manifest.step, name.string());
   }
   for (const FileRecord& record : stored.files) {
     const InputFile file(checkpoint / record.name);

@@ -48,7 +48,7 @@ void move_folder(const fs::path& from, const fs::path& to) {
 // the checkpoint before it as the newest complete one.
 void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
   const fs::path aside =
-      target.parent_path() / (std::string(kTemporaryPrefix) + "replaced-" + target.filename().string());
+      target.parent_path() / (std::string(temporary_prefix) + "replaced-" + target.filename().string());
   remove_folder(aside);
   move_folder(target, aside);
   try {

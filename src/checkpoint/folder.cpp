@@ -16,7 +16,7 @@ std::filesystem::path checkpoints_folder(const std::filesystem::path& out) { ret
 
 std::string step_folder_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
-std::string temporary_folder_name(int64_t step) { return std::string(kTemporaryPrefix) + step_folder_name(step); }
+std::string temporary_folder_name(int64_t step) { return std::string(temporary_prefix) + step_folder_name(step); }
 
 std::string rank_file_name(int64_t rank) { return fmt::format("rank-{:05}.safetensors", rank); }
 

@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-constexpr std::string_view kWeightPrefix = "weight/";
+constexpr std::string_view weight_prefix = "weight/";
 
 }  // namespace
 
@@ -20,7 +20,7 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   size_t name_width = std::string_view("tensor").size();
   size_t shape_width = std::string_view("shape").size();
   for (const auto& [name, tensor] : contents.tensors) {
-    if (name.starts_with(kWeightPrefix)) parameters += *num_elements(tensor.global_shape);
+    if (name.starts_with(weight_prefix)) parameters += *num_elements(tensor.global_shape);
     name_width = std::max(name_width, name.size());
     shape_width = std::max(shape_width, format_shape(tensor.global_shape).size());
   }

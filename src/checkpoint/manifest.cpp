@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "base/crc32c.h"
+#include "base/error.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -19,13 +19,13 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* kFormat = "gptrain checkpoint";
-constexpr int64_t kVersion = 1;
+constexpr const char* manifest_format = "gptrain checkpoint";
+constexpr int64_t manifest_version = 1;
 
 // The last member, always of one length, so that the checksum covers every byte before it.
 std::string format_tail(uint32_t crc) { return fmt::format(",\n  \"crc32c\": \"{:08x}\"\n}}\n", crc); }
 
-const size_t kTailBytes = format_tail(0).size();
+const size_t tail_bytes = format_tail(0).size();
 
 std::string format_crc(uint32_t crc) { return fmt::format("{:08x}", crc); }
 
@@ -77,7 +77,7 @@ FileRecord parse_file(const json& object) {
 }
 
 StoredManifest parse_manifest(const std::string& text) {
-  const size_t covered = text.size() < kTailBytes ? 0 : text.size() - kTailBytes;
+  const size_t covered = text.size() < tail_bytes ? 0 : text.size() - tail_bytes;
   if (text.substr(covered) != format_tail(crc32c(text.data(), covered))) {
     fault("its checksum does not match its content");
   }
@@ -87,10 +87,11 @@ StoredManifest parse_manifest(const std::string& text) {
   } catch (const json::exception& e) {
     fault("it is not valid JSON: {}", e.what());
   }
-  if (text_of(root, "format") != kFormat) fault("\"format\" is not \"{}\"", kFormat);
+  if (text_of(root, "format") != manifest_format) fault("\"format\" is not \"{}\"", manifest_format);
   const int64_t version = count_of(root, "version");
-  if (version != kVersion) {
-    fault("it has format version {}; this program reads version {}: use the program that wrote it", version, kVersion);
+  if (version != manifest_version) {
+    fault("it has format version {}; this program reads version {}: use the program that wrote it", version,
+          manifest_version);
   }
   StoredManifest stored;
   Manifest& manifest = stored.manifest;
@@ -118,8 +119,8 @@ StoredManifest parse_manifest(const std::string& text) {
 
 std::string format_manifest(const StoredManifest& stored) {
   const Manifest& manifest = stored.manifest;
-  ordered_json root = {{"format", kFormat},
-                       {"version", kVersion},
+  ordered_json root = {{"format", manifest_format},
+                       {"version", manifest_version},
                        {"step", manifest.step},
                        {"samples", manifest.samples},
                        {"updates", manifest.updates},
@@ -158,18 +159,18 @@ std::string format_manifest(const StoredManifest& stored) {
 
 void write_manifest(const std::filesystem::path& checkpoint, const StoredManifest& stored) {
   const std::string text = format_manifest(stored);
-  SyncedFile file(checkpoint / kManifestName);
+  SyncedFile file(checkpoint / manifest_name);
   file.write(text.data(), static_cast<int64_t>(text.size()));
   file.sync_and_close();
 }
 
 StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
   std::error_code unreadable;  // then opening it says why
-  if (!std::filesystem::exists(checkpoint / kManifestName, unreadable) && !unreadable) {
+  if (!std::filesystem::exists(checkpoint / manifest_name, unreadable) && !unreadable) {
     throw Error(ExitCode::checkpoint, "{} is not a complete checkpoint: it has no {}", checkpoint.string(),
-                kManifestName);
+                manifest_name);
   }
-  const InputFile file(checkpoint / kManifestName);
+  const InputFile file(checkpoint / manifest_name);
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
   try {

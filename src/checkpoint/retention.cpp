@@ -23,7 +23,7 @@ std::vector<fs::path> temporary_folders(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (entries->path().filename().string().starts_with(kTemporaryPrefix)) found.push_back(entries->path());
+    if (entries->path().filename().string().starts_with(temporary_prefix)) found.push_back(entries->path());
   }
   return found;
 }

@@ -9,35 +9,35 @@
 #include <string_view>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "checkpoint/boxes.h"
-#include "base/crc32c.h"
 
 namespace gptrain {
 namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
-constexpr int64_t kHeaderAlignment = 8;           // so that every dtype is aligned when the file is mapped
-constexpr const char* kMetadataKey = "__metadata__";
-constexpr int64_t kWriteBytes = int64_t{1} << 20;  // stays in the cache between checksum and write
-constexpr int64_t kReadBytes = int64_t{1} << 20;
+constexpr int64_t length_bytes = 8;
+constexpr int64_t max_header_bytes = 100'000'000;  // limit of the format
+constexpr int64_t header_alignment = 8;            // so that every dtype is aligned when the file is mapped
+constexpr const char* metadata_key = "__metadata__";
+constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between checksum and write
+constexpr int64_t read_bytes = int64_t{1} << 20;
 
-constexpr std::pair<DType, std::string_view> kDtypeNames[] = {
+constexpr std::pair<DType, std::string_view> dtype_names[] = {
     {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::i64, "I64"},
     {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"}};
 
 std::string_view format_dtype(DType dtype) {
-  for (const auto& [known, name] : kDtypeNames) {
+  for (const auto& [known, name] : dtype_names) {
     if (known == dtype) return name;
   }
   return "?";
 }
 
 std::optional<DType> parse_dtype(std::string_view text) {
-  for (const auto& [dtype, name] : kDtypeNames) {
+  for (const auto& [dtype, name] : dtype_names) {
     if (name == text) return dtype;
   }
   return std::nullopt;
@@ -60,12 +60,12 @@ template <typename... Args>
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata,
                         int64_t& data_bytes) {
   json header = json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  if (!metadata.empty()) header[metadata_key] = metadata;
   data_bytes = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     const auto bytes = tensor_bytes(tensor);
     if (!bytes) fault("tensor \"{}\" of shape {} is too large", tensor.name, format_shape(tensor.shape));
-    if (tensor.name == kMetadataKey || header.contains(tensor.name)) fault("two tensors \"{}\"", tensor.name);
+    if (tensor.name == metadata_key || header.contains(tensor.name)) fault("two tensors \"{}\"", tensor.name);
     header[tensor.name] = {{"dtype", format_dtype(tensor.dtype)},
                            {"shape", tensor.shape},
                            {"data_offsets", {data_bytes, data_bytes + *bytes}}};
@@ -128,32 +128,32 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value) {
 }
 
 SafetensorsMetadata parse_metadata(const json& value) {
-  if (!value.is_object()) fault("{} is not an object", kMetadataKey);
+  if (!value.is_object()) fault("{} is not an object", metadata_key);
   SafetensorsMetadata metadata;
   for (const auto& [key, text] : value.items()) {
-    if (!text.is_string()) fault("{} holds something else than a text under \"{}\"", kMetadataKey, key);
+    if (!text.is_string()) fault("{} holds something else than a text under \"{}\"", metadata_key, key);
     metadata[key] = text.get<std::string>();
   }
   return metadata;
 }
 
 SafetensorsHeader read_header(const InputFile& file) {
-  if (file.bytes() < kLengthBytes) fault("{} bytes are too few for a header", file.bytes());
+  if (file.bytes() < length_bytes) fault("{} bytes are too few for a header", file.bytes());
   uint64_t length = 0;
-  file.read(0, &length, kLengthBytes);
-  if (length > uint64_t{kMaxHeaderBytes}) fault("a header of {} bytes is beyond the format's limit", length);
+  file.read(0, &length, length_bytes);
+  if (length > uint64_t{max_header_bytes}) fault("a header of {} bytes is beyond the format's limit", length);
   const auto header_bytes = static_cast<int64_t>(length);
-  if (header_bytes > file.bytes() - kLengthBytes) {
+  if (header_bytes > file.bytes() - length_bytes) {
     fault("its header of {} bytes goes beyond the end of the file, which has {} bytes", header_bytes, file.bytes());
   }
   std::string text(length, '\0');
-  file.read(kLengthBytes, text.data(), header_bytes);
+  file.read(length_bytes, text.data(), header_bytes);
 
   SafetensorsHeader header;
-  header.crc32c = crc32c(text.data(), text.size(), crc32c(&length, kLengthBytes));
+  header.crc32c = crc32c(text.data(), text.size(), crc32c(&length, length_bytes));
   const json parsed = parse_header(text);
   for (const auto& [name, value] : parsed.items()) {
-    if (name == kMetadataKey) {
+    if (name == metadata_key) {
       header.metadata = parse_metadata(value);
     } else {
       header.entries.push_back(parse_entry(name, value));
@@ -161,7 +161,7 @@ SafetensorsHeader read_header(const InputFile& file) {
   }
   std::sort(header.entries.begin(), header.entries.end(),
             [](const auto& a, const auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
-  const int64_t data_begin = kLengthBytes + header_bytes;
+  const int64_t data_begin = length_bytes + header_bytes;
   int64_t end = 0;
   for (SafetensorsEntry& entry : header.entries) {
     if (entry.offset != end) {
@@ -193,23 +193,23 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     throw Error(e.code(), "cannot write {}: {}", path.string(), e.what());
   }
   const auto unpadded = static_cast<int64_t>(text.size());
-  text.append(static_cast<size_t>((kHeaderAlignment - unpadded % kHeaderAlignment) % kHeaderAlignment), ' ');
+  text.append(static_cast<size_t>((header_alignment - unpadded % header_alignment) % header_alignment), ' ');
   const uint64_t length = text.size();
-  if (length > uint64_t{kMaxHeaderBytes}) {
+  if (length > uint64_t{max_header_bytes}) {
     throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
                 path.string(), length);
   }
-  file_.write(&length, kLengthBytes);
+  file_.write(&length, length_bytes);
   file_.write(text.data(), static_cast<int64_t>(length));
-  header_crc32c_ = crc32c(text.data(), text.size(), crc32c(&length, kLengthBytes));
-  file_bytes_ = kLengthBytes + static_cast<int64_t>(length) + data_bytes;
+  header_crc32c_ = crc32c(text.data(), text.size(), crc32c(&length, length_bytes));
+  file_bytes_ = length_bytes + static_cast<int64_t>(length) + data_bytes;
 }
 
 uint32_t SafetensorsWriter::write(const void* data, int64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   uint32_t crc = 0;
   while (bytes > 0) {
-    const int64_t n = std::min(bytes, kWriteBytes);
+    const int64_t n = std::min(bytes, write_bytes);
     crc = crc32c(at, static_cast<size_t>(n), crc);
     file_.write(at, n);
     at += n;
@@ -229,10 +229,10 @@ SafetensorsHeader read_safetensors_header(const InputFile& file) {
 }
 
 uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece) {
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(entry.bytes, kReadBytes)));
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(entry.bytes, read_bytes)));
   uint32_t crc = 0;
-  for (int64_t at = 0; at < entry.bytes; at += kReadBytes) {
-    const int64_t n = std::min(kReadBytes, entry.bytes - at);
+  for (int64_t at = 0; at < entry.bytes; at += read_bytes) {
+    const int64_t n = std::min(read_bytes, entry.bytes - at);
     file.read(entry.offset + at, buffer.data(), n);
     crc = crc32c(buffer.data(), static_cast<size_t>(n), crc);
     piece(buffer.data(), at, n);

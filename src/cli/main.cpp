@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
   app.footer(
-      "Exit codes: 0 finished, 2 bad command line or config, 3 bad data, 4 bad checkpoint,\n"
-      "5 device or communication failure, 6 training diverged, 75 stopped by a signal after saving.");
+      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config, 3 bad data,\n"
+      "4 bad checkpoint, 5 device or communication failure, 6 training diverged, 75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   gptrain::add_train_command(app, result);
   gptrain::add_data_commands(app);
@@ -30,6 +30,10 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "gptrain: the machine is out of memory\n");
     return static_cast<int>(ExitCode::device);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "gptrain: internal error: {}\n", error.what());
+    return static_cast<int>(ExitCode::internal);
   }
   return static_cast<int>(result);
 }

@@ -94,11 +94,15 @@ std::string memory_section(const DryRunInput& input) {
   return text;
 }
 
+std::string flops_row(std::string_view label, Flops flops, std::string_view remark) {
+  return row(label, fmt::format("{:.3e}", to_double(flops)), fmt::format("{}; {}", to_string(flops), remark));
+}
+
 std::string flops_section(const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
-  text += row("model", to_string(totals.step.model_flops), "products of the true shapes, causal half, nothing twice");
-  text += row("hardware", to_string(totals.step.executed_flops), "as executed: padding, whole tiles, recomputation");
-  text += row("reference", to_string(totals.reference), "96 B s l h^2 (1 + s/6h + V/16lh)");
+  text += flops_row("model", totals.step.model_flops, "products of the true shapes, causal half, nothing twice");
+  text += flops_row("hardware", totals.step.executed_flops, "as executed: padding, whole tiles, recomputation");
+  text += flops_row("reference", totals.reference, "96 B s l h^2 (1 + s/6h + V/16lh)");
   return text;
 }
 

@@ -18,12 +18,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr size_t kMaxSmoothedPoints = 500;
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t max_smoothed_points = 500;
 
 double number(const json& record, const char* key) {
   const auto value = record.find(key);
-  return value != record.end() && value->is_number() ? value->get<double>() : kNaN;
+  return value != record.end() && value->is_number() ? value->get<double>() : not_a_number;
 }
 
 int64_t integer(const json& record, const char* key) {
@@ -59,7 +59,7 @@ double median(const std::vector<PlotPoint>& points) {
   for (const PlotPoint& point : points) {
     if (std::isfinite(point.y)) values.push_back(point.y);
   }
-  if (values.empty()) return kNaN;
+  if (values.empty()) return not_a_number;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 == 1) return *middle;
@@ -139,7 +139,7 @@ std::string render_loss_plot(const RunHistory& history) {
        .description = describe("Training loss", training) + " " + describe("Validation loss", validation),
        .full_width = true,
        .series = {{"training", SeriesStyle::faint_line, 0, training},
-                  {"smoothed", SeriesStyle::line, 0, smooth(training, kMaxSmoothedPoints)},
+                  {"smoothed", SeriesStyle::line, 0, smooth(training, max_smoothed_points)},
                   {"validation", SeriesStyle::markers, 1, validation}}});
 }
 
@@ -156,7 +156,7 @@ std::string render_smooth_plot(const char* id, const std::string& title, const s
 std::string render_noisy_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
   Plot plot = step_plot(id, title, points);
   plot.series = {{"each step", SeriesStyle::faint_line, 0, points},
-                 {"smoothed", SeriesStyle::line, 0, smooth(points, kMaxSmoothedPoints)}};
+                 {"smoothed", SeriesStyle::line, 0, smooth(points, max_smoothed_points)}};
   return render_plot(plot);
 }
 
@@ -180,7 +180,7 @@ std::string render_plots(const RunHistory& history) {
          "</div>\n";
 }
 
-constexpr std::string_view kPageCss = R"css(
+constexpr std::string_view page_css = R"css(
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
   --color-0: #2563eb; --color-1: #c2410c; }
 @media (prefers-color-scheme: dark) {
@@ -232,7 +232,7 @@ std::string render_run_page(const std::string& title, const std::string& config_
       // The browser holds the page to its word: nothing is loaded, nothing is run.
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
   out += fmt::format("<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
-                     kPageCss, plot_style_css(), safe_title);
+                     page_css, plot_style_css(), safe_title);
   out += render_summary(history);
   out += render_plots(history);
   out += fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text));

@@ -10,7 +10,7 @@
 namespace gptrain {
 namespace {
 
-constexpr size_t kMaxPointsOfLine = 1000;
+constexpr size_t max_points_of_line = 1000;
 
 struct Size {
   double width;
@@ -21,9 +21,9 @@ struct Size {
 
 // In SVG units. The drawing is scaled to the width it gets: the narrow one by 0.8 on a phone and by 1.3 beside another
 // plot, which the sizes of the type in the style sheet allow for.
-constexpr Size kNarrow = {400, 230, 5, 5};
-constexpr Size kWide = {860, 320, 9, 6};
-constexpr double kLeft = 48, kRight = 14, kTop = 10, kBottom = 38;
+constexpr Size narrow_plot = {400, 230, 5, 5};
+constexpr Size wide_plot = {860, 320, 9, 6};
+constexpr double left_margin = 48, right_margin = 14, top_margin = 10, bottom_margin = 38;
 
 struct Range {
   double low = std::numeric_limits<double>::infinity();
@@ -50,9 +50,11 @@ struct Scale {
   Range x, y;
   Size size;
 
-  double to_x(double value) const { return kLeft + (value - x.low) / x.length() * (size.width - kLeft - kRight); }
+  double to_x(double value) const {
+    return left_margin + (value - x.low) / x.length() * (size.width - left_margin - right_margin);
+  }
   double to_y(double value) const {
-    return size.height - kBottom - (value - y.low) / y.length() * (size.height - kTop - kBottom);
+    return size.height - bottom_margin - (value - y.low) / y.length() * (size.height - top_margin - bottom_margin);
   }
 };
 
@@ -99,13 +101,13 @@ std::string draw_text(const char* css_class, double x, double y, std::string_vie
 }
 
 std::string draw_axes(const Plot& plot, const Scale& scale) {
-  const double right = scale.size.width - kRight, bottom = scale.size.height - kBottom;
+  const double right = scale.size.width - right_margin, bottom = scale.size.height - bottom_margin;
   std::string out;
   const std::vector<double> y_ticks = nice_ticks(scale.y.low, scale.y.high, scale.size.num_y_ticks);
   const std::vector<std::string> y_labels = format_ticks(y_ticks);
   for (size_t i = 0; i < y_ticks.size(); ++i) {
     const double y = scale.to_y(y_ticks[i]);
-    out += draw_rule("grid", kLeft, y, right, y) + draw_text("y-tick", kLeft - 6, y, y_labels[i]);
+    out += draw_rule("grid", left_margin, y, right, y) + draw_text("y-tick", left_margin - 6, y, y_labels[i]);
   }
   const std::vector<double> x_ticks = nice_ticks(scale.x.low, scale.x.high, scale.size.num_x_ticks, /*whole=*/true);
   const std::vector<std::string> x_labels = format_ticks(x_ticks);
@@ -113,14 +115,14 @@ std::string draw_axes(const Plot& plot, const Scale& scale) {
     const double x = scale.to_x(x_ticks[i]);
     out += draw_rule("axis", x, bottom, x, bottom + 4) + draw_text("x-tick", x, bottom + 17, x_labels[i]);
   }
-  return out + draw_rule("axis", kLeft, bottom, right, bottom) +
+  return out + draw_rule("axis", left_margin, bottom, right, bottom) +
          draw_text("axis-label", right, scale.size.height - 4, plot.x_label);
 }
 
 std::string draw_line(const PlotSeries& series, const Scale& scale) {
   std::string path;
   bool pen_is_down = false;
-  for (const PlotPoint& point : decimate(series.points, kMaxPointsOfLine)) {
+  for (const PlotPoint& point : decimate(series.points, max_points_of_line)) {
     if (!is_drawable(point)) {
       pen_is_down = false;
       continue;
@@ -136,7 +138,7 @@ std::string draw_line(const PlotSeries& series, const Scale& scale) {
 
 std::string draw_markers(const PlotSeries& series, const Scale& scale) {
   std::string out;
-  for (const PlotPoint& point : decimate(series.points, kMaxPointsOfLine)) {
+  for (const PlotPoint& point : decimate(series.points, max_points_of_line)) {
     if (!is_drawable(point)) continue;
     out += fmt::format(
         "<circle class=\"marker color-{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"><title>{} {:.6g}: {:.6g}"
@@ -301,8 +303,8 @@ std::string render_plot(const Plot& plot) {
   std::string out =
       fmt::format("<figure{}>\n<figcaption><h2>{}</h2>{}</figcaption>\n",
                   plot.full_width ? " class=\"full-width\"" : "", escape_html(plot.title), draw_legend(plot));
-  out += draw(plot, kNarrow, "narrow");
-  if (plot.full_width) out += draw(plot, kWide, "wide");
+  out += draw(plot, narrow_plot, "narrow");
+  if (plot.full_width) out += draw(plot, wide_plot, "wide");
   return out + "</figure>\n";
 }
 

@@ -18,9 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMetricsFile = "metrics.jsonl";
-constexpr const char* kTensorBoardFolder = "tb";
-constexpr std::array kRunFiles = {kMetricsFile, kTensorBoardFolder, "report.html"};
+constexpr const char* metrics_file_name = "metrics.jsonl";
+constexpr const char* tensor_board_folder = "tb";
+constexpr std::array run_files = {metrics_file_name, tensor_board_folder, "report.html"};
 
 // `3.0e-4`: the exponent without padding.
 std::string format_exponent(double value) {
@@ -54,14 +54,14 @@ fs::path moved_aside(const fs::path& path, int number) { return fs::path(path).c
 // All files of one earlier run get the same number.
 void move_earlier_run_aside(const fs::path& out) {
   const auto is_used = [&](int number) {
-    for (const char* name : kRunFiles) {
+    for (const char* name : run_files) {
       if (fs::exists(moved_aside(out / name, number))) return true;
     }
     return false;
   };
   int number = 1;
   while (is_used(number)) ++number;
-  for (const char* name : kRunFiles) {
+  for (const char* name : run_files) {
     if (fs::exists(out / name)) fs::rename(out / name, moved_aside(out / name, number));
   }
 }
@@ -90,9 +90,9 @@ const fs::path& prepare(const fs::path& out, int64_t resume_step) {
     if (resume_step < 0) {
       move_earlier_run_aside(out);
     } else {
-      drop_later_records(out / kMetricsFile, resume_step);
+      drop_later_records(out / metrics_file_name, resume_step);
     }
-    fs::create_directories(out / kTensorBoardFolder);
+    fs::create_directories(out / tensor_board_folder);
   } catch (const fs::filesystem_error& error) {
     throw Error(ExitCode::usage, "cannot prepare the run's folder {} (run.out): {}", out.string(),
                 error.code().message());
@@ -119,8 +119,8 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 // The members are opened in this order, after the folder was prepared.
 struct MetricsWriter::Impl {
   Impl(const fs::path& out, int64_t resume_step)
-      : records(prepare(out, resume_step) / kMetricsFile, OutputFile::Mode::append),
-        tensorboard(out / kTensorBoardFolder, resume_step) {}
+      : records(prepare(out, resume_step) / metrics_file_name, OutputFile::Mode::append),
+        tensorboard(out / tensor_board_folder, resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
   void begin(int64_t step) {

@@ -8,10 +8,11 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
-#include <fstream>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/output_file.h"
+#include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
@@ -60,6 +61,12 @@ void create_out(const fs::path& out) {
   if (error) throw Error(ExitCode::usage, "run.out: cannot create {}: {}", out.string(), error.message());
 }
 
+void write_file(const fs::path& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
 // Micro-batches of a dataset, read ahead.
 class PrefetchedBatches : public MicroBatchSource {
  public:
@@ -80,6 +87,7 @@ class Run {
   ExitCode loop();
 
  private:
+  void refuse_foreign_checkpoints(const std::optional<fs::path>& resumed) const;
   void start_or_resume(const std::optional<fs::path>& checkpoint);
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
@@ -122,18 +130,24 @@ Run::Run(const RunConfig& config, const TrainOptions& options, Backend& backend,
     validation_data_.emplace(config.data.validation, config.model.sequence_length, config.model.vocab_size,
                              config.run.seed, false);
   }
-  std::optional<fs::path> checkpoint;
-  if (options.resume) {
-    checkpoint = checkpoint_to_resume(config, *options.resume);
-  } else if (const auto found = list_checkpoints(out_); !found.empty()) {
-    throw Error(ExitCode::usage,
-                "run.out = {}: holds checkpoints up to step {}; go on with --resume latest, or choose another run.out",
-                out_.string(), found.back().step);
-  }
+  const std::optional<fs::path> checkpoint =
+      options.resume ? checkpoint_to_resume(config, *options.resume) : std::nullopt;
+  refuse_foreign_checkpoints(checkpoint);
   start_or_resume(checkpoint);
   if (options.steps) last_step_ = std::min(last_step_, progress_.step + *options.steps);
-  std::ofstream(out_ / "config.json") << show_config(config);
-  std::ofstream(out_ / "run.json") << memory_json(config, step_.spec(), step_.taken());
+  write_file(out_ / "config.json", show_config(config) + "\n");
+  write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
+}
+
+// The checkpoints in a run's folder are those of one run.
+void Run::refuse_foreign_checkpoints(const std::optional<fs::path>& resumed) const {
+  const std::vector<CheckpointInfo> found = list_checkpoints(out_);
+  if (found.empty()) return;
+  if (resumed && fs::equivalent(fs::absolute(*resumed).parent_path(), out_ / "checkpoints")) return;
+  throw Error(ExitCode::usage,
+              "run.out = {}: holds checkpoints up to step {} of another run; go on from them with --resume latest, or "
+              "choose another run.out",
+              out_.string(), found.back().step);
 }
 
 void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
@@ -145,8 +159,11 @@ void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
       fmt::print("later checkpoint set aside: {}\n", name);
     }
   } else {
-    step_.initialize();
     fmt::print("starting from scratch (seed {})\n", config_.run.seed);
+    std::fflush(stdout);
+    Progress bar("initial weights", step_.spec().parameters());
+    step_.initialize([&](int64_t drawn) { bar.update(drawn); });
+    bar.finish();
   }
   metrics_.emplace(out_, checkpoint ? progress_.step : -1);
 }

@@ -14,14 +14,15 @@
 namespace gptrain {
 namespace {
 
-constexpr std::string_view kFileNamePrefix = "events.out.tfevents.";
+constexpr std::string_view file_name_prefix = "events.out.tfevents.";
 
 // Field numbers of TensorFlow's event.proto and summary.proto.
-constexpr uint32_t kEventWallTime = 1, kEventStep = 2, kEventFileVersion = 3, kEventSummary = 5, kEventSessionLog = 7;
-constexpr uint32_t kSummaryValue = 1;
-constexpr uint32_t kValueTag = 1, kValueSimpleValue = 2;
-constexpr uint32_t kSessionLogStatus = 1;
-constexpr uint64_t kSessionLogStart = 1;
+constexpr uint32_t event_wall_time = 1, event_step = 2, event_file_version = 3, event_summary = 5,
+                   event_session_log = 7;
+constexpr uint32_t summary_value = 1;
+constexpr uint32_t value_tag = 1, value_simple_value = 2;
+constexpr uint32_t session_log_status = 1;
+constexpr uint64_t session_log_start = 1;
 
 enum class WireType : uint32_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
 
@@ -76,13 +77,13 @@ std::filesystem::path next_file_name(const std::filesystem::path& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kFileNamePrefix)) continue;
+    if (!name.starts_with(file_name_prefix)) continue;
     int64_t used = 0;
-    std::from_chars(name.data() + kFileNamePrefix.size(), name.data() + name.size(), used);
+    std::from_chars(name.data() + file_name_prefix.size(), name.data() + name.size(), used);
     number = std::max(number, used + 1);
   }
   if (error) throw Error(ExitCode::usage, "cannot read the folder {}: {}", folder.string(), error.message());
-  return folder / fmt::format("{}{:010}.gptrain", kFileNamePrefix, number);
+  return folder / fmt::format("{}{:010}.gptrain", file_name_prefix, number);
 }
 
 }  // namespace
@@ -90,15 +91,15 @@ std::filesystem::path next_file_name(const std::filesystem::path& folder) {
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, int64_t resume_step)
     : file_(next_file_name(folder), OutputFile::Mode::create) {
   event_.clear();
-  append_double_field(event_, kEventWallTime, wall_seconds());
-  append_bytes_field(event_, kEventFileVersion, "brain.Event:2");
+  append_double_field(event_, event_wall_time, wall_seconds());
+  append_bytes_field(event_, event_file_version, "brain.Event:2");
   write_event();
   if (resume_step < 0) return;
   // A session that starts at a step makes TensorBoard drop what it read of that step and of later ones.
   begin_event(resume_step + 1);
   value_.clear();
-  append_varint_field(value_, kSessionLogStatus, kSessionLogStart);
-  append_bytes_field(event_, kEventSessionLog, value_);
+  append_varint_field(value_, session_log_status, session_log_start);
+  append_bytes_field(event_, event_session_log, value_);
   write_event();
 }
 
@@ -106,19 +107,19 @@ void TensorBoardWriter::write(int64_t step, std::initializer_list<Scalar> scalar
   summary_.clear();
   for (const Scalar& scalar : scalars) {
     value_.clear();
-    append_bytes_field(value_, kValueTag, scalar.tag);
-    append_float_field(value_, kValueSimpleValue, static_cast<float>(scalar.value));
-    append_bytes_field(summary_, kSummaryValue, value_);
+    append_bytes_field(value_, value_tag, scalar.tag);
+    append_float_field(value_, value_simple_value, static_cast<float>(scalar.value));
+    append_bytes_field(summary_, summary_value, value_);
   }
   begin_event(step);
-  append_bytes_field(event_, kEventSummary, summary_);
+  append_bytes_field(event_, event_summary, summary_);
   write_event();
 }
 
 void TensorBoardWriter::begin_event(int64_t step) {
   event_.clear();
-  append_double_field(event_, kEventWallTime, wall_seconds());
-  append_varint_field(event_, kEventStep, static_cast<uint64_t>(step));
+  append_double_field(event_, event_wall_time, wall_seconds());
+  append_varint_field(event_, event_step, static_cast<uint64_t>(step));
 }
 
 void TensorBoardWriter::write_event() {

@@ -164,7 +164,7 @@ ArenaMemory TrainingStep::arena_memory() const {
   return {arena(MemoryClass::activations), arena(MemoryClass::data), arena(MemoryClass::gradients), state_};
 }
 
-void TrainingStep::initialize() {
+void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   std::vector<float> chunk(static_cast<size_t>(std::min(2 * layout_.elements, upload_chunk_elements)), 0.0F);
   const auto zero = [&](std::byte* buffer, int64_t elements) {
     std::fill(chunk.begin(), chunk.end(), 0.0F);
@@ -175,12 +175,15 @@ void TrainingStep::initialize() {
   };
   zero(master(), layout_.elements);
   zero(arena(MemoryClass::moments), 2 * layout_.elements);
+  int64_t drawn = 0;
   for (const StateTensor& tensor : state_tensors()) {
     const TensorSpec& spec = spec_.tensors[static_cast<size_t>(tensor.tensor)];
     for (int64_t first = 0; first < tensor.count; first += upload_chunk_elements) {
       const int64_t count = std::min(upload_chunk_elements, tensor.count - first);
       initial_values(spec, config_.run.seed, first, count, chunk.data());
       backend_.upload(tensor.weight + first, chunk.data(), count * dtype_bytes(DType::f32));
+      drawn += count;
+      if (progress) progress(drawn);
     }
   }
   set_updates(0);

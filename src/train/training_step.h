@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -54,8 +55,8 @@ class TrainingStep {
   MemoryPlan taken() const;
   int64_t counted_tokens() const { return counted_tokens_; }  // of a step
 
-  // Initial weights, zero moments, no updates done.
-  void initialize();
+  // Initial weights, zero moments, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
+  void initialize(const std::function<void(int64_t)>& progress = {});
   // Call after the master weights were written from outside: makes the compute weights from them.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow

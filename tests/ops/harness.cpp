@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
+#include <limits>
 
 namespace gptrain::ops_test {
 namespace {
@@ -294,23 +295,25 @@ void Trial::run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes
 
 void Trial::time_op(const Runner& runner, const Footprint& footprint) {
   constexpr double least_seconds = 0.3;
-  constexpr size_t least_runs = 5;
+  constexpr int least_runs = 10;
   const auto scratch = backend().allocate(footprint.scratch_bytes);
   backend().set_scratch(scratch->data(), footprint.scratch_bytes);
   for (Operand& operand : operands_) operand.before_ = operand.host_;
   upload_all(backend());
   runner(backend());  // the first call builds what later ones reuse
   backend().synchronize();
-  std::vector<double> seconds;
-  for (double total = 0; total < least_seconds || seconds.size() < least_runs; total += seconds.back()) {
+  double fastest = std::numeric_limits<double>::infinity();
+  int runs = 0;
+  for (double total = 0; total < least_seconds || runs < least_runs; ++runs) {
     const double start = seconds_now();
     runner(backend());
     backend().synchronize();
-    seconds.push_back(seconds_now() - start);
+    const double seconds = seconds_now() - start;
+    fastest = std::min(fastest, seconds);
+    total += seconds;
   }
   backend().set_scratch(nullptr, 0);
-  std::nth_element(seconds.begin(), seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2), seconds.end());
-  timing_ = {seconds[seconds.size() / 2], footprint};
+  timing_ = {fastest, footprint};
 }
 
 void Trial::expect_close(std::string_view what, const Operand& actual, const std::vector<double>& reference,

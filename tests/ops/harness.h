@@ -154,7 +154,7 @@ class Trial {
     time_op([&op](Backend& backend) { backend.run(op); }, footprint(op, backend().target()));
   }
   struct Timing {
-    double seconds = 0;  // median of the runs
+    double seconds = 0;  // of the fastest run: what others do on the machine only adds to it
     Footprint footprint;
   };
   const Timing& timing() const { return timing_; }

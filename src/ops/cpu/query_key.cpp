@@ -22,6 +22,8 @@ RotaryView RotaryTables::find(double theta, int64_t head_size, int64_t sequence_
   table->head_size = head_size;
   table->sequence_length = sequence_length;
   const int64_t pairs = head_size / 2;
+  table->cosines.reserve(static_cast<size_t>(sequence_length * pairs));
+  table->sines.reserve(static_cast<size_t>(sequence_length * pairs));
   for (int64_t token = 0; token < sequence_length; ++token) {
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);

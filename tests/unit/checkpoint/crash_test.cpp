@@ -79,7 +79,7 @@ Ended trace(const std::function<void()>& body, const std::function<bool(pid_t, i
   return Ended::finished;
 }
 
-constexpr const char* kUntraced = "skipped: this machine does not allow a process to trace its child";
+constexpr const char* never_traced = "skipped: this machine does not allow a process to trace its child";
 
 // Kills `body` at every stop in turn, with `prepare` before and `check` after each.
 void kill_everywhere(const std::function<void()>& prepare, const std::function<void()>& body,
@@ -89,7 +89,7 @@ void kill_everywhere(const std::function<void()>& prepare, const std::function<v
     prepare();
     ended = trace(body, [&](pid_t, int at) { return at == stop; });
     if (ended == Ended::untraced) {
-      WARN(kUntraced);
+      WARN(never_traced);
       return;
     }
     INFO("killed at stop " << stop);
@@ -139,12 +139,12 @@ bool fail_system_call(long number, int error, uint32_t least = 0) {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-constexpr const char* kNoFilter = "no filter";
+constexpr const char* no_filter = "no filter";
 
 // The error of replacing step 2 where that system call fails.
 std::string error_of_saving(const fs::path& out, long number, int error, uint32_t least = 0) {
   return in_child([&]() -> std::string {
-    if (!fail_system_call(number, error, least)) return kNoFilter;
+    if (!fail_system_call(number, error, least)) return no_filter;
     return error_of([&] { save_step(out, 2, 2); });
   });
 }
@@ -241,7 +241,7 @@ TEST_CASE("Everything is synced before the rename that publishes it, and the ren
   const auto replacing = disk_calls([&] { save_step(out.path(), 1); });
   const auto deleting = disk_calls([&] { apply_retention(out.path(), 0, 0); });
   if (!saving || !replacing || !deleting) {
-    WARN(kUntraced);
+    WARN(never_traced);
     return;
   }
   // The temporary folder's name; header (in two) and three tensors, synced; their name; the manifest, synced; its name.
@@ -268,7 +268,7 @@ TEST_CASE("A save that fails names path and reason, removes its folder and leave
   };
   for (const Case& c : cases) {
     const std::string message = error_of_saving(out.path(), c.number, c.error, c.least);
-    if (message == kNoFilter) {
+    if (message == no_filter) {
       WARN("skipped: this machine does not allow system call filters");
       return;
     }
@@ -297,7 +297,7 @@ TEST_CASE("Replacing works on file systems that cannot exchange two names", "[cr
   const TempFolder out;
   for (const int64_t step : {1, 2}) save_step(out.path(), step);
   const std::string message = error_of_saving(out.path(), SYS_renameat2, EINVAL);
-  if (message == kNoFilter) {
+  if (message == no_filter) {
     WARN("skipped: this machine does not allow system call filters");
     return;
   }

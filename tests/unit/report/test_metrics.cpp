@@ -14,9 +14,9 @@ using nlohmann::json;
 
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr double positive_infinity = std::numeric_limits<double>::infinity();
+constexpr int64_t gibibyte = int64_t{1} << 30;
 
 StepMetrics example() {
   StepMetrics metrics;
@@ -30,7 +30,7 @@ StepMetrics example() {
   metrics.data_seconds = 0.0052;
   metrics.tokens_per_second = 57101.2;
   metrics.mfu = 0.4618;
-  metrics.peak_bytes = kGiB * 19 / 10;
+  metrics.peak_bytes = gibibyte * 19 / 10;
   return metrics;
 }
 
@@ -56,7 +56,7 @@ std::vector<int64_t> steps_of(const std::filesystem::path& path) {
 }  // namespace
 
 TEST_CASE("The step line is the one the issue shows") {
-  CHECK(format_step_line(example(), 5000, 24 * kGiB, 1985) ==
+  CHECK(format_step_line(example(), 5000, 24 * gibibyte, 1985) ==
         "step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | "
         "mem 1.9/24 GiB | eta 33m");
 }
@@ -71,7 +71,7 @@ TEST_CASE("The step line of other magnitudes") {
   metrics.tokens_per_second = 812;
   metrics.mfu = 1.0 / 3;
   metrics.peak_bytes = 300 << 20;
-  CHECK(format_step_line(metrics, 5000, kGiB * 31 / 2, 0.0) ==
+  CHECK(format_step_line(metrics, 5000, gibibyte * 31 / 2, 0.0) ==
         "step 5000/5000 100.0% | loss 10.9877 | gnorm 1.2e-3 | lr 0 | 1m (data 50%) | 812 tok/s | mfu 33.3% | "
         "mem 300 MiB/15.5 GiB | eta 0 ms");
 
@@ -85,10 +85,10 @@ TEST_CASE("The step line of other magnitudes") {
 
 TEST_CASE("A skipped step says so, and an unknown ETA is a dash") {
   StepMetrics metrics = at_step(1);
-  metrics.loss = kNaN;
-  metrics.grad_norm = kInfinity;
+  metrics.loss = not_a_number;
+  metrics.grad_norm = positive_infinity;
   metrics.skipped = true;
-  CHECK(format_step_line(metrics, 1000, 24 * kGiB, -1) ==
+  CHECK(format_step_line(metrics, 1000, 24 * gibibyte, -1) ==
         "step 1/1000 0.1% | loss nan | gnorm inf | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | "
         "mem 1.9/24 GiB | eta - | SKIPPED (not finite)");
 }
@@ -126,11 +126,11 @@ TEST_CASE("What is not finite is null") {
   const TemporaryFolder out;
   MetricsWriter writer(out.path(), -1);
   StepMetrics metrics = example();
-  metrics.loss = kNaN;
-  metrics.grad_norm = -kInfinity;
+  metrics.loss = not_a_number;
+  metrics.grad_norm = -positive_infinity;
   metrics.skipped = true;
   writer.write_step(metrics);
-  writer.write_validation(3, kInfinity);
+  writer.write_validation(3, positive_infinity);
   const std::vector<json> records = parse_lines(out / "metrics.jsonl");
   REQUIRE(records.size() == 2);
   CHECK(records[0].at("loss").is_null());

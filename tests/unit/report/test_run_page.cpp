@@ -10,7 +10,7 @@ using namespace gptrain;
 
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 size_t count(const std::string& text, const std::string& part) {
   size_t number = 0;
@@ -78,7 +78,7 @@ TEST_CASE("The page sums up the run and draws its plots") {
   RunHistory history;
   for (int64_t step = 1; step <= 100; ++step) history.steps.push_back(step_at(step, 10.0 / static_cast<double>(step)));
   history.steps[49].loss = 0.0625;  // best, and not the last
-  history.steps[70] = step_at(71, kNaN);
+  history.steps[70] = step_at(71, not_a_number);
   history.validations = {{50, 0.75}, {100, 0.875}};
   const std::string html = render_run_page("demo", "{\"a\": 1}", history);
   check_page(html);
@@ -120,7 +120,7 @@ TEST_CASE("Pages of no step, of one, and of none that is finite") {
   CHECK(count(one, "no data yet</text>") == 0);
   CHECK(count(one, "<circle class=\"marker") >= 6);  // a point alone is a dot in every drawing
 
-  history.steps = {step_at(1, kNaN), step_at(2, std::numeric_limits<double>::infinity())};
+  history.steps = {step_at(1, not_a_number), step_at(2, std::numeric_limits<double>::infinity())};
   const std::string broken = render_run_page("broken", "", history);
   check_page(broken);
   CHECK(count(broken, "no data yet</text>") == 2);

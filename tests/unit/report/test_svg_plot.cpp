@@ -9,7 +9,7 @@
 using namespace gptrain;
 
 namespace {
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 }
 
 TEST_CASE("Ticks are round numbers within the range") {
@@ -50,7 +50,7 @@ TEST_CASE("Decimation keeps extremes, gaps and order") {
   for (int i = 0; i < 50000; ++i) points.push_back({static_cast<double>(i), std::sin(i * 0.001)});
   points[12345].y = 7;
   points[33333].y = -7;
-  for (size_t i = 20000; i < 25000; ++i) points[i].y = kNaN;
+  for (size_t i = 20000; i < 25000; ++i) points[i].y = not_a_number;
   const std::vector<PlotPoint> few = decimate(points, 1000);
   CHECK(few.size() <= 1000);
   CHECK(few.size() > 800);
@@ -69,7 +69,7 @@ TEST_CASE("Decimation keeps extremes, gaps and order") {
 TEST_CASE("Smoothing does not lag, keeps a straight line, and skips gaps") {
   std::vector<PlotPoint> points;
   for (int i = 0; i < 400; ++i) points.push_back({static_cast<double>(i), 2.0 * i + (i % 2 == 0 ? 5 : -5)});
-  points[100].y = kNaN;
+  points[100].y = not_a_number;
   const std::vector<PlotPoint> line = smooth(points, 500);
   CHECK(line.size() == 399);
   double worst = 0;
@@ -80,7 +80,7 @@ TEST_CASE("Smoothing does not lag, keeps a straight line, and skips gaps") {
   CHECK(few.size() == 100);
   CHECK(few.front().x == Approx(1));  // the mean of 0, 1, 2 and half of the next
   CHECK(smooth({}, 100).empty());
-  CHECK(smooth({{1, kNaN}}, 100).empty());
+  CHECK(smooth({{1, not_a_number}}, 100).empty());
 }
 
 TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
@@ -88,8 +88,8 @@ TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
                   .title = "Loss <a>",
                   .x_label = "step",
                   .description = "falls & falls",
-                  .series = {{"raw", SeriesStyle::faint_line, 0, {{1, 4}, {2, kNaN}, {3, 2}}},
-                             {"none", SeriesStyle::line, 0, {{1, kNaN}}},
+                  .series = {{"raw", SeriesStyle::faint_line, 0, {{1, 4}, {2, not_a_number}, {3, 2}}},
+                             {"none", SeriesStyle::line, 0, {{1, not_a_number}}},
                              {"validation", SeriesStyle::markers, 1, {{2, 3}}}}};
   const std::string html = render_plot(plot);
   CHECK(html.find("Loss &lt;a&gt;</h2>") != std::string::npos);

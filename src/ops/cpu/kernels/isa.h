@@ -5,8 +5,8 @@
 // with an illegal instruction on a machine without AVX-512. So these sources
 //   - keep all their helpers in an anonymous namespace inside their own;
 //   - use no standard containers, algorithms or strings;
-//   - call from other headers only what the compiler always inlines (members of Matrix).
-// The test `kernel_symbols` looks for weak symbols in the objects. The libraries are built with -O3 in every build
+//   - call from other headers only what the compiler always inlines (drop_threshold).
+// The test `kernel_symbols` looks for weak functions in the objects. The libraries are built with -O3 in every build
 // type, without which nothing would be inlined.
 //
 // Loops are plain and marked `omp simd`: it promises that iterations are independent (an output may alias an input

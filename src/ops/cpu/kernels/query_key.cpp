@@ -29,8 +29,8 @@ void rotate_head(const C* x, const C* gamma, float rstd, const float* cosines, c
 }
 
 template <bool has_norm, typename C>
-void forward_head(const QueryKeyForward& op, const C* x, const C* gamma, float* rstd_out, const float* cosines,
-                  const float* sines, C* y) {
+void forward_head(const QueryKeyForward& op, const C* x, const C* gamma, float* rstd_out, RotaryView rotary,
+                  int64_t angles, C* y) {
   const int64_t size = op.head_size;
   float rstd = 1;
   if constexpr (has_norm) {
@@ -38,7 +38,7 @@ void forward_head(const QueryKeyForward& op, const C* x, const C* gamma, float* 
     *rstd_out = rstd;
   }
   if (op.rotary) {
-    rotate_head<has_norm>(x, gamma, rstd, cosines, sines, y, size / 2);
+    rotate_head<has_norm>(x, gamma, rstd, rotary.cosines + angles, rotary.sines + angles, y, size / 2);
     return;
   }
 #pragma omp simd
@@ -61,8 +61,7 @@ void forward_rows(const QueryKeyForward& op, RotaryView rotary, int64_t first_ro
       const int64_t column = (is_q ? head : head - num_q_heads) * size;
       const C* gamma = has_norm ? row_of<C>(is_q ? op.q_gamma : op.k_gamma, 0) : nullptr;
       float* rstd = has_norm ? row_of<float>(op.rstd, row) + head : nullptr;
-      forward_head<has_norm>(op, row_of<const C>(is_q ? op.q : op.k, row) + column, gamma, rstd,
-                             rotary.cosines + angles, rotary.sines + angles,
+      forward_head<has_norm>(op, row_of<const C>(is_q ? op.q : op.k, row) + column, gamma, rstd, rotary, angles,
                              row_of<C>(is_q ? op.q_out : op.k_out, row) + column);
     }
   }
@@ -110,6 +109,7 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
       if (op.rotary) {
         rotate_back(gradient, rotary.cosines + angles, rotary.sines + angles, dy, size / 2);
       } else {
+#pragma omp simd
         for (int64_t i = 0; i < size; ++i) dy[i] = load(gradient + i);
       }
       if constexpr (has_norm) {
@@ -117,6 +117,7 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
                            row_of<const C>(is_q ? op.q_gamma : op.k_gamma, 0), row_of<float>(op.rstd, row)[head], size,
                            d_gammas[is_q ? 0 : 1], gradient);
       } else {
+#pragma omp simd
         for (int64_t i = 0; i < size; ++i) store(gradient + i, dy[i]);
       }
     }

@@ -3,6 +3,6 @@
 
 namespace gptrain {
 
-inline constexpr const char* version = "@VERSION@";
+extern const char* const version;
 
 }  // namespace gptrain
