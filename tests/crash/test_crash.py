@@ -459,7 +459,7 @@ class CrashTest(unittest.TestCase):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gptrain", help="the executable")
+    parser.add_argument("gptrain", type=os.path.abspath, help="the executable")
     parser.add_argument("--rounds", type=int, default=30, help="how often runs are killed (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
     _, rest = parser.parse_known_args(namespace=options)
