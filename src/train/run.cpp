@@ -94,6 +94,7 @@ class Run {
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
   void validate();
   void save();
+  void retain();
   void finish();
 
   const RunConfig& config_;
@@ -172,6 +173,9 @@ void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
 
 ExitCode Run::loop() {
   if (progress_.step >= config_.run.steps) {
+    // A crash after the last save may have kept the rest of the end from happening.
+    retain();
+    finish();
     fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
@@ -264,9 +268,14 @@ void Run::validate() {
 void Run::save() {
   if (saved_step_ == progress_.step) return;
   const auto start = Clock::now();
+  metrics_->sync();
   save_state(config_, step_, progress_);
   saved_step_ = progress_.step;
   fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
+  retain();
+}
+
+void Run::retain() {
   const std::string warning = apply_retention(out_, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
   if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
 }
