@@ -48,6 +48,10 @@ std::string format_duration(double seconds) {
   return fmt::format("{}d {}h", hours / 24, hours % 24);
 }
 
+std::string format_counted(int64_t number, const std::string& noun) {
+  return fmt::format("{} {}{}", format_grouped(number), noun, number == 1 ? "" : "s");
+}
+
 std::string format_grouped(int64_t number) {
   std::string digits = fmt::format("{}", number);
   const size_t first = number < 0 ? 1 : 0;

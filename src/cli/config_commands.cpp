@@ -30,8 +30,8 @@ void add_config_commands(CLI::App& app) {
   CLI::App* show_command = config->add_subcommand("show", "every value after presets and defaults");
   add_file(show_command);
   show_command->callback(
-      [arguments] { fmt::print("{}\n", show_config(load_config(arguments->file, arguments->overrides))); });
-  config->add_subcommand("schema", "JSON schema of the config")->callback([] { fmt::print("{}\n", config_schema()); });
+      [arguments] { fmt::print("{}", show_config(load_config(arguments->file, arguments->overrides))); });
+  config->add_subcommand("schema", "JSON schema of the config")->callback([] { fmt::print("{}", config_schema()); });
 }
 
 }  // namespace gptrain

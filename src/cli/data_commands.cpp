@@ -27,7 +27,7 @@ void pack(const PackArguments& arguments) {
     bar->update(done);
   });
   if (bar) bar->finish();
-  fmt::print("{}: {} documents, {} tokens from {}\n", arguments.out, format_grouped(packed.documents),
+  fmt::print("{}: {}, {} tokens from {}\n", arguments.out, format_counted(packed.documents, "document"),
              format_grouped(packed.tokens), format_bytes(static_cast<double>(packed.input_bytes)));
 }
 

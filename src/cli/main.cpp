@@ -2,9 +2,11 @@
 
 #include "base/version.h"
 #include "cli/commands.h"
+#include "cli/environment.h"
 
 int main(int argc, char** argv) {
   using gptrain::ExitCode;
+  gptrain::shorten_openmp_spinning(argv);
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
   app.set_version_flag("--version", gptrain::version);
   app.require_subcommand(1);
@@ -21,6 +23,11 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
+      fmt::print(stderr, "gptrain: unknown command \"{}\"; run gptrain --help for the commands\n",
+                 app.remaining().front());
+      return static_cast<int>(ExitCode::usage);
+    }
     // Help and version are reported through the same exception, with code 0.
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   } catch (const gptrain::Error& error) {

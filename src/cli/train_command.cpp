@@ -109,7 +109,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume);
+  dry->excludes(resume)->excludes(steps);
   command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
       ->check(CLI::PositiveNumber)
       ->type_name("N")

@@ -142,10 +142,10 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample) {
   if (sample >= 0) return print_document(file, prefix, sample);
   const std::vector<int64_t> counts = count_tokens(file);
   const int64_t num_tokens = file.num_tokens();
-  std::string text =
-      fmt::format("{}: {} documents, {} tokens of dtype {} ({}), largest id {}\n", prefix.native(),
-                  format_grouped(file.num_documents()), format_grouped(num_tokens), dtype_name(file.dtype()),
-                  format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
+  std::string text = fmt::format(
+      "{}: {}, {} tokens of dtype {} ({}), largest id {}\n", prefix.native(),
+      format_counted(file.num_documents(), "document"), format_grouped(num_tokens), dtype_name(file.dtype()),
+      format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
   text +=
       fmt::format("unigram entropy {:.4f} nats: the loss of the best guess that sees no context\n", entropy(counts));
   return text + length_histogram(file) + frequent_tokens(counts, num_tokens);

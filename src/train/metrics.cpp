@@ -179,6 +179,8 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
                                           {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
 }
 
+void MetricsWriter::sync() { impl_->records.sync(); }
+
 void MetricsWriter::write_validation(int64_t step, double validation_loss) {
   impl_->begin(step);
   impl_->add("validation_loss", validation_loss);

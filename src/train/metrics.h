@@ -41,6 +41,9 @@ class MetricsWriter {
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
   void write_validation(int64_t step, double validation_loss);
+  // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
+  // checkpoint is ever ahead of its metrics.
+  void sync();
 
  private:
   struct Impl;

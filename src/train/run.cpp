@@ -82,7 +82,8 @@ class PrefetchedBatches : public MicroBatchSource {
 
 class Run {
  public:
-  Run(const RunConfig& config, const TrainOptions& options, Backend& backend, const StepPlan& plan, double matrix_rate);
+  Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
+      const StepPlan& plan, double matrix_rate);
 
   ExitCode loop();
 
@@ -93,11 +94,12 @@ class Run {
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
   void validate();
   void save();
+  void retain();
   void finish();
 
   const RunConfig& config_;
   const fs::path out_;
-  StopSignals signals_;
+  const StopSignals& signals_;
   FolderLock lock_;
   Backend& backend_;
   Dataset train_data_;
@@ -114,10 +116,11 @@ class Run {
   double average_step_seconds_ = 0;
 };
 
-Run::Run(const RunConfig& config, const TrainOptions& options, Backend& backend, const StepPlan& plan,
-         double matrix_rate)
+Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
+         const StepPlan& plan, double matrix_rate)
     : config_(config),
       out_(config.run.out),
+      signals_(signals),
       lock_((create_out(out_), out_)),
       backend_(backend),
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
@@ -135,7 +138,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, Backend& backend,
   refuse_foreign_checkpoints(checkpoint);
   start_or_resume(checkpoint);
   if (options.steps) last_step_ = std::min(last_step_, progress_.step + *options.steps);
-  write_file(out_ / "config.json", show_config(config) + "\n");
+  write_file(out_ / "config.json", show_config(config));
   write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
 }
 
@@ -170,6 +173,9 @@ void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
 
 ExitCode Run::loop() {
   if (progress_.step >= config_.run.steps) {
+    // A crash after the last save may have kept the rest of the end from happening.
+    retain();
+    finish();
     fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
@@ -208,6 +214,7 @@ void Run::one_step(PrefetchedBatches& batches) {
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, lr, seconds_since(start), batches.waited_seconds() - waited_before);
   if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
+    finish();
     throw Error(ExitCode::diverged,
                 "training diverged: loss or gradients were not finite for {} steps in a row (run.max_skipped_steps = "
                 "{}); the last "
@@ -261,9 +268,14 @@ void Run::validate() {
 void Run::save() {
   if (saved_step_ == progress_.step) return;
   const auto start = Clock::now();
+  metrics_->sync();
   save_state(config_, step_, progress_);
   saved_step_ = progress_.step;
   fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
+  retain();
+}
+
+void Run::retain() {
   const std::string warning = apply_retention(out_, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
   if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
 }
@@ -273,13 +285,15 @@ void Run::finish() { write_run_page(out_, fmt::format("gptrain: {}", out_.string
 }  // namespace
 
 ExitCode train(const RunConfig& config, const TrainOptions& options) {
+  // First of all: a request to stop that comes while the run is being set up is honoured too.
+  const StopSignals signals;
   const auto backend = make_cpu_backend(static_cast<int>(config.run.threads));
   const StepPlan plan = plan_step(config, backend->target());
   const std::string shortage = memory_shortage(config, plan.memory, backend->target());
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   // Measured before the arenas are taken: the products borrow memory of their own.
   const double matrix_rate = measure_matrix_rate(*backend, config.precision.compute);
-  return Run(config, options, *backend, plan, matrix_rate).loop();
+  return Run(config, options, signals, *backend, plan, matrix_rate).loop();
 }
 
 }  // namespace gptrain

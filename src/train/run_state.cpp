@@ -53,7 +53,9 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step) {
 }
 
 fs::path resolve_checkpoint(const fs::path& path) {
-  if (fs::exists(path / "manifest.json")) return path;
+  std::error_code error;
+  if (fs::exists(path / "manifest.json", error)) return path;
+  if (error) throw Error(ExitCode::checkpoint, "{}: {}", path.string(), error.message());
   const std::vector<CheckpointInfo> found = list_checkpoints(path);
   if (found.empty()) {
     throw Error(ExitCode::checkpoint,
