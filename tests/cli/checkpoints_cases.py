@@ -99,6 +99,21 @@ class Resume(CheckpointCase):
                 self.refuse(CHECKPOINT, [f"{name}: neither a checkpoint (no manifest.json) nor a run's folder"],
                             "train", self.config, "--resume", name)
 
+    def test_a_folder_may_be_named_in_several_ways(self):
+        for name in ["out/checkpoints/step-00000006/", "./out/checkpoints/../checkpoints/step-00000006", "out", "out/",
+                     self.checkpoint(6)]:
+            with self.subTest(name=name):
+                self.assertIn("nothing to do: step 6 of 6 is done", self.train(self.config, "--resume", name))
+
+    def test_the_checkpoint_of_another_run(self):
+        self.train(self.config, *overrides("run.out=other"))
+        foreign = "other/checkpoints/step-00000002"
+        self.refuse(USAGE, ["run.out = out", "holds checkpoints up to step 6", "another run.out"],
+                    "train", self.config, "--resume", foreign)
+        self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
+        self.assertIn("(step 2)", self.train(self.config, "--resume", foreign, *overrides("run.out=new")))
+        self.assert_same_checkpoint(self.checkpoint(6, "new"), self.checkpoint(6))
+
     def test_another_model_is_refused(self):
         for setting, was, now in [
             ("model.num_layers", 1, 2), ("model.hidden_size", 8, 16), ("model.num_heads", 2, 4),

@@ -25,8 +25,9 @@ class Help(CliCase):
 
     def test_names_every_command_and_exit_code(self):
         text = self.succeed("--help")
-        for word in ["train", "data", "checkpoint", "generate", "config", "0 finished", "2 bad command line or config",
-                     "3 bad data", "4 bad checkpoint", "5 device", "6 training diverged", "75 stopped by a signal"]:
+        for word in ["train", "data", "checkpoint", "generate", "config", "0 finished", "1 internal error",
+                     "2 bad command line or config", "3 bad data", "4 bad checkpoint", "5 device",
+                     "6 training diverged", "75 stopped by a signal"]:
             self.assertIn(word, text)
 
     def test_names_every_option(self):

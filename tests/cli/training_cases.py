@@ -196,6 +196,7 @@ class Signals(CliCase):
             with self.subTest(second=second.name):
                 process = self.start("train", config, *SLOW_STEPS, *overrides(f"run.out={second.name}"))
                 self.wait_until((self.path(second.name) / "run.json").exists, process)
+                time.sleep(1)  # from there to the first step
                 process.send_signal(signal.SIGUSR1)
                 time.sleep(0.3)
                 self.assertIsNone(process.poll(), "the first signal does not wait for the step")
