@@ -6,6 +6,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
+#include "cli/numbers.h"
 #include "data/pack.h"
 
 namespace gptrain {
@@ -53,7 +54,7 @@ void add_data_commands(CLI::App& app) {
   CLI::App* inspect_command = data->add_subcommand("inspect", "counts, histogram and entropy of a token file");
   inspect_command->add_option("PREFIX", inspecting->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
   inspect_command->add_option("--sample", inspecting->sample, "print document N")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number_from(0))
       ->type_name("N");
   inspect_command->callback([inspecting] { fmt::print("{}", inspect(inspecting->prefix, inspecting->sample)); });
 }

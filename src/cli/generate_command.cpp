@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/numbers.h"
 #include "train/generate.h"
 
 namespace gptrain {
@@ -15,20 +16,22 @@ void add_generate_command(CLI::App& app) {
       ->type_name("DIR");
   command->add_option("--prompt", options->prompt, "how the text begins")->required()->type_name("TEXT");
   command->add_option("--tokens", options->tokens, "at most this many")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--temperature", options->temperature, "0: always the likeliest token")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_from(0))
       ->capture_default_str()
       ->type_name("T");
   command->add_option("--top-k", options->top_k, "draw from the K likeliest; 0: from all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number_from(0))
       ->capture_default_str()
       ->type_name("K");
-  command->add_option("--seed", options->seed, "same seed, same text")->capture_default_str()->type_name("S");
+  command->add_option("--seed", options->seed, "same seed, same text")
+      ->check(whole_number_from(0))
+      ->capture_default_str()
+      ->type_name("S");
   command->callback([options] {
-    fmt::print("{}", options->prompt);
     generate(*options, [](std::string_view text) {
       fmt::print("{}", text);
       std::fflush(stdout);

@@ -1,4 +1,10 @@
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/version.h"
 #include "cli/commands.h"
@@ -13,7 +19,8 @@ int main(int argc, char** argv) {
   app.failure_message(CLI::FailureMessage::simple);
   app.footer(
       "Exit codes: 0 finished, 1 internal error, 2 bad command line or config, 3 bad data,\n"
-      "4 bad checkpoint, 5 device or communication failure, 6 training diverged, 75 stopped by a signal after saving.");
+      "4 bad checkpoint, 5 device or communication failure, 6 training diverged,\n"
+      "75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   gptrain::add_train_command(app, result);
   gptrain::add_data_commands(app);
@@ -23,9 +30,11 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
-      fmt::print(stderr, "gptrain: unknown command \"{}\"; run gptrain --help for the commands\n",
-                 app.remaining().front());
+    // CLI11 misses a subcommand before it looks at the word that stands in its place.
+    const std::vector<std::string> words = app.remaining(true);
+    if (error.get_name() == "RequiredError" && !words.empty() &&
+        std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
+      fmt::print(stderr, "gptrain: unknown command \"{}\" (see --help)\n", words.front());
       return static_cast<int>(ExitCode::usage);
     }
     // Help and version are reported through the same exception, with code 0.
@@ -41,6 +50,10 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     fmt::print(stderr, "gptrain: internal error: {}\n", error.what());
     return static_cast<int>(ExitCode::internal);
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "gptrain: cannot write to standard output: {}\n", std::strerror(errno));
+    return static_cast<int>(ExitCode::device);
   }
   return static_cast<int>(result);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/numbers.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "report/dry_run.h"
@@ -53,7 +54,8 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
   const bool present = std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
-    return fs::exists(source.path + ".bin") && fs::exists(source.path + ".idx");
+    std::error_code unreadable;
+    return fs::exists(source.path + ".bin", unreadable) && fs::exists(source.path + ".idx", unreadable);
   });
   if (present) {
     const Dataset dataset(sources, config.model.sequence_length, config.model.vocab_size, config.run.seed, true);
@@ -102,7 +104,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->expected(0, 1)
           ->type_name("[latest|DIR]");
   CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end")
-                           ->check(CLI::PositiveNumber)
+                           ->check(whole_number_from(1))
                            ->type_name("N");
   command->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
       ->type_name("key.path=value")
@@ -111,14 +113,14 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
   dry->excludes(resume)->excludes(steps);
   command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry);
   command->add_option("--target", arguments->target, "machine to plan for: a100-80g, h100, ... (default: this one)")
       ->type_name("NAME")
       ->needs(dry);
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);

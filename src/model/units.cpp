@@ -19,7 +19,15 @@ void Units::find_tensors(const ModelSpec& spec) {
   final_norm_bias_ = spec.find("head.norm.bias");
   head_weight_ = spec.find("head.weight");
   for (int64_t layer = 0; layer < shape_.model.num_layers; ++layer) {
-    const auto find = [&](const char* name) { return spec.find(fmt::format("blocks.{}.{}", layer, name)); };
+    // Only among the block's own tensors: a search through the whole list for each would be quadratic in the depth.
+    const UnitRange& range = layout_.units[static_cast<size_t>(layer) + 1];
+    const auto find = [&](const char* name) -> int64_t {
+      const std::string full = fmt::format("blocks.{}.{}", layer, name);
+      for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+        if (spec.tensors[static_cast<size_t>(i)].name == full) return i;
+      }
+      return -1;
+    };
     blocks_.push_back({.norm1 = find("norm1.weight"),
                        .norm1_bias = find("norm1.bias"),
                        .qkv = find("attention.qkv.weight"),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -106,7 +107,7 @@ class Inference {
     StepShape shape = units_.shape();
     shape.sequence_length = length;
     Units units(shape, spec, layout, {}, plan);
-    Workspace unlimited(nullptr, int64_t{1} << 50);
+    Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
     Executor executor(units, layout, schedule_, {}, unlimited, plan, *group_, nullptr);
     executor.play(source_, nullptr);
     scratch_bytes_ = plan.scratch_bytes();
@@ -179,6 +180,7 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   const auto weights = backend->allocate(layout.elements * dtype_bytes(DType::f32));
   load_weights(checkpoint, spec, layout, reinterpret_cast<float*>(weights->data()));
 
+  emit(options.prompt);
   // A document starts after the end of another.
   std::vector<int32_t> sequence = {end_of_document};
   for (const char c : options.prompt) sequence.push_back(static_cast<unsigned char>(c));

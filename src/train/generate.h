@@ -18,10 +18,11 @@ struct GenerateOptions {
   uint64_t seed = 1;
 };
 
-// Samples up to `tokens` tokens, fewer if the model ends the document; `emit` receives each as text. The model must
-// have been trained on the "bytes" vocabulary. Runs in f32 on the CPU; token i is drawn from Philox at (seed, i), so
-// equal arguments give equal text. Beyond the model's sequence length only the last tokens are seen. Throws
-// Error(checkpoint) for a bad checkpoint, Error(usage) for another vocabulary.
+// Samples up to `tokens` tokens, fewer if the model ends the document; `emit` receives the prompt, once the model is
+// loaded, and then each token as text. The model must have been trained on the "bytes" vocabulary. Runs in f32 on the
+// CPU; token i is drawn from Philox at (seed, i), so equal arguments give equal text. Beyond the model's sequence
+// length only the last tokens are seen. Throws Error(checkpoint) for a bad checkpoint, Error(usage) for another
+// vocabulary.
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
 
 }  // namespace gptrain

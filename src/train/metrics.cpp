@@ -110,10 +110,11 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
   return fmt::format(
       "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | eta "
       "{}{}",
-      metrics.step, total_steps, percent, metrics.loss, format_grad_norm(metrics.grad_norm),
-      format_exponent(metrics.lr), format_duration(metrics.step_seconds), data_percent,
-      format_count(metrics.tokens_per_second), 100 * metrics.mfu, format_memory(metrics.peak_bytes, memory_bytes),
-      eta_seconds < 0 ? "-" : format_duration(eta_seconds), metrics.skipped ? " | SKIPPED (not finite)" : "");
+      metrics.step, total_steps, percent, std::isnan(metrics.loss) ? std::abs(metrics.loss) : metrics.loss,
+      format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr), format_duration(metrics.step_seconds),
+      data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
+      format_memory(metrics.peak_bytes, memory_bytes), eta_seconds < 0 ? "-" : format_duration(eta_seconds),
+      metrics.skipped ? " | SKIPPED (not finite)" : "");
 }
 
 // The members are opened in this order, after the folder was prepared.

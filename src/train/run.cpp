@@ -80,16 +80,20 @@ class PrefetchedBatches : public MicroBatchSource {
   Prefetcher prefetcher_;
 };
 
+std::optional<Dataset> open_validation_data(const RunConfig& config) {
+  if (config.data.validation.empty()) return std::nullopt;
+  return Dataset(config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false);
+}
+
 class Run {
  public:
   Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-      const StepPlan& plan, double matrix_rate);
+      const StepPlan& plan);
 
   ExitCode loop();
 
  private:
-  void refuse_foreign_checkpoints(const std::optional<fs::path>& resumed) const;
-  void start_or_resume(const std::optional<fs::path>& checkpoint);
+  void start_or_resume();
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
   void validate();
@@ -102,62 +106,48 @@ class Run {
   const StopSignals& signals_;
   FolderLock lock_;
   Backend& backend_;
+  const std::optional<fs::path> checkpoint_;  // that this run goes on from
   Dataset train_data_;
   std::optional<Dataset> validation_data_;
+  double matrix_rate_;  // measured once all input is found sound, and before the arenas take their memory
   std::unique_ptr<std::byte[]> ring_;
   TrainingStep step_;
   RunProgress progress_;
   std::optional<MetricsWriter> metrics_;
   int64_t last_step_;  // where this process stops
   int64_t saved_step_ = -1;
+  bool save_due_ = false;
   int64_t validated_step_ = -1;
   double model_flops_per_step_;
-  double matrix_rate_;
   double average_step_seconds_ = 0;
 };
 
 Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-         const StepPlan& plan, double matrix_rate)
+         const StepPlan& plan)
     : config_(config),
       out_(config.run.out),
       signals_(signals),
       lock_((create_out(out_), out_)),
       backend_(backend),
+      checkpoint_(checkpoint_to_start_from(config, options.resume)),
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
+      validation_data_(open_validation_data(config)),
+      matrix_rate_(measure_matrix_rate(backend, config.precision.compute)),
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(prefetch_ring_bytes(config)))),
       step_(config, plan, backend),
       last_step_(config.run.steps),
-      model_flops_per_step_(static_cast<double>(plan.total().model_flops)),
-      matrix_rate_(matrix_rate) {
-  if (!config.data.validation.empty()) {
-    validation_data_.emplace(config.data.validation, config.model.sequence_length, config.model.vocab_size,
-                             config.run.seed, false);
-  }
-  const std::optional<fs::path> checkpoint =
-      options.resume ? checkpoint_to_resume(config, *options.resume) : std::nullopt;
-  refuse_foreign_checkpoints(checkpoint);
-  start_or_resume(checkpoint);
+      model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
+  start_or_resume();
   if (options.steps) last_step_ = std::min(last_step_, progress_.step + *options.steps);
   write_file(out_ / "config.json", show_config(config));
   write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
 }
 
-// The checkpoints in a run's folder are those of one run.
-void Run::refuse_foreign_checkpoints(const std::optional<fs::path>& resumed) const {
-  const std::vector<CheckpointInfo> found = list_checkpoints(out_);
-  if (found.empty()) return;
-  if (resumed && fs::equivalent(fs::absolute(*resumed).parent_path(), out_ / "checkpoints")) return;
-  throw Error(ExitCode::usage,
-              "run.out = {}: holds checkpoints up to step {} of another run; go on from them with --resume latest, or "
-              "choose another run.out",
-              out_.string(), found.back().step);
-}
-
-void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
-  if (checkpoint) {
-    progress_ = load_state(*checkpoint, step_);
+void Run::start_or_resume() {
+  if (checkpoint_) {
+    progress_ = load_state(*checkpoint_, step_);
     saved_step_ = progress_.step;
-    fmt::print("resumed from {} (step {})\n", checkpoint->string(), progress_.step);
+    fmt::print("resumed from {} (step {})\n", checkpoint_->string(), progress_.step);
     for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step)) {
       fmt::print("later checkpoint set aside: {}\n", name);
     }
@@ -168,7 +158,7 @@ void Run::start_or_resume(const std::optional<fs::path>& checkpoint) {
     step_.initialize([&](int64_t drawn) { bar.update(drawn); });
     bar.finish();
   }
-  metrics_.emplace(out_, checkpoint ? progress_.step : -1);
+  metrics_.emplace(out_, checkpoint_ ? progress_.step : -1);
 }
 
 ExitCode Run::loop() {
@@ -181,6 +171,7 @@ ExitCode Run::loop() {
   }
   fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
              matrix_rate_ / 1e9, dtype_name(config_.precision.compute));
+  std::fflush(stdout);
   {
     PrefetchedBatches batches(config_, train_data_, progress_.samples, ring_.get());
     while (progress_.step < last_step_ && !signals_.requested()) {
@@ -225,7 +216,9 @@ void Run::one_step(PrefetchedBatches& batches) {
   const int64_t validate_every = config_.run.validate_every_steps;
   if (!last && validate_every > 0 && progress_.step % validate_every == 0) validate();
   const int64_t save_every = config_.checkpoint.every_steps;
-  if (!last && save_every > 0 && progress_.step % save_every == 0) save();
+  save_due_ = save_due_ || (save_every > 0 && progress_.step % save_every == 0);
+  // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
+  if (!last && save_due_ && !result.skipped) save();
 }
 
 void Run::report(const StepResult& result, double lr, double seconds, double data_seconds) {
@@ -271,6 +264,7 @@ void Run::save() {
   metrics_->sync();
   save_state(config_, step_, progress_);
   saved_step_ = progress_.step;
+  save_due_ = false;
   fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
   retain();
 }
@@ -291,9 +285,7 @@ ExitCode train(const RunConfig& config, const TrainOptions& options) {
   const StepPlan plan = plan_step(config, backend->target());
   const std::string shortage = memory_shortage(config, plan.memory, backend->target());
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
-  // Measured before the arenas are taken: the products borrow memory of their own.
-  const double matrix_rate = measure_matrix_rate(*backend, config.precision.compute);
-  return Run(config, options, signals, *backend, plan, matrix_rate).loop();
+  return Run(config, options, signals, *backend, plan).loop();
 }
 
 }  // namespace gptrain

@@ -84,6 +84,25 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   return checkpoint;
 }
 
+std::optional<fs::path> checkpoint_to_start_from(const RunConfig& config, const std::optional<std::string>& resume) {
+  const std::optional<fs::path> checkpoint = resume ? checkpoint_to_resume(config, *resume) : std::nullopt;
+  const fs::path out = config.run.out;
+  const std::vector<CheckpointInfo> found = list_checkpoints(out);
+  if (found.empty()) return checkpoint;
+  if (!checkpoint) {
+    throw Error(
+        ExitCode::usage,
+        "run.out = {}: holds checkpoints up to step {}; go on from them with --resume latest, or choose another "
+        "run.out",
+        out.string(), found.back().step);
+  }
+  if (!fs::equivalent(fs::canonical(*checkpoint).parent_path(), out / "checkpoints")) {
+    throw Error(ExitCode::usage, "run.out = {}: holds checkpoints of another run than {}; choose another run.out",
+                out.string(), checkpoint->string());
+  }
+  return checkpoint;
+}
+
 std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_t step) {
   std::vector<std::string> names;
   for (const CheckpointInfo& info : list_checkpoints(out)) {

@@ -32,6 +32,12 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 // the checkpoint is sound and that the config can go on from it: Error(checkpoint), Error(usage).
 std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& config, const std::string& resume);
 
+// The checkpoint that a run starts from: the one that `resume` asks for (see above), none where it is not given. The
+// checkpoints in a run's folder are those of one run: Error(usage) where run.out holds some that the run does not go on
+// from.
+std::optional<std::filesystem::path> checkpoint_to_start_from(const RunConfig& config,
+                                                              const std::optional<std::string>& resume);
+
 // Renames the complete checkpoints of run.out that are later than `step` to NAME.abandoned: after a resume from an
 // older one they belong to no run. Returns their names.
 std::vector<std::string> set_aside_later_checkpoints(const std::filesystem::path& out, int64_t step);

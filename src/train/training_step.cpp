@@ -251,7 +251,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target) {
     plan.memory = arena_bytes(config, plan.spec, layout, SlotMap(units, schedule));
   }
   // Room without end: the run itself tells how much it takes.
-  plan.memory[MemoryClass::workspace] = int64_t{1} << 50;
+  plan.memory[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(config, plan, backend);
   PlanObserver observer(backend, static_cast<int32_t>(plan.spec.units.size()));
   NoMicroBatches source;
