@@ -1,6 +1,7 @@
 #include "train/signals.h"
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <unistd.h>
 
@@ -9,11 +10,12 @@ namespace {
 
 constexpr std::array<int, 3> handled = {SIGINT, SIGTERM, SIGUSR1};
 std::array<struct sigaction, handled.size()> previous;
-volatile std::sig_atomic_t received = 0;
+std::atomic<int> received = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
+// Two threads may take a signal each at the same time; one of them is the second.
 void on_signal(int number) {
-  if (received != 0) _exit(128 + number);
-  received = number;
+  if (received.exchange(number) != 0) _exit(128 + number);
 }
 
 }  // namespace

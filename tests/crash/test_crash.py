@@ -255,7 +255,9 @@ class CrashTest(unittest.TestCase):
         self.assert_same_state(run, variant)
         self.assertEqual(run.records(), self.references[variant].records())
         self.assertEqual(run.temporaries(), set())
-        self.assertEqual(run.saved_steps(), self.references[variant].saved_steps())
+        # A stop saves a checkpoint of its own, so the last but one may be another.
+        self.assertEqual(run.newest_step(), STEPS)
+        self.assertEqual(len(run.saved_steps()), len(self.references[variant].saved_steps()))
         self.assertTrue((run.out / "report.html").exists(), "no report.html")
 
     def assert_complete(self, run, step):
@@ -372,6 +374,9 @@ class CrashTest(unittest.TestCase):
         stop = random_numbers.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
         process = run.start()
         self.assertTrue(wait_for(process, lambda: catches(process, stop)))
+        before = run.last_logged_step()
+        if random_numbers.random() < 0.8:  # the others may come before the first step, and bring the run no further
+            wait_for(process, lambda: run.last_logged_step() != before)
         time.sleep(random_numbers.uniform(0, self.step_seconds * 12))
         process.send_signal(stop)
         code = process.wait(PROCESS_TIMEOUT_SECONDS)
@@ -391,15 +396,13 @@ class CrashTest(unittest.TestCase):
         """Both signals wait for a stopped process, so they arrive together."""
         run = self.new_run("stopped-twice", "fp32")
         codes = []
-        for _ in range(5):  # two threads may take one signal each, and both find that they are the first
+        for _ in range(5):
             process = run.start()
             self.assertTrue(wait_for(process, lambda p=process: catches(p, signal.SIGUSR1)))
             for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
                 process.send_signal(number)
             codes.append(process.wait(PROCESS_TIMEOUT_SECONDS))
-            if codes[-1] != 75:
-                break
-        self.assertIn(codes[-1], (128 + signal.SIGTERM, 128 + signal.SIGUSR1), codes)
+        self.assertLessEqual(set(codes), {128 + signal.SIGTERM, 128 + signal.SIGUSR1})
         self.assertEqual(run.train("--resume", "latest").returncode, 0)
         self.assert_same_run(run, "fp32")
 
