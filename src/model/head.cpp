@@ -14,10 +14,15 @@ void Units::head_forward(const UnitCall& call) {
 }
 
 void Units::loss(const UnitCall& call) {
-  const HeadFields& f = head_fields_;
-  const Matrix norm = f.saved.at(call.saved, f.norm);
-  const Matrix d_norm = f.gradients.at(call.gradient, f.d_norm);
+  sum_losses(call, head_fields_.gradients.at(call.gradient, head_fields_.d_norm));
+}
+
+void Units::evaluate(const UnitCall& call) { sum_losses(call, {}); }
+
+void Units::sum_losses(const UnitCall& call, const Matrix& d_norm) {
+  const Matrix norm = head_fields_.saved.at(call.saved, head_fields_.norm);
   const Matrix w = weight(head_weight());
+  const int64_t true_out = shape_.model.vocab_size;
   const int64_t n = shape_.rows();
   const int64_t chunk = std::min(shape_.loss_chunk_tokens, n);
   WorkspaceFrame frame(*call.workspace);
@@ -27,15 +32,15 @@ void Units::loss(const UnitCall& call) {
     const int64_t rows = std::min(chunk, n - first);
     const Matrix logits = all_logits.row_range(0, rows);
     const Matrix x = norm.row_range(first, rows);
-    const int64_t true_out = shape_.model.vocab_size;
     backend_.run(LinearForward{.x = x, .w = w, .bias = {}, .y = logits, .true_out = true_out});
-    backend_.run(CrossEntropy{.vocab_size = shape_.model.vocab_size,
+    backend_.run(CrossEntropy{.vocab_size = true_out,
                               .z_loss = shape_.model.z_loss,
                               .targets = call.targets + first,
                               .state = call.state,
                               .logits = logits,
-                              .d_logits = logits,
+                              .d_logits = d_norm.given() ? logits : Matrix{},
                               .losses = losses.column_range(first, rows)});
+    if (!d_norm.given()) continue;
     backend_.run(LinearBackwardInput{.dy = logits, .w = w, .dx = d_norm.row_range(first, rows), .true_out = true_out});
     backend_.run(LinearBackwardWeight{.x = x,
                                       .dy = logits,
@@ -43,30 +48,6 @@ void Units::loss(const UnitCall& call) {
                                       .d_bias = {},
                                       .accumulate = call.accumulate || first > 0,
                                       .true_out = true_out});
-  }
-  backend_.run(AccumulateLoss{.losses = losses, .state = call.state});
-}
-
-void Units::evaluate(const UnitCall& call) {
-  const Matrix norm = head_fields_.saved.at(call.saved, head_fields_.norm);
-  const Matrix w = weight(head_weight());
-  const int64_t n = shape_.rows();
-  const int64_t chunk = std::min(shape_.loss_chunk_tokens, n);
-  WorkspaceFrame frame(*call.workspace);
-  const Matrix losses = frame.take(DType::f32, 1, n);
-  const Matrix all_logits = frame.take(shape_.precision.compute, chunk, w.rows);
-  for (int64_t first = 0; first < n; first += chunk) {
-    const int64_t rows = std::min(chunk, n - first);
-    const Matrix logits = all_logits.row_range(0, rows);
-    backend_.run(LinearForward{
-        .x = norm.row_range(first, rows), .w = w, .bias = {}, .y = logits, .true_out = shape_.model.vocab_size});
-    backend_.run(CrossEntropy{.vocab_size = shape_.model.vocab_size,
-                              .z_loss = 0,
-                              .targets = call.targets + first,
-                              .state = call.state,
-                              .logits = logits,
-                              .d_logits = {},
-                              .losses = losses.column_range(first, rows)});
   }
   backend_.run(AccumulateLoss{.losses = losses, .state = call.state});
 }

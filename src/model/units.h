@@ -123,6 +123,8 @@ class Units {
   void fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& branch);
   void attention_forward(int64_t unit, const UnitCall& call, const Matrix& branch);
   void head_forward(const UnitCall& call);
+  // Logits and losses chunk by chunk; with d_norm given also the gradients of the head's input and weight.
+  void sum_losses(const UnitCall& call, const Matrix& d_norm);
   void norm_forward(const Matrix& x, const Matrix& branch, const Dropout& dropout, const Matrix& x_out, int64_t gamma,
                     int64_t beta, const Matrix& y, const Matrix& mean, const Matrix& rstd);
   void norm_backward(const Matrix& dy, const Matrix& x, int64_t gamma, int64_t beta, const Matrix& mean,
