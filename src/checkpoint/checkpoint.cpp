@@ -143,7 +143,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
     std::error_code no_manifest;
     if (step && fs::exists(entries->path() / manifest_name, no_manifest)) found.push_back({entries->path(), *step});
   }
-  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+  if (error && error != std::errc::no_such_file_or_directory) {
     throw Error(ExitCode::checkpoint, "cannot read {}: {}", folder.string(), error.message());
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });

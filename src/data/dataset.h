@@ -14,9 +14,9 @@ namespace gptrain {
 
 // A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
 // Source i holds floor((tokens - 1) / T) samples. Order with shuffle: weights are rounded to shares of a cycle of
-// 65,536 slots (every source at least one), the slots permuted by key per cycle, so that the source of sample n and its
-// ordinal there come in O(1); within a source a keyed permutation per epoch. Without shuffle: source by source by the
-// same cycle, identity permutations.
+// 65,536 slots (every source at least one), the slots permuted by key, so that the source of sample n and its ordinal
+// there come in O(1), and each epoch of a source ends before its next; within an epoch a keyed permutation. Without
+// shuffle: source by source by the same cycle, identity permutations.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,

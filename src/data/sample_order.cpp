@@ -50,30 +50,26 @@ std::vector<int64_t> round_to_slots(std::span<const double> weights) {
 }
 
 SampleOrder::SampleOrder(std::span<const int64_t> slots, std::vector<int64_t> samples, uint64_t seed, bool shuffle)
-    : slot_starts_(slots.size() + 1),
-      samples_(std::move(samples)),
-      cycle_key_(random_key(seed, RandomUse::data_order, 0, cycle_site)),
-      shuffle_(shuffle) {
-  std::partial_sum(slots.begin(), slots.end(), slot_starts_.begin() + 1);
+    : slots_(slots.begin(), slots.end()), samples_(std::move(samples)), cycle_(slots_per_cycle), shuffle_(shuffle) {
+  std::vector<int64_t> slot_ends(slots.size());
+  std::partial_sum(slots.begin(), slots.end(), slot_ends.begin());
+  const PhiloxKey cycle_key = random_key(seed, RandomUse::data_order, 0, cycle_site);
+  std::vector<uint16_t> owned(slots.size(), 0);
+  for (int64_t position = 0; position < slots_per_cycle; ++position) {
+    const int64_t slot = permute(shuffle_, cycle_key, 0, slots_per_cycle, position);
+    const auto source =
+        static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());
+    cycle_[static_cast<size_t>(position)] = {static_cast<uint16_t>(source), owned[source]++};
+  }
   for (uint32_t source = 0; source < slots.size(); ++source) {
     source_keys_.push_back(random_key(seed, RandomUse::data_order, source, source_site));
   }
 }
 
-int64_t SampleOrder::slot_of(int64_t sample) const {
-  return permute(shuffle_, cycle_key_, sample / slots_per_cycle, slots_per_cycle, sample % slots_per_cycle);
-}
-
-size_t SampleOrder::source_of(int64_t slot) const {
-  const auto after = std::upper_bound(slot_starts_.begin(), slot_starts_.end(), slot);
-  return static_cast<size_t>(after - slot_starts_.begin()) - 1;
-}
-
 SampleLocation SampleOrder::locate(int64_t sample) const {
-  const int64_t slot = slot_of(sample);
-  const size_t source = source_of(slot);
-  const int64_t slots = slot_starts_[source + 1] - slot_starts_[source];
-  const int64_t ordinal = sample / slots_per_cycle * slots + slot - slot_starts_[source];
+  const Position& position = cycle_[static_cast<size_t>(sample % slots_per_cycle)];
+  const size_t source = position.source;
+  const int64_t ordinal = sample / slots_per_cycle * slots_[source] + position.rank;
   const int64_t samples = samples_[source];
   const int64_t epoch = ordinal / samples;
   return {source, epoch, permute(shuffle_, source_keys_[source], epoch, samples, ordinal % samples)};
@@ -81,10 +77,10 @@ SampleLocation SampleOrder::locate(int64_t sample) const {
 
 std::vector<int64_t> SampleOrder::taken_by(int64_t num_samples) const {
   const int64_t whole_cycles = num_samples / slots_per_cycle;
-  std::vector<int64_t> taken(samples_.size());
-  for (size_t i = 0; i < taken.size(); ++i) taken[i] = whole_cycles * (slot_starts_[i + 1] - slot_starts_[i]);
-  for (int64_t sample = whole_cycles * slots_per_cycle; sample < num_samples; ++sample) {
-    ++taken[source_of(slot_of(sample))];
+  std::vector<int64_t> taken = slots_;
+  for (int64_t& own : taken) own *= whole_cycles;
+  for (int64_t position = 0; position < num_samples % slots_per_cycle; ++position) {
+    ++taken[cycle_[static_cast<size_t>(position)].source];
   }
   return taken;
 }

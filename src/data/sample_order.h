@@ -26,26 +26,31 @@ struct SampleLocation {
   int64_t index;  // of the sample in the source, < samples per epoch
 };
 
-// The order that dataset.h describes. Sample n is slot p(n mod 65536) of cycle n / 65536, p being the permutation of
-// that cycle; source i owns the slots [slot_starts[i], slot_starts[i + 1]). Its ordinal in the source, cycle * slots +
-// slot - slot_starts[i], is cut into epochs, each with a permutation of its own.
+// The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
+// permutation of the slots: source i owns the positions whose slot is in [slot_starts[i], slot_starts[i + 1]). The
+// sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, counts up without gaps as
+// n does, so that one epoch of a source ends before the next begins; each epoch has a permutation of its own. The table
+// of a cycle's positions takes 256 KiB, whatever the data's size.
 class SampleOrder {
  public:
   // `slots` as of round_to_slots; `samples` per epoch of each source, all >= 1.
   SampleOrder(std::span<const int64_t> slots, std::vector<int64_t> samples, uint64_t seed, bool shuffle);
 
-  SampleLocation locate(int64_t sample) const;  // sample >= 0; O(log sources)
+  SampleLocation locate(int64_t sample) const;  // sample >= 0; O(1)
 
   // How many of samples 0 ... num_samples - 1 each source gives.
   std::vector<int64_t> taken_by(int64_t num_samples) const;
 
  private:
-  int64_t slot_of(int64_t sample) const;
-  size_t source_of(int64_t slot) const;
+  // Both fit: a cycle has 65,536 positions, and every source owns at least one.
+  struct Position {
+    uint16_t source;
+    uint16_t rank;  // positions of the same source before it in the cycle
+  };
 
-  std::vector<int64_t> slot_starts_;  // one more than there are sources
+  std::vector<int64_t> slots_;  // positions of a cycle that each source owns
   std::vector<int64_t> samples_;
-  PhiloxKey cycle_key_;
+  std::vector<Position> cycle_;
   std::vector<PhiloxKey> source_keys_;
   bool shuffle_;
 };

@@ -56,7 +56,9 @@ fs::path resolve_checkpoint(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path / "manifest.json", error)) return path;
   if (error) throw Error(ExitCode::checkpoint, "{}: {}", path.string(), error.message());
-  const std::vector<CheckpointInfo> found = list_checkpoints(path);
+  // A plain file has no checkpoints; asked for them, it would be called unreadable.
+  const std::vector<CheckpointInfo> found =
+      fs::is_regular_file(path, error) ? std::vector<CheckpointInfo>{} : list_checkpoints(path);
   if (found.empty()) {
     throw Error(ExitCode::checkpoint,
                 "{}: neither a checkpoint (no manifest.json) nor a run's folder with a complete checkpoint",

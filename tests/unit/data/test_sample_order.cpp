@@ -72,6 +72,23 @@ TEST_CASE("An epoch that ends inside a cycle goes on in the next") {
   for (const auto& epoch : epochs) CHECK(epoch.size() == 7);
 }
 
+TEST_CASE("Epochs of a source pass one after the other, however short the run") {
+  const SampleOrder order(slots_for({3, 1}), {124, 50}, 9, true);
+  std::vector<int64_t> taken(2);
+  std::vector<std::set<int64_t>> epoch(2);
+  for (int64_t n = 0; n < 700; ++n) {
+    const SampleLocation location = order.locate(n);
+    const size_t source = location.source;
+    const int64_t samples = source == 0 ? 124 : 50;
+    CHECK(location.epoch == taken[source] / samples);
+    if (taken[source] % samples == 0) epoch[source].clear();
+    CHECK(epoch[source].insert(location.index).second);
+    ++taken[source];
+  }
+  CHECK(taken[0] + taken[1] == 700);
+  CHECK(taken[0] > 2 * 124);
+}
+
 TEST_CASE("The order changes with seed, epoch and cycle, and only with those") {
   const std::vector<int64_t> slots = {32768, 32768};
   const auto sequence = [&](uint64_t seed, int64_t first) {
@@ -99,9 +116,9 @@ TEST_CASE("The order is the documented one") {
   };
   const SampleOrder order(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
   for (const Known& known :
-       {Known{0, 1, 10, 518}, Known{1, 0, 0, 789'882'141'151}, Known{2, 0, 0, 104'452'303'901}, Known{3, 1, 11, 944},
-        Known{65535, 0, 0, 182'310'232'846}, Known{65536, 0, 0, 645'700'958'774},
-        Known{1'000'000'007, 0, 0, 441'115'218'723}, Known{(int64_t{1} << 40) + 12345, 1, 366'498'296, 789}}) {
+       {Known{0, 1, 0, 930}, Known{1, 0, 0, 663'129'653'532}, Known{2, 0, 0, 702'269'107'905}, Known{3, 1, 0, 356},
+        Known{65535, 0, 0, 93'712'732'778}, Known{65536, 1, 21, 273}, Known{1'000'000'007, 0, 0, 811'220'797'286},
+        Known{(int64_t{1} << 40) + 12345, 0, 0, 359'477'934'200}}) {
     const SampleLocation location = order.locate(known.sample);
     CHECK(location.source == known.source);
     CHECK(location.epoch == known.epoch);
