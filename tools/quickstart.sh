@@ -20,7 +20,7 @@ CONFIG=configs/demo.json
 GPTRAIN=build/gptrain
 
 build_program() {
-  say "1/6 build ($GPTRAIN)"
+  say "1/6 build ($GPTRAIN), a few minutes the first time; its output goes to $LOGS"
   bash tools/setup.sh
   if [[ ! -f build/build.ninja ]]; then
     run_logged configure.log meson setup build -Dbuildtype=release -Dtests=false || exit 1
@@ -89,13 +89,15 @@ last_metric() {
 }
 last_step() {
   local step
-  step=$(last_metric step)
+  step=$(last_metric step) || true
   echo "${step:-0}"
 }
 
 # The child must not outlive an interrupted script: it saves and ends.
 child=
-trap '[[ -z $child ]] || { kill -TERM "$child" 2>/dev/null; wait "$child" || true; }; exit 130' INT TERM
+# Ctrl-C reaches it by itself, and a second signal would end it at once.
+trap '[[ -z $child ]] || wait "$child" || true; exit 130' INT
+trap '[[ -z $child ]] || { kill -TERM "$child" 2>/dev/null; wait "$child" || true; }; exit 143' TERM
 
 # Trains until step $1 and stops by SIGTERM, as a cluster's scheduler would.
 train_until() {
@@ -143,10 +145,10 @@ show_results() {
   entropy=$(sed -nE '1s/^[^0-9]*([0-9]+\.[0-9]+).*/\1/p' <<<"$entropy")
   cat <<SUMMARY
 
-validation loss   $(last_metric validation_loss) nats per byte, after $steps steps
+validation loss   $(printf '%.4f' "$(last_metric validation_loss)") nats per byte, after $steps steps
 unigram entropy   $entropy nats per byte: the loss of the best guess that ignores the context
 metrics           $run/metrics.jsonl
-checkpoints       $run
+checkpoints       $run/checkpoints
 sample            $run/sample.txt
 report            $run/report.html
 SUMMARY

@@ -6,8 +6,8 @@
 namespace gptrain {
 namespace {
 
-// Some tens of microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
-constexpr const char* spin_count = "20000";
+// Some ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
+constexpr const char* spin_count = "1000";
 
 }  // namespace
 
