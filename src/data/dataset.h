@@ -16,7 +16,7 @@ namespace gptrain {
 // Source i holds floor((tokens - 1) / T) samples. Order with shuffle: weights are rounded to shares of a cycle of
 // 65,536 slots (every source at least one), the slots permuted by key, so that the source of sample n and its ordinal
 // there come in O(1), and each epoch of a source ends before its next; within an epoch a keyed permutation. Without
-// shuffle: source by source by the same cycle, identity permutations.
+// shuffle: the same mixture, each source in its own order.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
@@ -80,6 +81,26 @@ class PrefetchedBatches : public MicroBatchSource {
   Prefetcher prefetcher_;
 };
 
+// Only the first `samples` samples of a source count, so that the result does not depend on the micro-batch: the
+// targets of the others are marked as not counted.
+class FirstSamples : public MicroBatchSource {
+ public:
+  FirstSamples(MicroBatchSource& source, int64_t samples, int64_t batch, int64_t sequence_length)
+      : source_(source), left_(samples), batch_(batch), sequence_length_(sequence_length) {}
+
+  const MicroBatch& next() override {
+    const MicroBatch& batch = source_.next();
+    const int64_t counted = std::min(left_, batch_);
+    std::fill(batch.targets + counted * sequence_length_, batch.targets + batch_ * sequence_length_, -1);
+    left_ -= counted;
+    return batch;
+  }
+
+ private:
+  MicroBatchSource& source_;
+  int64_t left_, batch_, sequence_length_;
+};
+
 std::optional<Dataset> open_validation_data(const RunConfig& config) {
   if (config.data.validation.empty()) return std::nullopt;
   return Dataset(config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false);
@@ -96,6 +117,8 @@ class Run {
   void start_or_resume();
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
+  bool validation_due() const;
+  bool validation_recorded() const;
   void validate();
   void save();
   void retain();
@@ -133,7 +156,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
       validation_data_(open_validation_data(config)),
       matrix_rate_(measure_matrix_rate(backend, config.precision.compute)),
-      ring_(std::make_unique<std::byte[]>(static_cast<size_t>(prefetch_ring_bytes(config)))),
+      ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
       step_(config, plan, backend),
       last_step_(config.run.steps),
       model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
@@ -163,7 +186,8 @@ void Run::start_or_resume() {
 
 ExitCode Run::loop() {
   if (progress_.step >= config_.run.steps) {
-    // A crash after the last save may have kept the rest of the end from happening.
+    // A crash or a stop after the last step may have kept the rest of the end from happening.
+    if (!validation_recorded()) validate();
     retain();
     finish();
     fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
@@ -172,6 +196,7 @@ ExitCode Run::loop() {
   fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
              matrix_rate_ / 1e9, dtype_name(config_.precision.compute));
   std::fflush(stdout);
+  if (validation_due() && !validation_recorded()) validate();
   {
     PrefetchedBatches batches(config_, train_data_, progress_.samples, ring_.get());
     while (progress_.step < last_step_ && !signals_.requested()) {
@@ -189,6 +214,16 @@ ExitCode Run::loop() {
   validate();
   save();
   finish();
+  if (progress_.skipped_in_a_row > 0) {
+    throw Error(
+        ExitCode::diverged,
+        "training diverged: loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept",
+        format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string());
+  }
+  if (validation_data_ && validated_step_ != progress_.step) {
+    fmt::print("stopped by {} in the last validation; go on with --resume latest\n", signals_.name());
+    return ExitCode::requeue;
+  }
   fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
 }
@@ -213,12 +248,23 @@ void Run::one_step(PrefetchedBatches& batches) {
                 progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string());
   }
   const bool last = progress_.step == last_step_;
-  const int64_t validate_every = config_.run.validate_every_steps;
-  if (!last && validate_every > 0 && progress_.step % validate_every == 0) validate();
+  if (!last && validation_due()) validate();
   const int64_t save_every = config_.checkpoint.every_steps;
   save_due_ = save_due_ || (save_every > 0 && progress_.step % save_every == 0);
   // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
   if (!last && save_due_ && !result.skipped) save();
+}
+
+bool Run::validation_due() const {
+  const int64_t every = config_.run.validate_every_steps;
+  return every > 0 && progress_.step > 0 && progress_.step % every == 0;
+}
+
+// A stop during a validation leaves it out; whoever resumes that step makes up for it.
+bool Run::validation_recorded() const {
+  const RunHistory history = read_run_history(out_ / "metrics.jsonl");
+  return std::any_of(history.validations.begin(), history.validations.end(),
+                     [&](const RunHistory::Validation& validation) { return validation.step == progress_.step; });
 }
 
 void Run::report(const StepResult& result, double lr, double seconds, double data_seconds) {
@@ -247,14 +293,20 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
 
 void Run::validate() {
   if (!validation_data_ || validated_step_ == progress_.step) return;
-  const int64_t micro_batches = (config_.run.validation_samples + config_.batch.micro - 1) / config_.batch.micro;
-  const auto ring = std::make_unique<std::byte[]>(static_cast<size_t>(prefetch_ring_bytes(config_)));
-  PrefetchedBatches batches(config_, *validation_data_, 0, ring.get());
-  const double tokens = static_cast<double>(micro_batches * config_.batch.micro * config_.model.sequence_length);
-  const double loss = step_.evaluate(micro_batches, batches) / tokens;
+  const int64_t samples = config_.run.validation_samples;
+  const int64_t micro = config_.batch.micro;
+  PrefetchedBatches batches(config_, *validation_data_, 0, ring_.get() + prefetch_ring_bytes(config_));
+  FirstSamples counted(batches, samples, micro, config_.model.sequence_length);
+  double sum = 0;
+  for (int64_t first = 0; first < samples; first += micro) {
+    // Nothing is lost: the run that is resumed validates this step.
+    if (signals_.requested()) return;
+    sum += step_.evaluate(1, counted);
+  }
+  const double loss = sum / static_cast<double>(samples * config_.model.sequence_length);
   metrics_->write_validation(progress_.step, loss);
-  fmt::print("validation after step {}: loss {:.4f} over {} sequences\n", progress_.step, loss,
-             micro_batches * config_.batch.micro);
+  fmt::print("validation after step {}: loss {:.4f} over {}\n", progress_.step,
+             std::isnan(loss) ? std::abs(loss) : loss, format_counted(samples, "sequence"));
   validated_step_ = progress_.step;
 }
 
@@ -266,7 +318,8 @@ void Run::save() {
   saved_step_ = progress_.step;
   save_due_ = false;
   fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
-  retain();
+  // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
+  if (progress_.skipped_in_a_row == 0) retain();
 }
 
 void Run::retain() {

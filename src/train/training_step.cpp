@@ -31,7 +31,7 @@ MemoryPlan arena_bytes(const RunConfig& config, const ModelSpec& spec, const Par
   memory[MemoryClass::master] = mixed ? layout.elements * dtype_bytes(DType::f32) : 0;
   memory[MemoryClass::moments] = 2 * layout.elements * dtype_bytes(DType::f32);
   memory[MemoryClass::activations] = slots.activation_bytes();
-  memory[MemoryClass::data] = slots.data_bytes() + prefetch_ring_bytes(config);
+  memory[MemoryClass::data] = slots.data_bytes() + all_rings_bytes(config);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec);
   return memory;
 }
@@ -94,6 +94,10 @@ int64_t prefetch_ring_bytes(const RunConfig& config) {
   return prefetch_depth * MicroBatch::bytes(config.batch.micro, config.model.sequence_length);
 }
 
+int64_t all_rings_bytes(const RunConfig& config) {
+  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config);
+}
+
 OpTotals StepPlan::total() const {
   OpTotals sum;
   for (const OpTotals& op : ops) sum += op;
@@ -122,7 +126,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepPlan& plan, Backen
   for (size_t c = 0; c < num_memory_classes; ++c) {
     // The ring of micro-batches is host memory and belongs to whoever reads them.
     const bool data = c == static_cast<size_t>(MemoryClass::data);
-    arenas_[c] = backend_.allocate(plan.memory.bytes[c] - (data ? prefetch_ring_bytes(config_) : 0));
+    arenas_[c] = backend_.allocate(plan.memory.bytes[c] - (data ? all_rings_bytes(config_) : 0));
   }
   const int64_t scratch = align_up(plan.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
@@ -152,7 +156,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepPlan& plan, Backen
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken;
   for (size_t c = 0; c < num_memory_classes; ++c) taken.bytes[c] = arenas_[c]->bytes();
-  taken[MemoryClass::data] += prefetch_ring_bytes(config_);
+  taken[MemoryClass::data] += all_rings_bytes(config_);
   return taken;
 }
 

@@ -34,6 +34,8 @@ struct StepPlan {
 // Micro-batches that are read ahead on the host, and the memory they take there.
 constexpr int prefetch_depth = 4;
 int64_t prefetch_ring_bytes(const RunConfig& config);
+// One ring for training, and one for validation where the config has some.
+int64_t all_rings_bytes(const RunConfig& config);
 
 struct StepResult {
   double loss = 0;       // mean cross-entropy of the counted tokens, nats

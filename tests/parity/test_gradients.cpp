@@ -33,19 +33,20 @@ std::vector<Check> check_gradients(const RunConfig& config) {
     // A general point: biases away from zero, norms away from one.
     for (int i = 0; i < 10; ++i) step.run(1e-2, batches);
   }
+  // A training step, so that dropout is part of the function: its masks depend on the samples' numbers only. A rate of
+  // 0 moves nothing.
   const auto loss = [&] {
     RandomBatches batches(config, 500);
-    return step.evaluate(config.batch.accumulation, batches) / static_cast<double>(step.counted_tokens());
+    return step.run(0, batches).loss;
   };
-  {
-    RandomBatches batches(config, 500);
-    step.run(0, batches);  // gradients at this point; a rate of 0 moves nothing
-  }
   const double here = loss();
   std::vector<Check> checks;
   for (const auto& tensor : step.state_tensors()) {
     const std::string& name = step.spec().tensors[static_cast<size_t>(tensor.tensor)].name;
     const std::vector<float> weights(tensor.weight, tensor.weight + tensor.count);
+    std::copy(weights.begin(), weights.end(), tensor.weight);
+    step.weights_changed();
+    loss();  // leaves the gradients at this point
     std::vector<double> direction(tensor.gradient, tensor.gradient + tensor.count);
     double norm = 0;
     for (const double g : direction) norm += g * g;
@@ -86,6 +87,11 @@ void expect_right(const RunConfig& config) {
 TEST_CASE("GPT-2 gradients") { expect_right(small_config(Family::gpt2)); }
 TEST_CASE("GPT-2 gradients with accumulation") { expect_right(small_config(Family::gpt2, {"batch.micro=1"})); }
 TEST_CASE("LLaMA gradients") { expect_right(small_config(Family::llama)); }
+
+TEST_CASE("gradients through dropout") {
+  expect_right(small_config(Family::gpt2, {"model.dropout=0.2", "batch.micro=2"}));
+  expect_right(small_config(Family::llama, {"model.residual_dropout=0.3", "model.attention_dropout=0.1"}));
+}
 
 TEST_CASE("gradients of mixed choices") {
   expect_right(small_config(

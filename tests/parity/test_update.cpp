@@ -1,0 +1,94 @@
+// That what the config says about the update and about dropout reaches the ops.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "model_fixture.h"
+#include "train/training_step.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::RandomBatches;
+using gptrain::testing::small_config;
+
+namespace {
+
+struct AfterOneStep {
+  StepResult result;
+  double moment_norm = 0;  // L2 of exp_avg over all tensors
+  double evaluated = 0;    // loss sum of the initial weights, by evaluate
+  std::map<std::string, std::vector<float>> weights;
+};
+
+AfterOneStep one_step(const RunConfig& config) {
+  const auto backend = make_cpu_backend(2);
+  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  step.initialize();
+  AfterOneStep after;
+  {
+    RandomBatches batches(config);
+    after.evaluated = step.evaluate(1, batches);
+  }
+  RandomBatches batches(config);
+  after.result = step.run(1e-2, batches);
+  double squares = 0;
+  for (const auto& tensor : step.state_tensors()) {
+    after.weights[step.spec().tensors[static_cast<size_t>(tensor.tensor)].name].assign(tensor.weight,
+                                                                                       tensor.weight + tensor.count);
+    for (int64_t i = 0; i < tensor.count; ++i) squares += static_cast<double>(tensor.exp_avg[i]) * tensor.exp_avg[i];
+  }
+  after.moment_norm = std::sqrt(squares);
+  return after;
+}
+
+}  // namespace
+
+TEST_CASE("weight decay moves matrices by its share, and norms and biases not at all") {
+  const AfterOneStep without = one_step(small_config(Family::gpt2, {"optimizer.weight_decay=0"}));
+  const AfterOneStep with = one_step(small_config(Family::gpt2, {"optimizer.weight_decay=0.5"}));
+  const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
+  for (const TensorSpec& tensor : spec.tensors) {
+    INFO(tensor.name);
+    const auto& a = without.weights.at(tensor.name);
+    const auto& b = with.weights.at(tensor.name);
+    const bool same = std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    CHECK(same == (tensor.shape.size() == 1));
+  }
+}
+
+TEST_CASE("the gradient norm is clipped to what the config says") {
+  const AfterOneStep free = one_step(small_config(Family::gpt2, {"optimizer.clip_norm=0"}));
+  const AfterOneStep clipped = one_step(small_config(Family::gpt2, {"optimizer.clip_norm=0.01"}));
+  CHECK(free.result.grad_norm > 0.1);
+  CHECK(clipped.result.grad_norm == free.result.grad_norm);
+  // From zero moments exp_avg is (1 - beta1) times the clipped gradient.
+  CHECK(free.moment_norm == Approx(0.1 * free.result.grad_norm).epsilon(1e-4));
+  CHECK(clipped.moment_norm == Approx(0.1 * 0.01).epsilon(1e-4));
+}
+
+TEST_CASE("each dropout rate changes the training loss, none the evaluation's") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const AfterOneStep none = one_step(small_config(family));
+    const AfterOneStep residual = one_step(small_config(family, {"model.residual_dropout=0.5"}));
+    const AfterOneStep attention = one_step(small_config(family, {"model.attention_dropout=0.5"}));
+    CHECK(residual.result.loss != none.result.loss);
+    CHECK(attention.result.loss != none.result.loss);
+    CHECK(residual.result.loss != attention.result.loss);
+    CHECK(residual.evaluated == none.evaluated);
+    CHECK(attention.evaluated == none.evaluated);
+  }
+}
+
+TEST_CASE("each choice of the model gives another function") {
+  const auto loss_with = [](Family family, const std::vector<std::string>& overrides) {
+    return one_step(small_config(family, overrides)).evaluated;
+  };
+  CHECK(loss_with(Family::llama, {"model.rope_theta=100"}) != loss_with(Family::llama, {}));
+  // The two forms of GELU differ by 1e-3 at most, and by nothing that shows near zero.
+  CHECK(loss_with(Family::gpt2, {"model.activation=gelu", "model.init_std=0.5"}) !=
+        loss_with(Family::gpt2, {"model.init_std=0.5"}));
+  CHECK(loss_with(Family::gpt2, {"model.norm_eps=0.1"}) != loss_with(Family::gpt2, {}));
+}
