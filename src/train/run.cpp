@@ -115,6 +115,7 @@ class Run {
 
  private:
   void start_or_resume();
+  ExitCode stopped() const;
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
   bool validation_due() const;
@@ -207,9 +208,7 @@ ExitCode Run::loop() {
   if (progress_.step < last_step_) {
     save();
     finish();
-    fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
-               progress_.step);
-    return ExitCode::requeue;
+    return stopped();
   }
   validate();
   save();
@@ -220,12 +219,16 @@ ExitCode Run::loop() {
         "training diverged: loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept",
         format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string());
   }
-  if (validation_data_ && validated_step_ != progress_.step) {
-    fmt::print("stopped by {} in the last validation; go on with --resume latest\n", signals_.name());
-    return ExitCode::requeue;
-  }
+  // The last validation was stopped; whoever resumes makes up for it.
+  if (validation_data_ && validated_step_ != progress_.step) return stopped();
   fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
+}
+
+ExitCode Run::stopped() const {
+  fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
+             progress_.step);
+  return ExitCode::requeue;
 }
 
 void Run::one_step(PrefetchedBatches& batches) {
