@@ -8,7 +8,8 @@ import sys
 import unittest
 from pathlib import Path
 
-MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints"]
+MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
+           "learned"]
 
 
 def main():
