@@ -54,9 +54,16 @@ class Checker {
     }
   }
 
-  void dropout(const Dropout& dropout) const {
+  void dropout(const Dropout& dropout, int64_t sequence_length) const {
     require(dropout.p >= 0 && dropout.p < 1, "dropout probability is not in [0, 1)");
     require(dropout.p == 0 || dropout.sample_ids != nullptr, "dropout has no sample_ids");
+    require(dropout.p == 0 || sequence_length > 0, "sequence_length is not positive");
+    require(dropout.first_row >= 0 && dropout.first_head >= 0, "dropout begins before the first row or head");
+  }
+
+  void vocabulary_slice(int64_t first_token, int64_t num_tokens, int64_t rows) const {
+    require(num_tokens == 0 ? first_token == 0 : first_token >= 0 && first_token + rows <= num_tokens,
+            "the token table is no slice of the vocabulary");
   }
 
   void separate(std::string_view what, const Matrix& a, const Matrix& b) const {
@@ -96,7 +103,7 @@ void check_attention(const Checker& checker, const Op& op) {
   checker.matrix("v", op.v, dtype, rows, op.num_kv_heads * op.head_size);
   checker.matrix("o", op.o, dtype, rows, op.num_heads * op.head_size);
   checker.matrix("lse", op.lse, DType::f32, op.batch * op.num_heads, op.sequence_length);
-  checker.dropout(op.dropout);
+  checker.dropout(op.dropout, op.sequence_length);
 }
 
 // The gammas, rstd and sizes of both directions; q and k are what is turned.
@@ -123,9 +130,10 @@ void check(const EmbeddingForward& op) {
   checker.real("token_table", op.token_table);
   checker.sequences(op.x.rows, op.sequence_length);
   checker.table("token_table", op.token_table, op.token_table.dtype, 1, op.x.cols);
+  checker.vocabulary_slice(op.first_token, op.num_tokens, op.token_table.rows);
   if (op.position_table.given())
     checker.table("position_table", op.position_table, op.token_table.dtype, op.sequence_length, op.x.cols);
-  checker.dropout(op.dropout);
+  checker.dropout(op.dropout, op.sequence_length);
 }
 
 void check(const EmbeddingBackward& op) {
@@ -133,9 +141,10 @@ void check(const EmbeddingBackward& op) {
   checker.real("dx", op.dx);
   checker.sequences(op.dx.rows, op.sequence_length);
   checker.table("d_token_table", op.d_token_table, DType::f32, 1, op.dx.cols);
+  checker.vocabulary_slice(op.first_token, op.num_tokens, op.d_token_table.rows);
   if (op.d_position_table.given())
     checker.table("d_position_table", op.d_position_table, DType::f32, op.sequence_length, op.dx.cols);
-  checker.dropout(op.dropout);
+  checker.dropout(op.dropout, op.sequence_length);
 }
 
 void check(const NormForward& op) {
@@ -148,10 +157,9 @@ void check(const NormForward& op) {
   checker.matrix("y", op.y, compute, op.x.rows, op.x.cols);
   check_norm_statistics(checker, op);
   if (op.branch.given()) {
-    checker.sequences(op.x.rows, op.sequence_length);
     checker.matrix("branch", op.branch, compute, op.x.rows, op.x.cols);
     checker.matrix("x_out", op.x_out, op.x.dtype, op.x.rows, op.x.cols);
-    checker.dropout(op.dropout);
+    checker.dropout(op.dropout, op.sequence_length);
   }
 }
 
@@ -173,19 +181,17 @@ void check(const ResidualAdd& op) {
   const Checker checker(op.name);
   checker.real("x", op.x);
   checker.real("branch", op.branch);
-  checker.sequences(op.x.rows, op.sequence_length);
   checker.matrix("branch", op.branch, op.branch.dtype, op.x.rows, op.x.cols);
   checker.matrix("x_out", op.x_out, op.x.dtype, op.x.rows, op.x.cols);
-  checker.dropout(op.dropout);
+  checker.dropout(op.dropout, op.sequence_length);
 }
 
 void check(const BranchBackward& op) {
   const Checker checker(op.name);
   checker.real("dx", op.dx);
   checker.real("d_branch", op.d_branch);
-  checker.sequences(op.dx.rows, op.sequence_length);
   checker.matrix("d_branch", op.d_branch, op.d_branch.dtype, op.dx.rows, op.dx.cols);
-  checker.dropout(op.dropout);
+  checker.dropout(op.dropout, op.sequence_length);
 }
 
 void check(const LinearForward& op) {
@@ -263,10 +269,24 @@ void check(const ActivationBackward& op) {
   checker.separate("dx may not be x", op.dx, op.x);
 }
 
+void check(const CrossEntropyStatistics& op) {
+  const Checker checker(op.name);
+  checker.real("logits", op.logits);
+  checker.require(op.vocab_size > 0 && op.first_token >= 0, "vocab_size is not positive, or first_token negative");
+  checker.matrix("statistics", op.statistics, DType::f32, 3, op.logits.rows);
+}
+
 void check(const CrossEntropy& op) {
   const Checker checker(op.name);
   checker.real("logits", op.logits);
-  checker.require(op.vocab_size > 0 && op.vocab_size <= op.logits.cols, "vocab_size is not in [1, logits.cols]");
+  if (op.statistics.given()) {
+    checker.require(op.vocab_size > 0 && op.first_token >= 0, "vocab_size is not positive, or first_token negative");
+    checker.require(op.statistics.rows % 3 == 0, "statistics are not three rows for each slice");
+    checker.matrix("statistics", op.statistics, DType::f32, op.statistics.rows, op.logits.rows);
+  } else {
+    checker.require(op.vocab_size > 0 && op.vocab_size <= op.logits.cols, "vocab_size is not in [1, logits.cols]");
+    checker.require(op.first_token == 0, "a slice of the vocabulary needs the statistics of all");
+  }
   checker.matrix("losses", op.losses, DType::f32, 1, op.logits.rows);
   if (!op.d_logits.given()) return;
   checker.real("d_logits", op.d_logits);
@@ -282,7 +302,7 @@ void check(const SquaredNorm& op) {
   const Checker checker(op.name);
   checker.matrix("gradients", op.gradients, DType::f32, 1, op.gradients.cols);
   checker.require(op.num_segments > 0, "there are no segments");
-  checker.matrix("partials", op.partials, DType::f64, 1, op.num_segments);
+  checker.matrix("partials", op.partials, DType::f64, 1, op.partials.cols);
 }
 
 void check(const PrepareUpdate& op) {
@@ -310,6 +330,12 @@ void check(const Cast& op) {
   checker.real("from", op.from);
   checker.real("to", op.to);
   checker.matrix("to", op.to, op.to.dtype, op.from.rows, op.from.cols);
+}
+
+void check(const Add& op) {
+  const Checker checker(op.name);
+  checker.matrix("from", op.from, DType::f32, op.to.rows, op.to.cols);
+  checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
 }
 
 }  // namespace gptrain

@@ -138,8 +138,12 @@ Footprint footprint(const ActivationBackward& op, const Target&) {
   return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx})};
 }
 
+Footprint footprint(const CrossEntropyStatistics& op, const Target&) {
+  return {.bytes_moved = moved({op.logits, op.statistics})};
+}
+
 Footprint footprint(const CrossEntropy& op, const Target&) {
-  return {.bytes_moved = moved({op.logits, op.d_logits, op.losses})};
+  return {.bytes_moved = moved({op.logits, op.d_logits, op.losses, op.statistics})};
 }
 
 Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_moved = moved({op.losses})}; }
@@ -157,5 +161,7 @@ Footprint footprint(const AdamW& op, const Target&) {
 }
 
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
+
+Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
 
 }  // namespace gptrain

@@ -29,15 +29,22 @@ namespace gptrain {
 // t, low(s), high(s)}). Attention probabilities take (query, key) in the place of (token, column), under a key of their
 // own for each (layer, head): `key` gives the layer's, and head n (global) uses philox(key, {n, 0, 0, 0}) words 0
 // and 1.
+//
+// A rank that holds only some rows of the micro-batch, or some heads, says where its own begin, so that it draws what
+// one rank that holds all would.
 struct Dropout {
   double p = 0;
   PhiloxKey key;
   const int64_t* sample_ids = nullptr;  // device memory, [B]: global sample numbers
+  int64_t first_row = 0;                // of the micro-batch: the operand's row 0
+  int64_t first_head = 0;               // of the model: the operand's head 0
 };
 
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 // x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
+// The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`: other tokens
+// contribute zero, and the sum of x over the slices is the whole (dropout is linear).
 struct EmbeddingForward {
   static constexpr std::string_view name = "embedding_forward";
   const int32_t* tokens;  // [N]
@@ -46,11 +53,13 @@ struct EmbeddingForward {
   Matrix position_table;  // [>= T, h] or not given
   Dropout dropout;
   Matrix x;  // [N, h] out
+  int64_t first_token = 0;
+  int64_t num_tokens = 0;  // 0: the table is whole
 };
 
 // d_token_table[v] (+)= sum over n with tokens[n] = v of dropout'(dx[n]); d_position_table[t] (+)= sum over b of
 // dropout'(dx[b T + t]). Gradients f32, sums in row order. With the token flag false every row of the table is written;
-// likewise the position flag, all rows past T included.
+// likewise the position flag, all rows past T included. The token table may be a slice, as in EmbeddingForward.
 struct EmbeddingBackward {
   static constexpr std::string_view name = "embedding_backward";
   const int32_t* tokens;
@@ -61,6 +70,8 @@ struct EmbeddingBackward {
   Matrix d_position_table;  // [>= T, h] f32 or not given
   bool accumulate_token;
   bool accumulate_position;
+  int64_t first_token = 0;
+  int64_t num_tokens = 0;  // 0: the table is whole
 };
 
 // x_out = x + dropout(branch), rounded to R; y = norm(x_out) (of the rounded value, so that recomputing it from x_out
@@ -235,9 +246,22 @@ struct ActivationBackward {
   Matrix dx;  // like x, out
 };
 
+// Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the
+// sum of e^(logit - m), and the target's logit (0 where the target is in another slice). Where the slice has padding only, m is
+// minus infinity and the sum 0.
+struct CrossEntropyStatistics {
+  static constexpr std::string_view name = "cross_entropy_statistics";
+  int64_t vocab_size;  // V
+  int64_t first_token;
+  const int32_t* targets;  // [N]
+  Matrix logits;           // [N, cols] f32 or bf16
+  Matrix statistics;       // [3, N] f32 out
+};
+
 // losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). With d_logits given:
 // the gradient of (sum of losses + z_loss * sum of lse^2) * state->inverse_tokens, padded columns zero; it may alias
-// logits if dtypes agree, and only it is in C.
+// logits if dtypes agree, and only it is in C. With `statistics` given the logits are a slice of the vocabulary that
+// begins at first_token, and the statistics of all slices, in order, take the place of a pass over the others.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   int64_t vocab_size;  // V
@@ -247,6 +271,8 @@ struct CrossEntropy {
   Matrix logits;    // [N, Vp] f32 or bf16
   Matrix d_logits;  // [N, Vp] C out, or not given (evaluation)
   Matrix losses;    // [1, N] f32 out
+  Matrix statistics = {};  // [3 slices, N] f32, or not given
+  int64_t first_token = 0;
 };
 
 // state->loss_sum += sum of losses, in f64, in order.
@@ -256,17 +282,18 @@ struct AccumulateLoss {
   StepState* state;
 };
 
-// partials[i] = sum of squares of segment i of the gradients, in f64.
+// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; 0 where there is none.
 struct SquaredNorm {
   static constexpr std::string_view name = "squared_norm";
   struct Segment {
     int64_t offset;  // elements from the start of the buffer
     int64_t count;
+    int64_t partial;
   };
   const Segment* segments;  // device memory
   int64_t num_segments;
   Matrix gradients;  // [1, elements] f32
-  Matrix partials;   // [1, num_segments] f64 out
+  Matrix partials;   // [1, n] f64 out
 };
 
 // Ends the norm and decides the update: squared_norm = sum of partials in order; skip = loss_sum or squared_norm is not
@@ -307,6 +334,13 @@ struct Cast {
   Matrix from, to;
 };
 
+// to += from. Same shape, f32.
+struct Add {
+  static constexpr std::string_view name = "add";
+  Matrix from;
+  Matrix to;  // in and out
+};
+
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \
   X(EmbeddingBackward)         \
@@ -323,11 +357,13 @@ struct Cast {
   X(AttentionBackward)         \
   X(ActivationForward)         \
   X(ActivationBackward)        \
+  X(CrossEntropyStatistics)    \
   X(CrossEntropy)              \
   X(AccumulateLoss)            \
   X(SquaredNorm)               \
   X(PrepareUpdate)             \
   X(AdamW)                     \
-  X(Cast)
+  X(Cast)                      \
+  X(Add)
 
 }  // namespace gptrain

@@ -86,7 +86,7 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   view.o_stride = op.o.stride;
   view.lse = op.lse.template as<float>() + (sequence * op.num_heads + head) * op.lse.stride;
   if (op.dropout.p > 0) {
-    const auto words = philox(op.dropout.key, {static_cast<uint32_t>(head), 0, 0, 0});
+    const auto words = philox(op.dropout.key, {static_cast<uint32_t>(op.dropout.first_head + head), 0, 0, 0});
     const auto sample = static_cast<uint64_t>(op.dropout.sample_ids[sequence]);
     view.drop_threshold = drop_threshold(op.dropout.p);
     view.keep_scale = static_cast<float>(1 / (1 - op.dropout.p));

@@ -143,6 +143,11 @@ void CpuBackend::run(const ActivationBackward& op) {
   cpu_activation_backward(op, context_);
 }
 
+void CpuBackend::run(const CrossEntropyStatistics& op) {
+  prepare(op);
+  cpu_cross_entropy_statistics(op, context_);
+}
+
 void CpuBackend::run(const CrossEntropy& op) {
   prepare(op);
   cpu_cross_entropy(op, context_);
@@ -171,6 +176,11 @@ void CpuBackend::run(const AdamW& op) {
 void CpuBackend::run(const Cast& op) {
   prepare(op);
   cpu_cast(op, context_);
+}
+
+void CpuBackend::run(const Add& op) {
+  prepare(op);
+  cpu_add(op, context_);
 }
 
 std::unique_ptr<Backend> make_cpu_backend(int num_threads) { return std::make_unique<CpuBackend>(num_threads); }

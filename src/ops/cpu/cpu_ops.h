@@ -46,11 +46,13 @@ void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, cons
 void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context);
 void cpu_activation_forward(const ActivationForward& op, const CpuContext& context);
 void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context);
+void cpu_cross_entropy_statistics(const CrossEntropyStatistics& op, const CpuContext& context);
 void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context);
 void cpu_accumulate_loss(const AccumulateLoss& op);
 void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context);
 void cpu_prepare_update(const PrepareUpdate& op);
 void cpu_adamw(const AdamW& op, const CpuContext& context);
 void cpu_cast(const Cast& op, const CpuContext& context);
+void cpu_add(const Add& op, const CpuContext& context);
 
 }  // namespace gptrain

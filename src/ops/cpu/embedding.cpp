@@ -24,7 +24,7 @@ int64_t cpu_scratch_bytes(const EmbeddingForward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const EmbeddingBackward&, int) { return 0; }
 
 void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context) {
-  check_tokens(EmbeddingForward::name, op.tokens, op.x.rows, op.token_table.rows);
+  check_tokens(EmbeddingForward::name, op.tokens, op.x.rows, op.num_tokens > 0 ? op.num_tokens : op.token_table.rows);
   parallel_shares(context.num_threads, op.x.rows,
                   [&](int64_t first, int64_t end) { context.kernels->embedding_forward(op, first, end); });
 }
@@ -32,7 +32,8 @@ void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context
 // A table row belongs to one thread in each block of columns, so that its sum is taken in row order: threads share the
 // work by columns first and, where there are more threads than blocks of columns, by classes of tokens.
 void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& context) {
-  check_tokens(EmbeddingBackward::name, op.tokens, op.dx.rows, op.d_token_table.rows);
+  check_tokens(EmbeddingBackward::name, op.tokens, op.dx.rows,
+               op.num_tokens > 0 ? op.num_tokens : op.d_token_table.rows);
   const int64_t cols = op.dx.cols;
   if (!op.accumulate_token) {
     parallel_shares(context.num_threads, op.d_token_table.rows, [&](int64_t first, int64_t end) {

@@ -7,16 +7,32 @@
 
 namespace gptrain {
 
+int64_t cpu_scratch_bytes(const CrossEntropyStatistics&, int) { return 0; }
 int64_t cpu_scratch_bytes(const CrossEntropy&, int) { return 0; }
 int64_t cpu_scratch_bytes(const AccumulateLoss&, int) { return 0; }
 
-void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context) {
+namespace {
+
+template <typename Op>
+void check_targets(const Op& op) {
   for (int64_t i = 0; i < op.logits.rows; ++i) {
     if (op.targets[i] >= op.vocab_size) {
-      throw std::logic_error(fmt::format("{}: targets[{}] = {} is outside the vocabulary of {}", CrossEntropy::name, i,
+      throw std::logic_error(fmt::format("{}: targets[{}] = {} is outside the vocabulary of {}", Op::name, i,
                                          op.targets[i], op.vocab_size));
     }
   }
+}
+
+}  // namespace
+
+void cpu_cross_entropy_statistics(const CrossEntropyStatistics& op, const CpuContext& context) {
+  check_targets(op);
+  parallel_shares(context.num_threads, op.logits.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->cross_entropy_statistics(op, first, end); });
+}
+
+void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context) {
+  check_targets(op);
   parallel_shares(context.num_threads, op.logits.rows,
                   [&](int64_t first, int64_t end) { context.kernels->cross_entropy(op, first, end); });
 }

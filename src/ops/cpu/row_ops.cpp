@@ -37,15 +37,32 @@ void cpu_activation_backward(const ActivationBackward& op, const CpuContext& con
                   [&](int64_t first, int64_t end) { context.kernels->activation_backward(op, first, end); });
 }
 
-// A flat buffer is one long row, so rows are cut into chunks.
-void cpu_cast(const Cast& op, const CpuContext& context) {
+namespace {
+
+// A flat buffer is one long row, so rows are cut into chunks: body(row, first column, end column).
+template <typename Body>
+void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& body) {
   constexpr int64_t chunk = 1 << 14;
-  const int64_t chunks_per_row = (op.from.cols + chunk - 1) / chunk;
-  parallel_shares(context.num_threads, op.from.rows * chunks_per_row, [&](int64_t first, int64_t end) {
+  const int64_t chunks_per_row = (matrix.cols + chunk - 1) / chunk;
+  parallel_shares(num_threads, matrix.rows * chunks_per_row, [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; ++i) {
       const int64_t column = i % chunks_per_row * chunk;
-      context.kernels->cast(op, i / chunks_per_row, column, std::min(column + chunk, op.from.cols));
+      body(i / chunks_per_row, column, std::min(column + chunk, matrix.cols));
     }
+  });
+}
+
+}  // namespace
+
+void cpu_cast(const Cast& op, const CpuContext& context) {
+  for_each_chunk_of_rows(context.num_threads, op.from, [&](int64_t row, int64_t first, int64_t end) {
+    context.kernels->cast(op, row, first, end);
+  });
+}
+
+void cpu_add(const Add& op, const CpuContext& context) {
+  for_each_chunk_of_rows(context.num_threads, op.to, [&](int64_t row, int64_t first, int64_t end) {
+    context.kernels->add(op, row, first, end);
   });
 }
 

@@ -51,11 +51,12 @@ void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
                  [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
                    sums[index] = context.kernels->sum_of_squares(gradients + first, end - first);
                  });
+  auto* const partials = op.partials.as<double>();
+  std::fill_n(partials, op.partials.cols, 0.0);
   int64_t index = 0;
   for (int64_t i = 0; i < op.num_segments; ++i) {
-    double sum = 0;
-    for (const int64_t end = index + num_chunks(op.segments[i].count); index < end; ++index) sum += sums[index];
-    op.partials.as<double>()[i] = sum;
+    const int64_t end = index + num_chunks(op.segments[i].count);
+    for (; index < end; ++index) partials[op.segments[i].partial] += sums[index];
   }
 }
 

@@ -19,10 +19,11 @@ struct DropoutRow {
 };
 
 inline DropoutRow dropout_row(const Dropout& dropout, int64_t row, int64_t sequence_length) {
-  const auto sample = static_cast<uint64_t>(dropout.sample_ids[row / sequence_length]);
+  const int64_t of_batch = dropout.first_row + row;
+  const auto sample = static_cast<uint64_t>(dropout.sample_ids[of_batch / sequence_length]);
   return {dropout.key.k0,
           dropout.key.k1,
-          static_cast<uint32_t>(row % sequence_length),
+          static_cast<uint32_t>(of_batch % sequence_length),
           static_cast<uint32_t>(sample),
           static_cast<uint32_t>(sample >> 32),
           drop_threshold(dropout.p),

@@ -4,6 +4,12 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
+// The row of a slice of the table that holds the token, or -1.
+inline int64_t row_of_token(int32_t token, int64_t first_token, int64_t rows) {
+  const int64_t row = token - first_token;
+  return row >= 0 && row < rows ? row : -1;
+}
+
 template <typename R, typename C>
 void lookup(const C* token, const C* position, R* x, int64_t count) {
   if (position == nullptr) {
@@ -24,6 +30,27 @@ void lookup_with_dropout(const C* token, const C* position, const float* factors
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) store(x + i, (load(token + i) + load(position + i)) * factors[i]);
   }
+}
+
+// The row of a token that another slice holds: its position, or zero.
+template <typename R, typename C>
+void without_token(const EmbeddingForward& op, const C* position, int64_t row, R* x) {
+  const int64_t cols = op.x.cols;
+  if (position == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < cols; ++i) store(x + i, 0.0F);
+    return;
+  }
+  if (op.dropout.p > 0) {
+    for_dropout_spans(op.dropout, row, op.sequence_length, 0, cols,
+                      [&](int64_t at, int64_t count, const float* factors) {
+#pragma omp simd
+                        for (int64_t i = 0; i < count; ++i) store(x + at + i, load(position + at + i) * factors[i]);
+                      });
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < cols; ++i) store(x + i, load(position + i));
 }
 
 // sums += dropout'(dx of `row`) in the columns [first, end).
@@ -50,10 +77,15 @@ void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t en
     with_type(op.token_table.dtype, [&](auto compute_type) {
       using C = decltype(compute_type);
       for (int64_t row = first_row; row < end_row; ++row) {
-        const C* token = row_of<C>(op.token_table, op.tokens[row]);
         const C* position =
             op.position_table.rows > 0 ? row_of<C>(op.position_table, row % op.sequence_length) : nullptr;
         R* x = row_of<R>(op.x, row);
+        const int64_t token_row = row_of_token(op.tokens[row], op.first_token, op.token_table.rows);
+        if (token_row < 0) {
+          without_token(op, position, row, x);
+          continue;
+        }
+        const C* token = row_of<C>(op.token_table, token_row);
         if (op.dropout.p > 0) {
           for_dropout_spans(
               op.dropout, row, op.sequence_length, 0, op.x.cols, [&](int64_t at, int64_t count, const float* factors) {
@@ -72,7 +104,9 @@ void embedding_backward_tokens(const EmbeddingBackward& op, int64_t token_class,
   with_type(op.dx.dtype, [&](auto type) {
     for (int64_t row = 0; row < op.dx.rows; ++row) {
       if (op.tokens[row] % num_classes != token_class) continue;
-      add_row<decltype(type)>(op, row, first_column, end_column, row_of<float>(op.d_token_table, op.tokens[row]));
+      const int64_t token_row = row_of_token(op.tokens[row], op.first_token, op.d_token_table.rows);
+      if (token_row < 0) continue;
+      add_row<decltype(type)>(op, row, first_column, end_column, row_of<float>(op.d_token_table, token_row));
     }
   });
 }

@@ -42,6 +42,7 @@ struct KernelTable {
   void (*activation_forward)(const ActivationForward& op, int64_t first_row, int64_t end_row);
   void (*activation_backward)(const ActivationBackward& op, int64_t first_row, int64_t end_row);
 
+  void (*cross_entropy_statistics)(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row);
   void (*cross_entropy)(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 
   double (*sum_of_squares)(const float* values, int64_t count);
@@ -51,6 +52,7 @@ struct KernelTable {
   void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
                        int64_t first_column, int64_t end_column);
   void (*cast)(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
+  void (*add)(const Add& op, int64_t row, int64_t first_column, int64_t end_column);
 };
 
 #ifdef __x86_64__

@@ -17,11 +17,13 @@ void query_key_forward(const QueryKeyForward& op, RotaryView rotary, int64_t fir
 void query_key_backward(const QueryKeyBackward& op, RotaryView rotary, int64_t first_row, int64_t end_row, float* work);
 void activation_forward(const ActivationForward& op, int64_t first_row, int64_t end_row);
 void activation_backward(const ActivationBackward& op, int64_t first_row, int64_t end_row);
+void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row);
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 double sum_of_squares(const float* values, int64_t count);
 void adamw(const AdamW& op, bool decay, int64_t first, int64_t end);
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
                   int64_t first_column, int64_t end_column);
 void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
+void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column);
 
 }  // namespace gptrain::GPTRAIN_ISA

@@ -61,20 +61,69 @@ void clear(C* values, int64_t first, int64_t end) {
   for (int64_t i = first; i < end; ++i) store(values + i, 0.0F);
 }
 
+// A row of the logits, whole or a slice of the vocabulary.
+struct LogitsRow {
+  SoftmaxSums sums;     // over the whole vocabulary
+  double target_logit;  // minus sums.maximum
+};
+
+// True columns of a slice of the logits.
+inline int64_t true_columns(int64_t vocab_size, int64_t first_token, int64_t cols) {
+  const int64_t left = vocab_size - first_token;
+  return left < 0 ? 0 : left < cols ? left : cols;
+}
+
+// Statistics of slices, in order, make those of the whole row.
+inline LogitsRow combine_slices(const CrossEntropy& op, int64_t row) {
+  LogitsRow result{{-infinity, 0}, 0};
+  for (int64_t i = 0; i < op.statistics.rows; i += 3) {
+    const float maximum = row_of<float>(op.statistics, i)[row];
+    result.sums.maximum = maximum > result.sums.maximum ? maximum : result.sums.maximum;
+  }
+  for (int64_t i = 0; i < op.statistics.rows; i += 3) {
+    const float maximum = row_of<float>(op.statistics, i)[row];
+    const double sum = static_cast<double>(row_of<float>(op.statistics, i + 1)[row]);
+    // A slice of padding has no share, and its minus infinity is not to meet another; a NaN is to be seen.
+    if (sum != 0) result.sums.sum += sum * static_cast<double>(exp_f32(maximum - result.sums.maximum));
+    result.target_logit += static_cast<double>(row_of<float>(op.statistics, i + 2)[row]);
+  }
+  result.target_logit -= static_cast<double>(result.sums.maximum);
+  return result;
+}
+
+template <typename L>
+void row_statistics(const CrossEntropyStatistics& op, int64_t row) {
+  const L* logits = row_of<L>(op.logits, row);
+  const int64_t cols = true_columns(op.vocab_size, op.first_token, op.logits.cols);
+  const SoftmaxSums sums = softmax_sums(logits, cols);
+  const int64_t target = op.targets[row] - op.first_token;
+  row_of<float>(op.statistics, 0)[row] = sums.maximum;
+  row_of<float>(op.statistics, 1)[row] = static_cast<float>(sums.sum);
+  row_of<float>(op.statistics, 2)[row] =
+      op.targets[row] >= 0 && target >= 0 && target < cols ? load(logits + target) : 0.0F;
+}
+
 template <typename L, typename C>
 void row_loss(const CrossEntropy& op, int64_t row) {
   const L* logits = row_of<L>(op.logits, row);
   C* d_logits = op.d_logits.rows > 0 ? row_of<C>(op.d_logits, row) : nullptr;
   float* loss = row_of<float>(op.losses, 0) + row;
-  const int32_t target = op.targets[row];
-  if (target < 0) {
+  if (op.targets[row] < 0) {
     *loss = 0;
     if (d_logits != nullptr) clear(d_logits, 0, op.d_logits.cols);
     return;
   }
-  const SoftmaxSums sums = softmax_sums(logits, op.vocab_size);
+  const int64_t cols = true_columns(op.vocab_size, op.first_token, op.logits.cols);
+  const int64_t target = op.targets[row] - op.first_token;
+  LogitsRow whole;
+  if (op.statistics.rows > 0) {
+    whole = combine_slices(op, row);
+  } else {
+    whole.sums = softmax_sums(logits, cols);
+    whole.target_logit = static_cast<double>(load(logits + target)) - static_cast<double>(whole.sums.maximum);
+  }
+  const auto& [sums, target_logit] = whole;
   const double log_sum = __builtin_log(sums.sum);
-  const double target_logit = static_cast<double>(load(logits + target)) - static_cast<double>(sums.maximum);
   *loss = static_cast<float>(log_sum - target_logit);
   if (d_logits == nullptr) return;
 
@@ -82,14 +131,22 @@ void row_loss(const CrossEntropy& op, int64_t row) {
   const double lse = static_cast<double>(sums.maximum) + log_sum;
   const double inverse_tokens = static_cast<double>(op.state->inverse_tokens);
   const double scale = (1.0 + 2.0 * op.z_loss * lse) * inverse_tokens / sums.sum;
-  const float target_exponential = exp_f32(static_cast<float>(target_logit));
-  gradient_row(logits, d_logits, op.vocab_size, sums.maximum, static_cast<float>(scale));
-  // Rounded once: the difference is taken before it is stored.
-  store(d_logits + target, static_cast<float>(static_cast<double>(target_exponential) * scale - inverse_tokens));
-  clear(d_logits, op.vocab_size, op.d_logits.cols);
+  gradient_row(logits, d_logits, cols, sums.maximum, static_cast<float>(scale));
+  if (target >= 0 && target < cols) {
+    // Rounded once: the difference is taken before it is stored.
+    const double target_exponential = static_cast<double>(exp_f32(static_cast<float>(target_logit)));
+    store(d_logits + target, static_cast<float>(target_exponential * scale - inverse_tokens));
+  }
+  clear(d_logits, cols, op.d_logits.cols);
 }
 
 }  // namespace
+
+void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row) {
+  with_type(op.logits.dtype, [&](auto type) {
+    for (int64_t row = first_row; row < end_row; ++row) row_statistics<decltype(type)>(op, row);
+  });
+}
 
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row) {
   with_type(op.logits.dtype, [&](auto logits_type) {

@@ -54,4 +54,11 @@ void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column)
   });
 }
 
+void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column) {
+  const float* from = row_of<float>(op.from, row);
+  float* to = row_of<float>(op.to, row);
+#pragma omp simd
+  for (int64_t i = first_column; i < end_column; ++i) to[i] += from[i];
+}
+
 }  // namespace gptrain::GPTRAIN_ISA

@@ -20,11 +20,13 @@ const KernelTable table{
     .query_key_backward = query_key_backward,
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,
+    .cross_entropy_statistics = cross_entropy_statistics,
     .cross_entropy = cross_entropy,
     .sum_of_squares = sum_of_squares,
     .adamw = adamw,
     .add_partials = add_partials,
     .cast = cast,
+    .add = add,
 };
 
 }  // namespace gptrain::GPTRAIN_ISA
