@@ -12,62 +12,23 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <type_traits>
 
 #include "base/error.h"
+#include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/reduce.h"
 
 namespace gptrain {
 namespace {
 
-enum class Operation : uint8_t {
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  barrier,
-  send,
-  receive
-};
-
 // What one rank asks for, with its buffers.
-struct Call {
-  Operation operation = Operation::barrier;
+struct LocalCall : Call {
   const void* in = nullptr;
   void* out = nullptr;
-  int64_t count = 0;
-  DType dtype = DType::u8;
-  ReduceOp op = ReduceOp::sum;  // of reductions
-  int peer = 0;                 // root of a broadcast, other side of a send or receive
 };
 
-std::string describe(const Call& call) {
-  static constexpr const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                          "broadcast",  "barrier",        "send",       "receive"};
-  static constexpr const char* reductions[] = {"sum", "max", "min"};
-  std::string where;
-  if (call.operation <= Operation::reduce_scatter) where = fmt::format(", {}", reductions[static_cast<int>(call.op)]);
-  if (call.operation == Operation::broadcast) where = fmt::format(", root {}", call.peer);
-  if (call.operation == Operation::send) where = fmt::format(" to rank {}", call.peer);
-  if (call.operation == Operation::receive) where = fmt::format(" from rank {}", call.peer);
-  const auto what =
-      call.operation == Operation::barrier ? "" : fmt::format("{} x {}", call.count, dtype_name(call.dtype));
-  return fmt::format("{}({}{})", names[static_cast<int>(call.operation)], what, where);
-}
-
-// The first thing in which two calls of one collective differ; null if they agree.
-const char* difference(const Call& a, const Call& b) {
-  if (a.operation != b.operation) return "operation";
-  if (a.count != b.count) return "count";
-  if (a.dtype != b.dtype) return "type";
-  if (a.op != b.op) return "reduction";
-  if (a.peer != b.peer) return "root";
-  return nullptr;
-}
-
 struct Transfer {
-  Call call;
+  LocalCall call;
   bool posted = false;  // a send that is in its mailbox
   bool done = false;
 };
@@ -86,10 +47,10 @@ class LocalGroup {
 
   int size() const { return size_; }
   // Valid between meet(rank, call) and the collective's last meet(rank).
-  const Call& call(int rank) const { return calls_[static_cast<size_t>(rank)]; }
+  const LocalCall& call(int rank) const { return calls_[static_cast<size_t>(rank)]; }
 
   // Publishes `call` and returns when every rank has published the same one.
-  void meet(int rank, const Call& call) {
+  void meet(int rank, const LocalCall& call) {
     std::unique_lock lock(mutex_);
     calls_[static_cast<size_t>(rank)] = call;
     arrive(lock, rank, true);
@@ -126,7 +87,7 @@ class LocalGroup {
   // The slot of one ordered pair. A sender clears its own slot, so that its next send waits for this one to be taken.
   struct Mailbox {
     enum class State : uint8_t { empty, offered, taken } state = State::empty;
-    Call offer;
+    LocalCall offer;
   };
 
   // A barrier; generation_ plays the part of a reversing sense. The last to arrive checks for the others.
@@ -151,8 +112,7 @@ class LocalGroup {
   void check_agreement() {
     for (int rank = 1; rank < size_; ++rank) {
       if (const char* what = difference(call(0), call(rank)))
-        fail(fmt::format("the ranks of a group disagree on the {}: rank 0 calls {}, rank {} calls {}", what,
-                         describe(call(0)), rank, describe(call(rank))));
+        fail(disagreement(what, 0, call(0), rank, call(rank)).what());
     }
   }
 
@@ -173,14 +133,12 @@ class LocalGroup {
       }
     }
     for (Transfer& transfer : transfers) {
-      const Call& call = transfer.call;
+      const LocalCall& call = transfer.call;
       if (transfer.done || call.operation != Operation::receive) continue;
       Mailbox& mailbox = mailbox_of(call.peer, rank);
       if (mailbox.state != Mailbox::State::offered) continue;
-      if (mailbox.offer.count != call.count || mailbox.offer.dtype != call.dtype) {
-        fail(fmt::format("the ranks of a group disagree on the {}: rank {} calls {}, rank {} calls {}",
-                         mailbox.offer.count != call.count ? "count" : "type", call.peer, describe(mailbox.offer), rank,
-                         describe(call)));
+      if (const char* what = transfer_difference(mailbox.offer, call)) {
+        fail(disagreement(what, call.peer, mailbox.offer, rank, call).what());
         return false;
       }
       if (call.count > 0)
@@ -239,7 +197,7 @@ class LocalGroup {
   std::mutex mutex_;  // guards all that follows, but for the reads that call() allows
   std::condition_variable change_seen_;
   std::atomic<uint64_t> change_ = 0;
-  std::vector<Call> calls_;
+  std::vector<LocalCall> calls_;
   std::vector<bool> left_;
   std::vector<Mailbox> mailboxes_;  // [source * size + destination]
   uint64_t generation_ = 0;
@@ -249,60 +207,6 @@ class LocalGroup {
   std::string failure_;  // empty: none
 };
 
-template <typename T>
-T combine(T a, T b, ReduceOp op) {
-  if (op == ReduceOp::sum) {
-    // Integer sums wrap around instead of being undefined.
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
-    return a + b;
-  }
-  // A NaN of any rank wins.
-  const bool keep = op == ReduceOp::max ? a > b : a < b;
-  return keep || a != a ? a : b;
-}
-
-float widen(bf16 value) { return to_float(value); }
-template <typename T>
-T widen(T value) {
-  return value;
-}
-void narrow(float value, bf16& out) { out = to_bf16(value); }
-template <typename T>
-void narrow(T value, T& out) {
-  out = value;
-}
-
-// out[i] = reduction over ranks of in[first + i]. Works through a block at a time, which is read from every rank before
-// any of it is written, so that out may be this rank's own in + first.
-template <typename T>
-void reduce(const LocalGroup& group, int64_t first, int64_t count, T* out, ReduceOp op) {
-  using Wide = decltype(widen(T{}));
-  constexpr int64_t block_size = 1024;
-  Wide block[block_size];
-  for (int64_t start = 0; start < count; start += block_size) {
-    const int64_t n = std::min(block_size, count - start);
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const T* in = static_cast<const T*>(group.call(rank).in) + first + start;
-      if (rank == 0) {
-        for (int64_t i = 0; i < n; ++i) block[i] = widen(in[i]);
-      } else {
-        for (int64_t i = 0; i < n; ++i) block[i] = combine(block[i], widen(in[i]), op);
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) narrow(block[i], out[start + i]);
-  }
-}
-
-// The same for the types that reductions support; others are refused before the ranks meet.
-void reduce(const LocalGroup& group, int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
-  if (dtype == DType::f32) reduce(group, first, count, static_cast<float*>(out), op);
-  if (dtype == DType::bf16) reduce(group, first, count, static_cast<bf16*>(out), op);
-  if (dtype == DType::f64) reduce(group, first, count, static_cast<double*>(out), op);
-  if (dtype == DType::i32) reduce(group, first, count, static_cast<int32_t*>(out), op);
-  if (dtype == DType::i64) reduce(group, first, count, static_cast<int64_t*>(out), op);
-}
-
 // Copies unless both are the same place (an operand that is already where it belongs).
 void copy(std::byte* out, const std::byte* in, int64_t bytes) {
   if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
@@ -310,7 +214,8 @@ void copy(std::byte* out, const std::byte* in, int64_t bytes) {
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+  LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank)
+      : group_(std::move(group)), rank_(rank), inputs_(static_cast<size_t>(group_->size())) {}
   LocalCommunicator(const LocalCommunicator&) = delete;
   LocalCommunicator& operator=(const LocalCommunicator&) = delete;
   ~LocalCommunicator() override { group_->leave(rank_); }
@@ -319,12 +224,12 @@ class LocalCommunicator final : public Communicator {
   int size() const override { return group_->size(); }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    begin({Operation::all_reduce, data, data, count, dtype, op, 0});
+    begin({{Operation::all_reduce, dtype, op, 0, count}, data, data});
     if (size() == 1) return;
     const auto slice = [&](int rank) { return count * rank / size(); };
     // Nobody else touches slice r of rank r's data until it holds the result.
     const int64_t first = slice(rank_);
-    reduce(*group_, first, slice(rank_ + 1) - first, place(data, first, dtype), dtype, op);
+    reduce_peers(first, slice(rank_ + 1) - first, place(data, first, dtype), dtype, op);
     group_->meet(rank_);
     for (int rank = 0; rank < size(); ++rank)
       copy(place(data, slice(rank), dtype), place(group_->call(rank).in, slice(rank), dtype),
@@ -333,20 +238,20 @@ class LocalCommunicator final : public Communicator {
   }
 
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
-    begin({Operation::reduce_scatter, in, out, count, dtype, op, 0});
-    reduce(*group_, rank_ * count, count, out, dtype, op);
+    begin({{Operation::reduce_scatter, dtype, op, 0, count}, in, out});
+    reduce_peers(rank_ * count, count, out, dtype, op);
     group_->meet(rank_);
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    begin({Operation::all_gather, in, out, count, dtype, ReduceOp::sum, 0});
+    begin({{Operation::all_gather, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
       copy(place(out, rank * count, dtype), place(group_->call(rank).in, 0, dtype), count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
-    begin({Operation::all_to_all, in, out, count, dtype, ReduceOp::sum, 0});
+    begin({{Operation::all_to_all, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
       copy(place(out, rank * count, dtype), place(group_->call(rank).in, rank_ * count, dtype),
            count * dtype_bytes(dtype));
@@ -354,16 +259,16 @@ class LocalCommunicator final : public Communicator {
   }
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
-    begin({Operation::broadcast, data, data, count, dtype, ReduceOp::sum, root});
+    begin({{Operation::broadcast, dtype, ReduceOp::sum, root, count}, data, data});
     copy(place(data, 0, dtype), place(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
   void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::send, data, nullptr, count, dtype, ReduceOp::sum, peer});
+    transfer({{Operation::send, dtype, ReduceOp::sum, peer, count}, data, nullptr});
   }
   void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::receive, nullptr, data, count, dtype, ReduceOp::sum, peer});
+    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count}, nullptr, data});
   }
   void group_start() override {
     if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
@@ -385,21 +290,21 @@ class LocalCommunicator final : public Communicator {
     return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
   }
 
-  void check(const Call& call) const {
-    if (call.count < 0 || call.peer < 0 || call.peer >= size())
-      throw Error(ExitCode::device, "{}: count or rank out of range in a group of {}", describe(call), size());
-    if (call.operation <= Operation::reduce_scatter && (call.dtype == DType::u8 || call.dtype == DType::u16))
-      throw Error(ExitCode::device, "{}: no reductions of this type", describe(call));
+  // out = reduction over ranks of elements [first, first + count) of what they published.
+  void reduce_peers(int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
+    for (int rank = 0; rank < size(); ++rank)
+      inputs_[static_cast<size_t>(rank)] = place(group_->call(rank).in, first, dtype);
+    reduce(inputs_, out, count, dtype, op);
   }
 
-  void begin(const Call& call) {
-    check(call);
+  void begin(const LocalCall& call) {
+    check_call(call, size());
     if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
     group_->meet(rank_, call);
   }
 
-  void transfer(const Call& call) {
-    check(call);
+  void transfer(const LocalCall& call) {
+    check_call(call, size());
     transfers_.push_back({.call = call});
     if (!grouping_) group_->exchange(rank_, transfers_);
   }
@@ -407,6 +312,7 @@ class LocalCommunicator final : public Communicator {
   std::shared_ptr<LocalGroup> group_;
   int rank_;
   bool grouping_ = false;
+  std::vector<const void*> inputs_;  // of a reduction
   std::vector<Transfer> transfers_;  // gathered since group_start
 };
 

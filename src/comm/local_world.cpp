@@ -1,0 +1,114 @@
+// World whose ranks are threads of one process: the first rank that asks for a group makes it for all.
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+#include "base/error.h"
+#include "comm/world.h"
+
+namespace gptrain {
+namespace {
+
+// The state that the ranks of a world share.
+class LocalWorldState {
+ public:
+  explicit LocalWorldState(int size) : num_made_(static_cast<size_t>(size)), left_(static_cast<size_t>(size)) {}
+
+  int size() const { return static_cast<int>(left_.size()); }
+
+  // `rank`'s next group.
+  std::unique_ptr<Communicator> make(int rank, const std::vector<int>& ranks) {
+    check_group(ranks, size());
+    const std::lock_guard lock(mutex_);
+    const size_t index = num_made_[static_cast<size_t>(rank)];
+    if (index == groups_.size()) groups_.push_back(first_to_ask(rank, ranks));
+    Group& group = groups_[index];
+    if (group.ranks != ranks)
+      throw Error(ExitCode::device, "the ranks disagree on group {}: rank {} makes it of {}, rank {} of {}", index,
+                  group.first_to_ask, list_ranks(group.ranks), rank, list_ranks(ranks));
+    ++num_made_[static_cast<size_t>(rank)];
+    const auto place = std::find(ranks.begin(), ranks.end(), rank);
+    if (place == ranks.end()) return nullptr;
+    return std::move(group.handles[static_cast<size_t>(place - ranks.begin())]);
+  }
+
+  void leave(int rank) {
+    const std::lock_guard lock(mutex_);
+    left_[static_cast<size_t>(rank)] = true;
+    for (size_t index = num_made_[static_cast<size_t>(rank)]; index < groups_.size(); ++index)
+      drop_handle(groups_[index], rank);
+  }
+
+ private:
+  struct Group {
+    std::vector<int> ranks;
+    std::vector<std::unique_ptr<Communicator>> handles;  // until their ranks ask for them
+    int first_to_ask;
+  };
+
+  Group first_to_ask(int rank, const std::vector<int>& ranks) {
+    Group group{ranks, make_local_group(static_cast<int>(ranks.size())), rank};
+    for (const int member : ranks)
+      if (left_[static_cast<size_t>(member)]) drop_handle(group, member);
+    return group;
+  }
+
+  // Tells the peers that `rank` will not come.
+  static void drop_handle(Group& group, int rank) {
+    const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank);
+    if (place != group.ranks.end()) group.handles[static_cast<size_t>(place - group.ranks.begin())].reset();
+  }
+
+  std::mutex mutex_;  // guards all that follows
+  std::vector<size_t> num_made_;
+  std::vector<bool> left_;
+  std::deque<Group> groups_;
+};
+
+class LocalWorld final : public World {
+ public:
+  LocalWorld(std::shared_ptr<LocalWorldState> state, int rank) : state_(std::move(state)), rank_(rank) {}
+  LocalWorld(const LocalWorld&) = delete;
+  LocalWorld& operator=(const LocalWorld&) = delete;
+  ~LocalWorld() override { state_->leave(rank_); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return state_->size(); }
+  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
+    return state_->make(rank_, ranks);
+  }
+
+ private:
+  std::shared_ptr<LocalWorldState> state_;
+  int rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<World>> make_local_world(int size) {
+  if (size < 1) throw Error(ExitCode::device, "a world needs at least one rank, not {}", size);
+  const auto state = std::make_shared<LocalWorldState>(size);
+  std::vector<std::unique_ptr<World>> worlds;
+  for (int rank = 0; rank < size; ++rank) worlds.push_back(std::make_unique<LocalWorld>(state, rank));
+  return worlds;
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string list;
+  for (const int rank : ranks) {
+    if (!list.empty()) list += ',';
+    list += std::to_string(rank);
+  }
+  return list;
+}
+
+void check_group(const std::vector<int>& ranks, int world_size) {
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= world_size || twice)
+    throw Error(ExitCode::device, "a group must hold ranks of 0 to {}, each once, not {{{}}}", world_size - 1,
+                list_ranks(ranks));
+}
+
+}  // namespace gptrain

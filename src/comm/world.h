@@ -1,0 +1,36 @@
+// All ranks of a run, and the groups that they make among themselves.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace gptrain {
+
+// One rank's place among all ranks. A process may hold the worlds of several ranks, each used by its own thread.
+class World {
+ public:
+  virtual ~World() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Makes the group of `ranks` (of the world, each once; the order of the list is the rank order inside the group) and
+  // returns this rank's handle, or null if it is no member. Collective over the world: every rank, member or not, makes
+  // the same groups in the same order, once at the start. Handles may outlive the world. Error(device): a list that is
+  // no group, or that differs from what another rank gives for the same group.
+  virtual std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) = 0;
+};
+
+// A world whose ranks are threads of this process: element r is rank r's. A world that is destroyed before its rank has
+// made all groups counts as having left those that the others make.
+std::vector<std::unique_ptr<World>> make_local_world(int size);
+
+std::string list_ranks(const std::vector<int>& ranks);  // "0,2,4"
+
+// Throws Error(device) unless `ranks` lists at least one rank of a world of that size, each once.
+void check_group(const std::vector<int>& ranks, int world_size);
+
+}  // namespace gptrain
