@@ -8,9 +8,8 @@ namespace gptrain {
 bool Units::transforms_queries() const { return shape_.model.qk_norm || shape_.model.positions == PositionKind::rope; }
 
 Units::QueryKeyValue Units::split_qkv(const Matrix& qkv) const {
-  const int64_t h = shape_.model.hidden_size;
-  const int64_t kv = shape_.model.kv_size();
-  return {qkv.column_range(0, h), qkv.column_range(h, kv), qkv.column_range(h + kv, kv)};
+  return {qkv.column_range(0, q_width()), qkv.column_range(q_width(), kv_width()),
+          qkv.column_range(q_width() + kv_width(), kv_width())};
 }
 
 Units::QueryKeyValue Units::attention_operands(const UnitCall& call) const {
@@ -18,54 +17,64 @@ Units::QueryKeyValue Units::attention_operands(const UnitCall& call) const {
   if (shape_.model.qk_norm) {
     // The norm's inputs are needed by its backward, so its outputs have a place of their own.
     const Matrix qk = saved(call, block_fields_.qk);
-    parts.q = qk.column_range(0, shape_.model.hidden_size);
-    parts.k = qk.column_range(shape_.model.hidden_size, shape_.model.kv_size());
+    parts.q = qk.column_range(0, q_width());
+    parts.k = qk.column_range(q_width(), kv_width());
   }
   return parts;
 }
 
+Units::NormSite Units::norm1_site(int64_t unit, const UnitCall& call) const {
+  const bool has_mean = shape_.model.norm == NormKind::layernorm;
+  return {block(unit).norm1, block(unit).norm1_bias, has_mean ? saved(call, block_fields_.mean1) : Matrix{},
+          saved(call, block_fields_.rstd1)};
+}
+
+Units::NormSite Units::norm2_site(int64_t unit, const UnitCall& call) const {
+  const bool has_mean = shape_.model.norm == NormKind::layernorm;
+  return {block(unit).norm2, block(unit).norm2_bias, has_mean ? saved(call, block_fields_.mean2) : Matrix{},
+          saved(call, block_fields_.rstd2)};
+}
+
 void Units::block_forward(int64_t unit, const UnitCall& call) {
   const BlockTensors& t = block(unit);
+  fill_saved_record(unit, call);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix branch = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
-  fill_saved_record(unit, call, branch);
-  backend_.run(LinearForward{
-      .x = saved(call, block_fields_.ffn_act), .w = weight(t.ffn_out), .bias = weight(t.ffn_out_bias), .y = branch});
+  const Matrix part = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
+  row_linear(call, saved(call, block_fields_.ffn_act), t.ffn_out, t.ffn_out_bias, part);
   backend_.run(ResidualAdd{.sequence_length = shape_.sequence_length,
                            .x = saved(call, block_fields_.mid),
-                           .branch = branch,
+                           .branch = wait(begin_sum(part, frame)),
                            .dropout = branch_dropout(call, unit, BranchSite::ffn),
                            .x_out = stream(call.output)});
 }
 
-void Units::recompute(int64_t unit, const UnitCall& call) {
-  WorkspaceFrame frame(*call.workspace);
-  fill_saved_record(unit, call, frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size));
-}
+void Units::recompute(int64_t unit, const UnitCall& call) { fill_saved_record(unit, call); }
 
-void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& branch) {
+void Units::fill_saved_record(int64_t unit, const UnitCall& call) {
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
-  const bool has_mean = shape_.model.norm == NormKind::layernorm;
   const Matrix x = stream(call.input);
-  norm_forward(x, {}, {}, {}, t.norm1, t.norm1_bias, saved(call, f.norm1), has_mean ? saved(call, f.mean1) : Matrix{},
-               saved(call, f.rstd1));
-  attention_forward(unit, call, branch);
-  norm_forward(x, branch, branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid), t.norm2, t.norm2_bias,
-               saved(call, f.norm2), has_mean ? saved(call, f.mean2) : Matrix{}, saved(call, f.rstd2));
-  backend_.run(LinearForward{.x = saved(call, f.norm2), .w = weight(t.ffn_in), .bias = {}, .y = saved(call, f.ffn_in)});
+  norm_forward(call, norm1_site(unit, call), x, saved(call, f.norm1));
+  {
+    WorkspaceFrame frame(*call.workspace);
+    const Matrix part = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
+    attention_forward(unit, call, part);
+    norm_forward(call, norm2_site(unit, call), x, saved(call, f.norm2), wait(begin_sum(part, frame)),
+                 branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid));
+  }
+  column_linear(call, saved(call, f.norm2), t.ffn_in, -1, saved(call, f.ffn_in));
   backend_.run(ActivationForward{.kind = shape_.model.activation,
                                  .x = saved(call, f.ffn_in),
-                                 .bias = weight(t.ffn_in_bias),
+                                 .bias = weight(call, t.ffn_in_bias),
                                  .y = saved(call, f.ffn_act)});
 }
 
-void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& branch) {
+void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& part) {
   const ModelConfig& m = shape_.model;
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   const Matrix qkv = saved(call, f.qkv);
-  backend_.run(LinearForward{.x = saved(call, f.norm1), .w = weight(t.qkv), .bias = weight(t.qkv_bias), .y = qkv});
+  column_linear(call, saved(call, f.norm1), t.qkv, t.qkv_bias, qkv);
   const QueryKeyValue raw = split_qkv(qkv);
   const QueryKeyValue in = attention_operands(call);
   if (transforms_queries()) {
@@ -73,8 +82,8 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
                                  .head_size = m.head_size(),
                                  .q = raw.q,
                                  .k = raw.k,
-                                 .q_gamma = weight(t.q_norm),
-                                 .k_gamma = weight(t.k_norm),
+                                 .q_gamma = weight(call, t.q_norm),
+                                 .k_gamma = weight(call, t.k_norm),
                                  .eps = m.norm_eps,
                                  .rotary = m.positions == PositionKind::rope,
                                  .theta = m.rope_theta,
@@ -84,8 +93,8 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
   }
   backend_.run(AttentionForward{.batch = shape_.batch,
                                 .sequence_length = shape_.sequence_length,
-                                .num_heads = m.num_heads,
-                                .num_kv_heads = m.num_kv_heads,
+                                .num_heads = num_heads(),
+                                .num_kv_heads = num_kv_heads(),
                                 .head_size = m.head_size(),
                                 .scale = 1 / std::sqrt(static_cast<double>(m.head_size())),
                                 .mask = {},
@@ -95,72 +104,99 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
                                 .v = in.v,
                                 .o = saved(call, f.attention),
                                 .lse = saved(call, f.lse)});
-  backend_.run(
-      LinearForward{.x = saved(call, f.attention), .w = weight(t.out), .bias = weight(t.out_bias), .y = branch});
+  row_linear(call, saved(call, f.attention), t.out, t.out_bias, part);
+}
+
+Matrix Units::kept_branch_gradient(const UnitCall& call, BranchSite site, const Matrix& dx) const {
+  if (!branch_gradient_is_kept()) return dx;
+  return kept(call, site == BranchSite::ffn ? block_fields_.d_branch2 : block_fields_.d_branch1);
 }
 
 Matrix Units::branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Matrix& dx) {
-  if (!branch_gradient_differs()) return dx;
-  const Matrix d_branch = kept(call, site == BranchSite::ffn ? block_fields_.d_branch2 : block_fields_.d_branch1);
-  backend_.run(BranchBackward{.sequence_length = shape_.sequence_length,
-                              .dx = dx,
-                              .dropout = branch_dropout(call, unit, site),
-                              .d_branch = d_branch});
-  return d_branch;
-}
-
-void Units::block_backward_input(int64_t unit, const UnitCall& call) {
-  const BlockTensors& t = block(unit);
-  const BlockFields& f = block_fields_;
-  const bool has_mean = shape_.model.norm == NormKind::layernorm;
-  ffn_backward_input(unit, call);
-  const Matrix d_mid = kept(call, f.d_mid);
-  attention_backward_input(unit, call, branch_gradient(call, unit, BranchSite::attention, d_mid));
-
+  const Matrix whole = kept_branch_gradient(call, site, dx);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix d_norm1 = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
-  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_qkv), .w = weight(t.qkv), .dx = d_norm1});
-  norm_backward(d_norm1, stream(call.input), t.norm1, t.norm1_bias, has_mean ? saved(call, f.mean1) : Matrix{},
-                saved(call, f.rstd1), d_mid, stream(call.d_input), call.accumulate);
+  Matrix rows = dx;
+  if (branch_gradient_differs()) {
+    rows = tensor_.sequence ? frame.take(whole.dtype, stream_rows(), whole.cols) : whole;
+    backend_.run(BranchBackward{.sequence_length = shape_.sequence_length,
+                                .dx = dx,
+                                .dropout = branch_dropout(call, unit, site),
+                                .d_branch = rows});
+  }
+  wait(begin_gather(rows, whole));
+  return whole;
 }
 
-void Units::ffn_backward_input(int64_t unit, const UnitCall& call) {
+void Units::block_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
+  ffn_backward_input(unit, call, with_weights);
+  attention_backward_input(unit, call, with_weights);
+}
+
+void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   const DType c = shape_.precision.compute;
   const Matrix d_output = stream(call.d_output);
   const Matrix d_branch = branch_gradient(call, unit, BranchSite::ffn, d_output);
+  WorkspaceFrame frame(*call.workspace);
+  Gathering norm2;
+  if (with_weights) {
+    const Matrix rows = saved(call, f.norm2);
+    norm2 = begin_gather(rows, room_for_all_rows(frame, rows));
+  }
   {
-    WorkspaceFrame frame(*call.workspace);
-    const Matrix d_act = frame.take(c, shape_.rows(), shape_.model.ffn_hidden_size);
-    backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(t.ffn_out), .dx = d_act});
+    WorkspaceFrame inner(*call.workspace);
+    const Matrix d_act = inner.take(c, shape_.rows(), ffn_width());
+    backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(call, t.ffn_out), .dx = d_act});
     backend_.run(ActivationBackward{.kind = shape_.model.activation,
                                     .x = saved(call, f.ffn_in),
-                                    .bias = weight(t.ffn_in_bias),
+                                    .bias = weight(call, t.ffn_in_bias),
                                     .dy = d_act,
                                     .dx = kept(call, f.d_ffn_in)});
   }
-  WorkspaceFrame frame(*call.workspace);
-  const Matrix d_norm2 = frame.take(c, shape_.rows(), shape_.model.hidden_size);
-  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_ffn_in), .w = weight(t.ffn_in), .dx = d_norm2});
-  const bool has_mean = shape_.model.norm == NormKind::layernorm;
-  norm_backward(d_norm2, saved(call, f.mid), t.norm2, t.norm2_bias, has_mean ? saved(call, f.mean2) : Matrix{},
-                saved(call, f.rstd2), d_output, kept(call, f.d_mid), call.accumulate);
+  const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
+  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_ffn_in), .w = weight(call, t.ffn_in), .dx = part});
+  const Reduction d_norm2 = begin_sum(part, frame);
+  if (with_weights) ffn_backward_weight(unit, call, wait(norm2));
+  norm_backward(call, norm2_site(unit, call), wait(d_norm2), saved(call, f.mid), d_output, kept(call, f.d_mid));
 }
 
-void Units::attention_backward_input(int64_t unit, const UnitCall& call, const Matrix& d_branch) {
+void Units::attention_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
+  const BlockTensors& t = block(unit);
+  const BlockFields& f = block_fields_;
+  const DType c = shape_.precision.compute;
+  const Matrix d_mid = kept(call, f.d_mid);
+  const Matrix d_branch = branch_gradient(call, unit, BranchSite::attention, d_mid);
+  WorkspaceFrame frame(*call.workspace);
+  Gathering norm1;
+  if (with_weights) {
+    const Matrix rows = saved(call, f.norm1);
+    norm1 = begin_gather(rows, room_for_all_rows(frame, rows));
+  }
+  {
+    WorkspaceFrame inner(*call.workspace);
+    const Matrix d_attention = inner.take(c, shape_.rows(), q_width());
+    backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(call, t.out), .dx = d_attention});
+    attention_core_backward(unit, call, d_attention);
+  }
+  const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
+  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_qkv), .w = weight(call, t.qkv), .dx = part});
+  const Reduction d_norm1 = begin_sum(part, frame);
+  if (with_weights) attention_backward_weight(unit, call, wait(norm1));
+  norm_backward(call, norm1_site(unit, call), wait(d_norm1), stream(call.input), d_mid, stream(call.d_input));
+}
+
+// From the gradient of attention's output to that of the fused queries, keys and values.
+void Units::attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention) {
   const ModelConfig& m = shape_.model;
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
-  WorkspaceFrame frame(*call.workspace);
-  const Matrix d_attention = frame.take(shape_.precision.compute, shape_.rows(), m.hidden_size);
-  backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(t.out), .dx = d_attention});
   const QueryKeyValue in = attention_operands(call);
   const QueryKeyValue d_in = split_qkv(kept(call, f.d_qkv));
   backend_.run(AttentionBackward{.batch = shape_.batch,
                                  .sequence_length = shape_.sequence_length,
-                                 .num_heads = m.num_heads,
-                                 .num_kv_heads = m.num_kv_heads,
+                                 .num_heads = num_heads(),
+                                 .num_kv_heads = num_kv_heads(),
                                  .head_size = m.head_size(),
                                  .scale = 1 / std::sqrt(static_cast<double>(m.head_size())),
                                  .mask = {},
@@ -180,32 +216,40 @@ void Units::attention_backward_input(int64_t unit, const UnitCall& call, const M
                                 .head_size = m.head_size(),
                                 .q = m.qk_norm ? raw.q : Matrix{},
                                 .k = m.qk_norm ? raw.k : Matrix{},
-                                .q_gamma = weight(t.q_norm),
-                                .k_gamma = weight(t.k_norm),
+                                .q_gamma = weight(call, t.q_norm),
+                                .k_gamma = weight(call, t.k_norm),
                                 .rstd = m.qk_norm ? saved(call, f.qk_rstd) : Matrix{},
                                 .rotary = m.positions == PositionKind::rope,
                                 .theta = m.rope_theta,
                                 .dq = d_in.q,
                                 .dk = d_in.k,
-                                .d_q_gamma = gradient(t.q_norm),
-                                .d_k_gamma = gradient(t.k_norm),
+                                .d_q_gamma = gradient(call, t.q_norm),
+                                .d_k_gamma = gradient(call, t.k_norm),
                                 .accumulate = call.accumulate});
 }
 
-void Units::block_backward_weight(int64_t unit, const UnitCall& call) {
+void Units::ffn_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm2) {
   const BlockTensors& t = block(unit);
-  const BlockFields& f = block_fields_;
-  const bool differs = branch_gradient_differs();
-  const Matrix d_ffn_branch = differs ? kept(call, f.d_branch2) : stream(call.d_output);
-  const Matrix d_attention_branch = differs ? kept(call, f.d_branch1) : kept(call, f.d_mid);
-  const auto product = [&](const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {
-    backend_.run(LinearBackwardWeight{
-        .x = x, .dy = dy, .dw = gradient(w), .d_bias = gradient(bias), .accumulate = call.accumulate});
-  };
-  product(saved(call, f.ffn_act), d_ffn_branch, t.ffn_out, t.ffn_out_bias);
-  product(saved(call, f.norm2), kept(call, f.d_ffn_in), t.ffn_in, t.ffn_in_bias);
-  product(saved(call, f.attention), d_attention_branch, t.out, t.out_bias);
-  product(saved(call, f.norm1), kept(call, f.d_qkv), t.qkv, t.qkv_bias);
+  const Matrix d_branch = kept_branch_gradient(call, BranchSite::ffn, stream(call.d_output));
+  weight_product(call, saved(call, block_fields_.ffn_act), d_branch, t.ffn_out, t.ffn_out_bias);
+  weight_product(call, norm2, kept(call, block_fields_.d_ffn_in), t.ffn_in, t.ffn_in_bias);
+}
+
+void Units::attention_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm1) {
+  const BlockTensors& t = block(unit);
+  const Matrix d_branch = kept_branch_gradient(call, BranchSite::attention, kept(call, block_fields_.d_mid));
+  weight_product(call, saved(call, block_fields_.attention), d_branch, t.out, t.out_bias);
+  weight_product(call, norm1, kept(call, block_fields_.d_qkv), t.qkv, t.qkv_bias);
+}
+
+void Units::block_backward_weight(int64_t unit, const UnitCall& call) {
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix rows1 = saved(call, block_fields_.norm1);
+  const Matrix rows2 = saved(call, block_fields_.norm2);
+  const Gathering norm2 = begin_gather(rows2, room_for_all_rows(frame, rows2));
+  const Gathering norm1 = begin_gather(rows1, room_for_all_rows(frame, rows1));
+  ffn_backward_weight(unit, call, wait(norm2));
+  attention_backward_weight(unit, call, wait(norm1));
 }
 
 }  // namespace gptrain

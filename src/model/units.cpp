@@ -4,10 +4,14 @@
 
 namespace gptrain {
 
-Units::Units(const StepShape& shape, const ModelSpec& spec, const ParameterLayout& layout, ParameterMemory memory,
-             Backend& backend)
-    : shape_(shape), layout_(layout), memory_(memory), backend_(backend) {
-  for (const TensorSpec& tensor : spec.tensors) tensor_shapes_.push_back(tensor.padded_shape);
+Units::Units(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
+             const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend)
+    : shape_(shape), layout_(layout), tensor_(tensor), backend_(backend) {
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    tensor_shapes_.push_back(shards[i].shape);
+    tensor_offsets_.push_back(layout.segments[i].offset -
+                              layout.units[static_cast<size_t>(spec.tensors[i].unit)].offset);
+  }
   find_tensors(spec);
   declare_records();
 }
@@ -50,42 +54,42 @@ void Units::declare_records() {
   const DType c = shape_.precision.compute;
   const DType r = shape_.precision.residual;
   const int64_t n = shape_.rows();
+  const int64_t own = stream_rows();
   const int64_t h = m.hidden_size;
-  const int64_t ffn_width = is_gated(m.activation) ? 2 * m.ffn_hidden_size : m.ffn_hidden_size;
-  const int64_t qk_width = h + m.kv_size();
+  const int64_t ffn_in_width = is_gated(m.activation) ? 2 * ffn_width() : ffn_width();
   const bool has_mean = m.norm == NormKind::layernorm;
 
   RecordLayout& saved = block_fields_.saved;
-  block_fields_.norm1 = saved.add(c, n, h);
-  if (has_mean) block_fields_.mean1 = saved.add(DType::f32, 1, n);
-  block_fields_.rstd1 = saved.add(DType::f32, 1, n);
-  block_fields_.qkv = saved.add(c, n, qk_width + m.kv_size());
+  block_fields_.norm1 = saved.add(c, own, h);
+  if (has_mean) block_fields_.mean1 = saved.add(DType::f32, 1, own);
+  block_fields_.rstd1 = saved.add(DType::f32, 1, own);
+  block_fields_.qkv = saved.add(c, n, q_width() + 2 * kv_width());
   if (m.qk_norm) {
-    block_fields_.qk = saved.add(c, n, qk_width);
-    block_fields_.qk_rstd = saved.add(DType::f32, n, m.num_heads + m.num_kv_heads);
+    block_fields_.qk = saved.add(c, n, q_width() + kv_width());
+    block_fields_.qk_rstd = saved.add(DType::f32, n, num_heads() + num_kv_heads());
   }
-  block_fields_.attention = saved.add(c, n, h);
-  block_fields_.lse = saved.add(DType::f32, shape_.batch * m.num_heads, shape_.sequence_length);
-  block_fields_.mid = saved.add(r, n, h);
-  block_fields_.norm2 = saved.add(c, n, h);
-  if (has_mean) block_fields_.mean2 = saved.add(DType::f32, 1, n);
-  block_fields_.rstd2 = saved.add(DType::f32, 1, n);
-  block_fields_.ffn_in = saved.add(c, n, ffn_width);
-  block_fields_.ffn_act = saved.add(c, n, m.ffn_hidden_size);
+  block_fields_.attention = saved.add(c, n, q_width());
+  block_fields_.lse = saved.add(DType::f32, shape_.batch * num_heads(), shape_.sequence_length);
+  block_fields_.mid = saved.add(r, own, h);
+  block_fields_.norm2 = saved.add(c, own, h);
+  if (has_mean) block_fields_.mean2 = saved.add(DType::f32, 1, own);
+  block_fields_.rstd2 = saved.add(DType::f32, 1, own);
+  block_fields_.ffn_in = saved.add(c, n, ffn_in_width);
+  block_fields_.ffn_act = saved.add(c, n, ffn_width());
 
   RecordLayout& gradients = block_fields_.gradients;
-  if (branch_gradient_differs()) {
+  if (branch_gradient_is_kept()) {
     block_fields_.d_branch1 = gradients.add(c, n, h);
     block_fields_.d_branch2 = gradients.add(c, n, h);
   }
-  block_fields_.d_mid = gradients.add(r, n, h);
-  block_fields_.d_qkv = gradients.add(c, n, qk_width + m.kv_size());
-  block_fields_.d_ffn_in = gradients.add(c, n, ffn_width);
+  block_fields_.d_mid = gradients.add(r, own, h);
+  block_fields_.d_qkv = gradients.add(c, n, q_width() + 2 * kv_width());
+  block_fields_.d_ffn_in = gradients.add(c, n, ffn_in_width);
 
-  head_fields_.norm = head_fields_.saved.add(c, n, h);
-  if (has_mean) head_fields_.mean = head_fields_.saved.add(DType::f32, 1, n);
-  head_fields_.rstd = head_fields_.saved.add(DType::f32, 1, n);
-  head_fields_.d_norm = head_fields_.gradients.add(c, n, h);
+  head_fields_.norm = head_fields_.saved.add(c, own, h);
+  if (has_mean) head_fields_.mean = head_fields_.saved.add(DType::f32, 1, own);
+  head_fields_.rstd = head_fields_.saved.add(DType::f32, 1, own);
+  head_fields_.d_norm = head_fields_.gradients.add(c, own, h);
 }
 
 int64_t Units::saved_bytes(int64_t unit) const {
@@ -100,19 +104,25 @@ int64_t Units::gradient_bytes(int64_t unit) const {
 
 int64_t Units::stream_bytes() const { return align_up(stream(nullptr).bytes()); }
 
-Matrix Units::weight(int64_t tensor) const {
+int64_t Units::num_kv_heads() const { return std::max<int64_t>(1, shape_.model.num_kv_heads / tensor_.place.size); }
+
+Matrix Units::place_of(std::byte* unit, DType dtype, int64_t tensor) const {
   if (tensor < 0) return {};
   const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
-  const DType dtype = shape_.precision.compute;
-  std::byte* data = memory_.weights + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(dtype);
+  std::byte* data = unit + tensor_offsets_[static_cast<size_t>(tensor)] * dtype_bytes(dtype);
   return shape.size() == 2 ? Matrix(data, dtype, shape[0], shape[1]) : Matrix(data, dtype, 1, shape[0]);
 }
 
-Matrix Units::gradient(int64_t tensor) const {
-  if (tensor < 0) return {};
-  const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
-  std::byte* data = memory_.gradients + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(DType::f32);
-  return shape.size() == 2 ? Matrix(data, DType::f32, shape[0], shape[1]) : Matrix(data, DType::f32, 1, shape[0]);
+Matrix Units::weight(const UnitCall& call, int64_t tensor) const {
+  return place_of(call.parameters.weights, shape_.precision.compute, tensor);
+}
+
+Matrix Units::gradient(const UnitCall& call, int64_t tensor) const {
+  return place_of(call.parameters.gradients, DType::f32, tensor);
+}
+
+Matrix Units::head_matrix(std::byte* unit, DType dtype) const {
+  return place_of(unit, dtype, head_weight_ >= 0 ? head_weight_ : token_table_);
 }
 
 Dropout Units::embedding_dropout(const UnitCall& call) const {
@@ -124,12 +134,13 @@ Dropout Units::branch_dropout(const UnitCall& call, int64_t unit, BranchSite sit
   return {
       shape_.training ? shape_.model.residual_dropout : 0,
       random_key(shape_.seed, RandomUse::branch_dropout, static_cast<uint32_t>(unit - 1), static_cast<uint32_t>(site)),
-      call.sample_ids};
+      call.sample_ids, first_row()};
 }
 
 Dropout Units::attention_dropout(const UnitCall& call, int64_t unit) const {
   return {shape_.training ? shape_.model.attention_dropout : 0,
-          random_key(shape_.seed, RandomUse::attention_dropout, static_cast<uint32_t>(unit - 1)), call.sample_ids};
+          random_key(shape_.seed, RandomUse::attention_dropout, static_cast<uint32_t>(unit - 1)), call.sample_ids, 0,
+          tensor_.place.rank * num_heads()};
 }
 
 bool Units::branch_gradient_differs() const {
@@ -146,24 +157,20 @@ void Units::forward(int64_t unit, const UnitCall& call) {
   }
 }
 
-void Units::backward_input(int64_t unit, const UnitCall& call) {
-  if (is_head(unit)) {
-    head_backward_input(call);
-  } else {
-    block_backward_input(unit, call);
-  }
-}
-
-void Units::backward_weight(int64_t unit, const UnitCall& call) {
+void Units::backward(int64_t unit, const UnitCall& call, BackwardPart part) {
   if (unit == 0) {
     embedding_backward(call);
-  } else {
+  } else if (is_head(unit)) {
+    head_backward_input(call);
+  } else if (part == BackwardPart::weight) {
     block_backward_weight(unit, call);
+  } else {
+    block_backward_input(unit, call, part == BackwardPart::both);
   }
 }
 
-void Units::norm_forward(const Matrix& x, const Matrix& branch, const Dropout& dropout, const Matrix& x_out,
-                         int64_t gamma, int64_t beta, const Matrix& y, const Matrix& mean, const Matrix& rstd) {
+void Units::norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Matrix& y,
+                         const Matrix& branch, const Dropout& dropout, const Matrix& x_out) {
   backend_.run(NormForward{.kind = shape_.model.norm,
                            .eps = shape_.model.norm_eps,
                            .sequence_length = shape_.sequence_length,
@@ -171,47 +178,72 @@ void Units::norm_forward(const Matrix& x, const Matrix& branch, const Dropout& d
                            .branch = branch,
                            .dropout = dropout,
                            .x_out = x_out,
-                           .gamma = weight(gamma),
-                           .beta = weight(beta),
+                           .gamma = weight(call, site.gamma),
+                           .beta = weight(call, site.beta),
                            .y = y,
-                           .mean = mean,
-                           .rstd = rstd});
+                           .mean = site.mean,
+                           .rstd = site.rstd});
 }
 
-void Units::norm_backward(const Matrix& dy, const Matrix& x, int64_t gamma, int64_t beta, const Matrix& mean,
-                          const Matrix& rstd, const Matrix& dx_residual, const Matrix& dx, bool accumulate) {
+void Units::norm_backward(const UnitCall& call, const NormSite& site, const Matrix& dy, const Matrix& x,
+                          const Matrix& dx_residual, const Matrix& dx) {
   backend_.run(NormBackward{.kind = shape_.model.norm,
                             .dy = dy,
                             .x = x,
-                            .gamma = weight(gamma),
-                            .mean = mean,
-                            .rstd = rstd,
+                            .gamma = weight(call, site.gamma),
+                            .mean = site.mean,
+                            .rstd = site.rstd,
                             .dx_residual = dx_residual,
                             .dx = dx,
-                            .d_gamma = gradient(gamma),
-                            .d_beta = gradient(beta),
-                            .accumulate = accumulate});
+                            .d_gamma = gradient(call, site.gamma),
+                            .d_beta = gradient(call, site.beta),
+                            .accumulate = call.accumulate});
 }
 
+int64_t Units::first_token() const {
+  return tensor_.place.rank * tensor_shapes_[static_cast<size_t>(token_table_)].front();
+}
+
+int64_t Units::true_tokens() const {
+  const int64_t rows = tensor_shapes_[static_cast<size_t>(token_table_)].front();
+  return std::clamp<int64_t>(shape_.model.vocab_size - first_token(), 0, rows);
+}
+
+// Every rank looks up the tokens of its slice of the vocabulary; the first one adds the positions.
 void Units::embedding_forward(const UnitCall& call) {
-  backend_.run(EmbeddingForward{.tokens = call.tokens,
-                                .sequence_length = shape_.sequence_length,
-                                .token_table = weight(token_table_),
-                                .position_table = weight(position_table_),
-                                .dropout = embedding_dropout(call),
-                                .x = stream(call.output)});
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix out = stream(call.output);
+  const Matrix part = tensor_.sequence ? frame.take(out.dtype, shape_.rows(), out.cols) : out;
+  backend_.run(EmbeddingForward{
+      .tokens = call.tokens,
+      .sequence_length = shape_.sequence_length,
+      .token_table = weight(call, token_table_),
+      .position_table = tensor_.place.rank == 0 ? weight(call, position_table_) : Matrix{},
+      .dropout = embedding_dropout(call),
+      .x = part,
+      .first_token = first_token(),
+      .num_tokens = is_split() ? tensor_.place.size * weight(call, token_table_).rows : 0});
+  if (!is_split()) return;
+  CollectiveStream& stream = *tensor_.stream;
+  stream.wait(tensor_.sequence ? stream.reduce_scatter(tensor_.group, part.data, out.data, out.count(), out.dtype)
+                               : stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
 }
 
 void Units::embedding_backward(const UnitCall& call) {
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix rows = stream(call.d_output);
+  const Matrix dx = wait(begin_gather(rows, room_for_all_rows(frame, rows)));
   // With a tied head the loss action has already written this micro-batch's share of the token table's gradient.
   backend_.run(EmbeddingBackward{.tokens = call.tokens,
                                  .sequence_length = shape_.sequence_length,
-                                 .dx = stream(call.d_output),
+                                 .dx = dx,
                                  .dropout = embedding_dropout(call),
-                                 .d_token_table = gradient(token_table_),
-                                 .d_position_table = gradient(position_table_),
+                                 .d_token_table = gradient(call, token_table_),
+                                 .d_position_table = gradient(call, position_table_),
                                  .accumulate_token = call.accumulate || shape_.model.tied_head,
-                                 .accumulate_position = call.accumulate});
+                                 .accumulate_position = call.accumulate,
+                                 .first_token = first_token(),
+                                 .num_tokens = is_split() ? tensor_.place.size * gradient(call, token_table_).rows : 0});
 }
 
 }  // namespace gptrain

@@ -5,6 +5,7 @@
 // ModelConfig independent of the others.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "model/record.h"
 #include "model/spec/layout.h"
 #include "model/spec/spec.h"
+#include "model/tensor_parallel.h"
 #include "ops/backend.h"
 
 namespace gptrain {
@@ -29,14 +31,17 @@ struct StepShape {
   int64_t rows() const { return batch * sequence_length; }
 };
 
-// The flat parameter buffers of a rank: compute weights and f32 gradients, laid out by ParameterLayout.
-struct ParameterMemory {
+// The parameters of one unit: compute weights and f32 gradients, laid out by ParameterLayout from the unit's offset on.
+struct UnitParameters {
   std::byte* weights = nullptr;
   std::byte* gradients = nullptr;
 };
 
-// What one action works on.
+// What one action works on. With sequence parallelism N stands for the rank's own rows in the residual stream.
 struct UnitCall {
+  UnitParameters parameters;            // of the unit
+  UnitParameters head_matrix;           // of the unit that holds the head's matrix: the head, or with a tied head the
+                                        // embedding
   const int32_t* tokens = nullptr;      // device, [B, T]
   const int32_t* targets = nullptr;     // device, [B, T]
   const int64_t* sample_ids = nullptr;  // device, [B]
@@ -51,10 +56,15 @@ struct UnitCall {
   Workspace* workspace = nullptr;
 };
 
+// Which of the two halves of a unit's backward pass a call is. Both at once: the products of the weights' gradients run
+// while the sums of the input's gradient over the tensor ranks are under way.
+enum class BackwardPart : uint8_t { input, weight, both };
+
 class Units {
  public:
-  Units(const StepShape& shape, const ModelSpec& spec, const ParameterLayout& layout, ParameterMemory memory,
-        Backend& backend);
+  // `tensor`: the groups and the stream that it names are the caller's and outlive the units.
+  Units(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
+        const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend);
 
   const StepShape& shape() const { return shape_; }
   int64_t saved_bytes(int64_t unit) const;     // of the unit's saved record
@@ -68,8 +78,7 @@ class Units {
   void evaluate(const UnitCall& call);  // adds to state->loss_sum only
   // Logits of one row of the head's saved record, in C: out is [1, Vp].
   void logits(const UnitCall& call, int64_t row, const Matrix& out);
-  void backward_input(int64_t unit, const UnitCall& call);
-  void backward_weight(int64_t unit, const UnitCall& call);
+  void backward(int64_t unit, const UnitCall& call, BackwardPart part);
 
  private:
   struct BlockFields {
@@ -97,10 +106,17 @@ class Units {
 
   bool is_head(int64_t unit) const { return unit == static_cast<int64_t>(blocks_.size()) + 1; }
   const BlockTensors& block(int64_t unit) const { return blocks_[static_cast<size_t>(unit - 1)]; }
-  Matrix weight(int64_t tensor) const;    // not given for -1
-  Matrix gradient(int64_t tensor) const;  // not given for -1
+  // Tensors of the call's unit; not given for -1.
+  Matrix weight(const UnitCall& call, int64_t tensor) const;
+  Matrix gradient(const UnitCall& call, int64_t tensor) const;
+  Matrix head_matrix(std::byte* unit, DType dtype) const;
+  Matrix place_of(std::byte* unit, DType dtype, int64_t tensor) const;
+  // Rows of the residual stream that this rank holds, and the first of them.
+  int64_t stream_rows() const { return tensor_.sequence ? shape_.rows() / tensor_.place.size : shape_.rows(); }
+  int64_t first_row() const { return tensor_.sequence ? tensor_.place.rank * stream_rows() : 0; }
+  bool is_split() const { return tensor_.place.size > 1; }
   Matrix stream(std::byte* data) const {
-    return {data, shape_.precision.residual, shape_.rows(), shape_.model.hidden_size};
+    return {data, shape_.precision.residual, stream_rows(), shape_.model.hidden_size};
   }
   Matrix saved(const UnitCall& call, RecordLayout::Field field) const {
     return block_fields_.saved.at(call.saved, field);
@@ -108,47 +124,100 @@ class Units {
   Matrix kept(const UnitCall& call, RecordLayout::Field field) const {
     return block_fields_.gradients.at(call.gradient, field);
   }
-  int64_t head_weight() const { return head_weight_ >= 0 ? head_weight_ : token_table_; }
 
   Dropout embedding_dropout(const UnitCall& call) const;
   Dropout branch_dropout(const UnitCall& call, int64_t unit, BranchSite site) const;
   Dropout attention_dropout(const UnitCall& call, int64_t unit) const;
-  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype).
+  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether it
+  // has a place of its own in the gradient record (also where it is gathered).
   bool branch_gradient_differs() const;
+  bool branch_gradient_is_kept() const { return branch_gradient_differs() || tensor_.sequence; }
+  // The gradient of a branch, all rows: computes it from that of the residual stream, or finds it again.
   Matrix branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Matrix& dx);
+  Matrix kept_branch_gradient(const UnitCall& call, BranchSite site, const Matrix& dx) const;
+
+  // A matrix of all rows [N, cols], and the tickets of its parts that are still on their way.
+  struct Gathering {
+    Matrix whole;
+    CollectiveStream::Ticket ticket = CollectiveStream::done;
+  };
+  // All rows of what each rank holds its rows of. Without sequence parallelism that is `rows` itself; else it goes to
+  // `whole`.
+  Gathering begin_gather(const Matrix& rows, const Matrix& whole);
+  Matrix room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
+  const Matrix& wait(const Gathering& gathering);
+  // Sums `part` over the tensor ranks. The result is this rank's rows of the sum: `part` itself without sequence
+  // parallelism, else it goes to `rows`.
+  struct Reduction {
+    Matrix rows;
+    CollectiveStream::Ticket ticket = CollectiveStream::done;
+  };
+  Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);
+  const Matrix& wait(const Reduction& reduction);
+  // y = x w^T + bias, with x gathered piece by piece where each rank holds its rows: a piece is multiplied while the
+  // next is on its way.
+  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
+  // This rank's part of y = x w^T + bias.
+  void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
+  void weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t weight, int64_t bias);
 
   void embedding_forward(const UnitCall& call);
   void block_forward(int64_t unit, const UnitCall& call);
-  // Everything of a block's forward that its backward needs. `branch` is room for [N, h] C.
-  void fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& branch);
-  void attention_forward(int64_t unit, const UnitCall& call, const Matrix& branch);
+  // Everything of a block's forward that its backward needs.
+  void fill_saved_record(int64_t unit, const UnitCall& call);
+  // This rank's part of the attention branch.
+  void attention_forward(int64_t unit, const UnitCall& call, const Matrix& part);
   void head_forward(const UnitCall& call);
   // Logits and losses chunk by chunk; with d_norm given also the gradients of the head's input and weight.
   void sum_losses(const UnitCall& call, const Matrix& d_norm);
-  void norm_forward(const Matrix& x, const Matrix& branch, const Dropout& dropout, const Matrix& x_out, int64_t gamma,
-                    int64_t beta, const Matrix& y, const Matrix& mean, const Matrix& rstd);
-  void norm_backward(const Matrix& dy, const Matrix& x, int64_t gamma, int64_t beta, const Matrix& mean,
-                     const Matrix& rstd, const Matrix& dx_residual, const Matrix& dx, bool accumulate);
+  // Losses of the rows from `first` on; with_gradient: logits become their gradients.
+  void cross_entropy(const UnitCall& call, int64_t first, const Matrix& logits, bool with_gradient,
+                     const Matrix& losses);
+  // The weight and bias of one norm, and where its statistics are saved.
+  struct NormSite {
+    int64_t gamma, beta;
+    Matrix mean, rstd;
+  };
+  NormSite norm1_site(int64_t unit, const UnitCall& call) const;
+  NormSite norm2_site(int64_t unit, const UnitCall& call) const;
+  NormSite head_norm_site(const UnitCall& call) const;
+  void norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Matrix& y,
+                    const Matrix& branch = {}, const Dropout& dropout = {}, const Matrix& x_out = {});
+  void norm_backward(const UnitCall& call, const NormSite& site, const Matrix& dy, const Matrix& x,
+                     const Matrix& dx_residual, const Matrix& dx);
   void embedding_backward(const UnitCall& call);
-  void block_backward_input(int64_t unit, const UnitCall& call);
-  void ffn_backward_input(int64_t unit, const UnitCall& call);
-  void attention_backward_input(int64_t unit, const UnitCall& call, const Matrix& d_branch);
+  void block_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
+  void ffn_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
+  void attention_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
+  void attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention);
+  void ffn_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm2);
+  void attention_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm1);
   void block_backward_weight(int64_t unit, const UnitCall& call);
   void head_backward_input(const UnitCall& call);
+  // Of the vocabulary: the first token of this rank's slice, and how many true ones it has.
+  int64_t first_token() const;
+  int64_t true_tokens() const;
 
   // q, k and v as attention reads them, and the parts of a fused [N, q + 2 kv] matrix.
   struct QueryKeyValue {
     Matrix q, k, v;
   };
+  // Heads of this rank.
+  int64_t num_heads() const { return shape_.model.num_heads / tensor_.place.size; }
+  int64_t num_kv_heads() const;
+  int64_t q_width() const { return num_heads() * shape_.model.head_size(); }
+  int64_t kv_width() const { return num_kv_heads() * shape_.model.head_size(); }
+  int64_t ffn_width() const { return shape_.model.ffn_hidden_size / tensor_.place.size; }
   QueryKeyValue split_qkv(const Matrix& qkv) const;
   QueryKeyValue attention_operands(const UnitCall& call) const;
   bool transforms_queries() const;
 
   StepShape shape_;
   ParameterLayout layout_;
-  ParameterMemory memory_;
+  TensorParallel tensor_;
   Backend& backend_;
-  std::vector<std::vector<int64_t>> tensor_shapes_;  // padded, by tensor
+  std::vector<std::vector<int64_t>> tensor_shapes_;  // of the rank's shards, by tensor
+  std::vector<int64_t> tensor_offsets_;              // elements from the start of the unit, by tensor
   int64_t token_table_ = -1, position_table_ = -1, final_norm_ = -1, final_norm_bias_ = -1, head_weight_ = -1;
   std::vector<BlockTensors> blocks_;
   BlockFields block_fields_{};

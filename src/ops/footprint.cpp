@@ -32,7 +32,7 @@ int64_t cpu_scratch(const Op& op, const Target& target) {
 // One [rows, in] x [in, out] product, whichever of the three it is.
 template <typename Op>
 Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Target& target) {
-  return {.model_flops = product_flops(rows, op.true_out > 0 ? op.true_out : w.rows, w.cols),
+  return {.model_flops = product_flops(rows, op.true_out >= 0 ? op.true_out : w.rows, w.cols),
           .executed_flops = product_flops(rows, w.rows, w.cols),
           .bytes_moved = 0,
           .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_linear_scratch_bytes};

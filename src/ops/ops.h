@@ -137,7 +137,7 @@ struct LinearForward {
   Matrix w;              // [out, in]
   Matrix bias;           // [1, out] or not given
   Matrix y;              // [N, out] out
-  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
 };
 
 // dx = dy w.
@@ -146,7 +146,7 @@ struct LinearBackwardInput {
   Matrix dy;             // [N, out] C
   Matrix w;              // [out, in] C
   Matrix dx;             // [N, in] C out
-  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
 };
 
 // dw (+)= dy^T x; d_bias (+)= column sums of dy.
@@ -157,7 +157,7 @@ struct LinearBackwardWeight {
   Matrix dw;      // [out, in] f32
   Matrix d_bias;  // [1, out] f32 or not given
   bool accumulate;
-  int64_t true_out = 0;  // rows of w that the unpadded model has (0: all of them); only model FLOPs look at it
+  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
 };
 
 // Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form),

@@ -33,32 +33,31 @@ class SpecBuilder {
     const bool matrix = shape.size() == 2;
     spec_.tensors.push_back({.name = prefix_ + name,
                              .unit = static_cast<int64_t>(spec_.units.size()) - 1,
-                             .shape = shape,
-                             .padded_shape = std::move(shape),
+                             .shape = std::move(shape),
                              .init = init,
                              .init_std = init == Init::normal ? model_.init_std : 0,
                              .decay = matrix,
                              .split = split,
-                             .sections = {}});
+                             .sections = {},
+                             .partial = PartialGradient::none});
     return spec_.tensors.back();
   }
 
   void add_vocabulary_matrix(const std::string& name) {
-    TensorSpec& tensor = add(name, {model_.vocab_size, model_.hidden_size}, Init::normal, Split::rows);
-    tensor.padded_shape[0] = (model_.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+    add(name, {model_.vocab_size, model_.hidden_size}, Init::normal, Split::vocabulary);
   }
 
   void add_norm(const std::string& name) {
-    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none);
+    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none).partial = PartialGradient::of_rows;
     if (model_.bias && model_.norm == NormKind::layernorm) {
-      add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none);
+      add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).partial = PartialGradient::of_rows;
     }
   }
 
   // Column-parallel: each rank computes some of the outputs. Its bias is split with them.
-  void add_column_linear(const std::string& name, std::vector<int64_t> sections) {
-    const int64_t rows = std::accumulate(sections.begin(), sections.end(), int64_t{0});
-    if (sections.size() == 1) sections.clear();
+  void add_column_linear(const std::string& name, const std::vector<Section>& sections) {
+    int64_t rows = 0;
+    for (const Section& section : sections) rows += section.rows;
     add(name + ".weight", {rows, model_.hidden_size}, Init::normal, Split::rows).sections = sections;
     if (model_.bias) add(name + ".bias", {rows}, Init::zeros, Split::rows).sections = sections;
   }
@@ -82,16 +81,17 @@ class SpecBuilder {
   void add_block(int64_t layer) {
     begin_unit(UnitKind::block, layer, fmt::format("blocks.{}.", layer));
     add_norm("norm1");
-    add_column_linear("attention.qkv", {model_.hidden_size, model_.kv_size(), model_.kv_size()});
+    const Section kv{model_.kv_size(), model_.head_size()};
+    add_column_linear("attention.qkv", {{model_.hidden_size, model_.head_size()}, kv, kv});
     if (model_.qk_norm) {
-      add("attention.q_norm.weight", {model_.head_size()}, Init::ones, Split::none);
-      add("attention.k_norm.weight", {model_.head_size()}, Init::ones, Split::none);
+      for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
+        add(name, {model_.head_size()}, Init::ones, Split::none).partial = PartialGradient::of_heads;
     }
     add_row_linear("attention.out", model_.hidden_size);
     add_norm("norm2");
-    const int64_t f = model_.ffn_hidden_size;
-    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{f, f} : std::vector{f});
-    add_row_linear("ffn.out", f);
+    const Section ffn{model_.ffn_hidden_size, 1};
+    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn});
+    add_row_linear("ffn.out", model_.ffn_hidden_size);
   }
 
   void add_head() {
@@ -108,7 +108,6 @@ class SpecBuilder {
 }  // namespace
 
 int64_t TensorSpec::count() const { return product(shape); }
-int64_t TensorSpec::padded_count() const { return product(padded_shape); }
 
 int64_t ModelSpec::parameters() const {
   int64_t sum = 0;

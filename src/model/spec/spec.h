@@ -21,23 +21,32 @@ struct Unit {
 
 enum class Init : uint8_t { normal, zeros, ones };
 
-// How a tensor is cut over the tensor-parallel axis: not at all (every rank holds it), by rows (dim 0: column-parallel
-// linears, vocabulary) or by columns (dim 1: row-parallel linears).
-enum class Split : uint8_t { none, rows, columns };
+// How a tensor is cut over the tensor-parallel axis: not at all (every rank holds it), by rows section by section
+// (dim 0: column-parallel linears), by columns (dim 1: row-parallel linears), or by rows of the padded vocabulary.
+enum class Split : uint8_t { none, rows, columns, vocabulary };
+
+// Where ranks of the tensor axis hold the same tensor: whether each computes the whole gradient, or a part of it that
+// is summed over them: of its own rows of the residual stream (under sequence parallelism only), or of its own heads.
+enum class PartialGradient : uint8_t { none, of_rows, of_heads };
+
+// Rows that are split on their own, and how many of them stay together (a head's).
+struct Section {
+  int64_t rows;
+  int64_t together;
+};
 
 struct TensorSpec {
   std::string name;
   int64_t unit;
-  std::vector<int64_t> shape;         // global, true: what is counted, saved and exported
-  std::vector<int64_t> padded_shape;  // global, as stored on the device; padding is zero and stays zero
+  std::vector<int64_t> shape;  // global, true: what is counted, saved and exported
   Init init;
   double init_std;  // of Init::normal
   bool decay;       // weight decay applies: matrices yes, norms and biases no
   Split split;
-  std::vector<int64_t> sections;  // rows of each part that is split on its own ([q, k, v], [gate, up]); empty: one part
+  std::vector<Section> sections;  // of Split::rows, in order: [q, k, v], [gate, up]
+  PartialGradient partial;
 
-  int64_t count() const;         // elements of `shape`
-  int64_t padded_count() const;  // elements of `padded_shape`
+  int64_t count() const;  // elements of `shape`
 };
 
 struct ModelSpec {
@@ -48,7 +57,8 @@ struct ModelSpec {
   int64_t find(const std::string& name) const;  // index, or -1
 };
 
-// Vocabulary rows are padded to a multiple of this, so that the head's matrix products keep aligned rows.
+// Vocabulary rows of a rank are padded to a multiple of this, so that the head's matrix products keep aligned rows;
+// padding is zero and stays zero.
 constexpr int64_t vocab_multiple = 64;
 
 ModelSpec make_spec(const ModelConfig& model);

@@ -1,0 +1,72 @@
+// The collectives of one rank, run by a thread of their own in the order of issue while the rank's thread computes.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.h"
+
+namespace gptrain {
+
+// Every rank issues the collectives of all its groups in the same order, so one stream for all groups cannot deadlock.
+// An issued collective may begin at once: its input must be ready, and neither buffer may be touched until `wait` of
+// its ticket has returned. A group that is null has one rank: nothing is moved, and the ticket is `done`; callers keep
+// in mind that `out` is then not written. One thread issues and waits. Issuing does not allocate; a stream that is full
+// makes the caller wait for the oldest. What a collective throws, every later `wait` throws.
+class CollectiveStream {
+ public:
+  using Ticket = int64_t;
+  static constexpr Ticket done = 0;
+
+  // Without a thread of its own (`plan`, runs of one rank) collectives run when they are issued.
+  explicit CollectiveStream(bool threaded);
+  ~CollectiveStream();
+  CollectiveStream(const CollectiveStream&) = delete;
+  CollectiveStream& operator=(const CollectiveStream&) = delete;
+
+  Ticket all_reduce(Communicator* group, void* data, int64_t count, DType dtype, ReduceOp op = ReduceOp::sum);
+  // `out` may be this rank's place in `in`.
+  Ticket reduce_scatter(Communicator* group, const void* in, void* out, int64_t count, DType dtype);
+  // `in` may be this rank's place in `out`.
+  Ticket all_gather(Communicator* group, const void* in, void* out, int64_t count, DType dtype);
+  Ticket broadcast(Communicator* group, void* data, int64_t count, DType dtype, int root);
+
+  void wait(Ticket ticket);
+  void wait_all() { wait(issued_); }
+
+ private:
+  enum class Kind : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast };
+  struct Item {
+    Kind kind;
+    Communicator* group;
+    const void* in;
+    void* out;
+    int64_t count;
+    DType dtype;
+    ReduceOp op;
+    int root;
+  };
+
+  Ticket issue(const Item& item);
+  static void run(const Item& item);
+  void work();
+
+  const bool threaded_;
+  std::array<Item, 64> ring_{};
+  Ticket issued_ = 0;  // by the caller
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  Ticket submitted_ = 0;
+  Ticket finished_ = 0;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+
+  std::thread thread_;  // last: starts when everything else is there
+};
+
+}  // namespace gptrain

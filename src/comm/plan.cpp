@@ -1,0 +1,56 @@
+#include "comm/plan.h"
+
+namespace gptrain {
+namespace {
+
+class PlanCommunicator final : public Communicator {
+ public:
+  PlanCommunicator(int rank, int size, TrafficTable& traffic) : rank_(rank), size_(size), traffic_(traffic) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce(void*, int64_t count, DType dtype, ReduceOp) override {
+    note(Collective::all_reduce, 2 * others_share(count * dtype_bytes(dtype)));
+  }
+  void reduce_scatter(const void*, void*, int64_t count, DType dtype, ReduceOp) override {
+    note(Collective::reduce_scatter, (size_ - 1) * count * dtype_bytes(dtype));
+  }
+  void all_gather(const void*, void*, int64_t count, DType dtype) override {
+    note(Collective::all_gather, (size_ - 1) * count * dtype_bytes(dtype));
+  }
+  void all_to_all(const void*, void*, int64_t count, DType dtype) override {
+    note(Collective::all_to_all, (size_ - 1) * count * dtype_bytes(dtype));
+  }
+  void broadcast(void*, int64_t count, DType dtype, int root) override {
+    const int64_t share = others_share(count * dtype_bytes(dtype));
+    note(Collective::broadcast, rank_ == root ? 2 * share : share);
+  }
+  void send(const void*, int64_t count, DType dtype, int) override {
+    note(Collective::point_to_point, count * dtype_bytes(dtype));
+  }
+  void receive(void*, int64_t, DType, int) override {}
+  void group_start() override {}
+  void group_end() override {}
+  void barrier() override {}
+  void synchronize() override {}
+
+ private:
+  int64_t others_share(int64_t bytes) const { return bytes * (size_ - 1) / size_; }
+  void note(Collective collective, int64_t sent_bytes) {
+    Traffic& traffic = traffic_[static_cast<size_t>(collective)];
+    traffic.calls += 1;
+    traffic.sent_bytes += sent_bytes;
+  }
+
+  int rank_, size_;
+  TrafficTable& traffic_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_plan_communicator(int rank, int size, TrafficTable& traffic) {
+  return std::make_unique<PlanCommunicator>(rank, size, traffic);
+}
+
+}  // namespace gptrain

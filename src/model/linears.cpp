@@ -1,0 +1,75 @@
+// The linears of a unit over the tensor ranks, and the collectives around them.
+#include "model/units.h"
+
+namespace gptrain {
+
+Matrix Units::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
+  return tensor_.sequence ? frame.take(rows.dtype, shape_.rows(), rows.cols) : Matrix{};
+}
+
+Units::Gathering Units::begin_gather(const Matrix& rows, const Matrix& whole) {
+  if (!tensor_.sequence) return {rows};
+  return {whole, tensor_.stream->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
+}
+
+const Matrix& Units::wait(const Gathering& gathering) {
+  if (tensor_.stream != nullptr) tensor_.stream->wait(gathering.ticket);
+  return gathering.whole;
+}
+
+Units::Reduction Units::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
+  if (!is_split()) return {part};
+  if (!tensor_.sequence) return {part, tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
+  const Matrix rows = frame.take(part.dtype, stream_rows(), part.cols);
+  return {rows, tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
+}
+
+const Matrix& Units::wait(const Reduction& reduction) {
+  if (tensor_.stream != nullptr) tensor_.stream->wait(reduction.ticket);
+  return reduction.rows;
+}
+
+void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
+  const auto product = [&](const Matrix& from, const Matrix& to) {
+    backend_.run(LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to});
+  };
+  if (!tensor_.sequence) {
+    product(x, y);
+    return;
+  }
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix whole = frame.take(x.dtype, shape_.rows(), x.cols);
+  const auto piece = [&](const Matrix& matrix, int64_t rank) { return matrix.row_range(rank * x.rows, x.rows); };
+  const int64_t own = tensor_.place.rank;
+  const auto send = [&](int64_t rank) {
+    void* const data = rank == own ? x.data : piece(whole, rank).data;
+    return tensor_.stream->broadcast(tensor_.group, data, x.count(), x.dtype, static_cast<int>(rank));
+  };
+  // Every rank issues the pieces in the same order, one ahead of the product that needs it.
+  CollectiveStream::Ticket next = send(0);
+  product(x, piece(y, own));
+  for (int64_t rank = 0; rank < tensor_.place.size; ++rank) {
+    const CollectiveStream::Ticket ready = next;
+    if (rank + 1 < tensor_.place.size) next = send(rank + 1);
+    tensor_.stream->wait(ready);
+    if (rank != own) product(piece(whole, rank), piece(y, rank));
+  }
+}
+
+void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& part) {
+  // The bias is in the sum once.
+  backend_.run(LinearForward{.x = x,
+                             .w = weight(call, w),
+                             .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{},
+                             .y = part});
+}
+
+void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {
+  backend_.run(LinearBackwardWeight{.x = x,
+                                    .dy = dy,
+                                    .dw = gradient(call, w),
+                                    .d_bias = gradient(call, bias),
+                                    .accumulate = call.accumulate});
+}
+
+}  // namespace gptrain

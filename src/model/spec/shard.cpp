@@ -1,0 +1,123 @@
+#include "model/spec/shard.h"
+
+#include <fmt/format.h>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+
+namespace gptrain {
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t quotient(int64_t total, int64_t parts, const TensorSpec& tensor) {
+  if (total % parts != 0)
+    throw std::logic_error(fmt::format("{}: {} does not divide over {} ranks", tensor.name, total, parts));
+  return total / parts;
+}
+
+// The rows of one section that a rank holds, and whether a lower rank holds the same ones.
+struct Rows {
+  int64_t first, count;
+  bool owned, replicated;
+};
+
+Rows rows_of(const Section& section, const TensorSpec& tensor, TensorPlace place) {
+  const int64_t pieces = section.rows / section.together;
+  if (pieces >= place.size) {
+    const int64_t count = quotient(pieces, place.size, tensor) * section.together;
+    return {place.rank * count, count, true, false};
+  }
+  const int64_t replicas = quotient(place.size, pieces, tensor);
+  return {place.rank / replicas * section.together, section.together, place.rank % replicas == 0, true};
+}
+
+TensorShard whole(const TensorSpec& tensor, TensorPlace place) {
+  TensorShard shard{.shape = tensor.shape, .boxes = {}};
+  shard.boxes.push_back({std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, 0, place.rank == 0});
+  return shard;
+}
+
+TensorShard by_columns(const TensorSpec& tensor, TensorPlace place) {
+  const int64_t cols = quotient(tensor.shape[1], place.size, tensor);
+  TensorShard shard{.shape = {tensor.shape[0], cols}, .boxes = {}};
+  shard.boxes.push_back({{0, place.rank * cols}, shard.shape, 0, true});
+  return shard;
+}
+
+// Padding is whole rows at the end of the vocabulary.
+TensorShard by_vocabulary(const TensorSpec& tensor, TensorPlace place) {
+  const int64_t rows = vocabulary_rows(tensor.shape[0], place.size);
+  const int64_t first = rows * place.rank;
+  TensorShard shard{.shape = {rows, tensor.shape[1]}, .boxes = {}};
+  const int64_t held = std::min(rows, tensor.shape[0] - first);
+  if (held > 0) shard.boxes.push_back({{first, 0}, {held, tensor.shape[1]}, 0, true});
+  return shard;
+}
+
+TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
+  const bool matrix = tensor.shape.size() == 2;
+  const int64_t cols = matrix ? tensor.shape[1] : 1;
+  TensorShard shard;
+  int64_t section_first = 0;
+  int64_t local_rows = 0;
+  for (const Section& section : tensor.sections) {
+    const Rows rows = rows_of(section, tensor, place);
+    const int64_t first = section_first + rows.first;
+    ShardBox box{{first}, {rows.count}, local_rows * cols, rows.owned};
+    if (matrix) {
+      box.offset.push_back(0);
+      box.shape.push_back(cols);
+    }
+    if (rows.replicated) {
+      if (shard.replicas_count == 0) shard.replicas_first = box.local_offset;
+      shard.replicas_count += rows.count * cols;
+    }
+    shard.boxes.push_back(std::move(box));
+    section_first += section.rows;
+    local_rows += rows.count;
+  }
+  shard.shape = {local_rows};
+  if (matrix) shard.shape.push_back(cols);
+  return shard;
+}
+
+}  // namespace
+
+int64_t ShardBox::count() const { return product(shape); }
+int64_t TensorShard::count() const { return product(shape); }
+
+std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place) {
+  std::vector<TensorShard> shards;
+  shards.reserve(spec.tensors.size());
+  for (const TensorSpec& tensor : spec.tensors) {
+    switch (tensor.split) {
+      case Split::none:
+        shards.push_back(whole(tensor, place));
+        break;
+      case Split::columns:
+        shards.push_back(by_columns(tensor, place));
+        break;
+      case Split::vocabulary:
+        shards.push_back(by_vocabulary(tensor, place));
+        break;
+      case Split::rows:
+        shards.push_back(by_rows(tensor, place));
+        break;
+    }
+  }
+  return shards;
+}
+
+int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size) {
+  const int64_t multiple = vocab_multiple * tensor_size;
+  return (vocab_size + multiple - 1) / multiple * vocab_multiple;
+}
+
+int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size) {
+  return tensor_size > model.num_kv_heads ? tensor_size / model.num_kv_heads : 1;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,79 @@
+#include "parallel/groups.h"
+
+#include <fmt/format.h>
+#include <set>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
+                                                      MeshAxis::data, MeshAxis::pipeline};
+
+}  // namespace
+
+Mesh make_mesh(const RunConfig& config, int64_t world_size) {
+  const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
+  if (world_size % model_ranks != 0) {
+    throw Error(ExitCode::usage,
+                "{} ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks",
+                world_size, config.parallel.tensor, config.parallel.pipeline);
+  }
+  MeshPoint sizes;
+  sizes[MeshAxis::tensor] = config.parallel.tensor;
+  sizes[MeshAxis::context] = 1;
+  sizes[MeshAxis::expert] = 1;
+  sizes[MeshAxis::data] = world_size / model_ranks;
+  sizes[MeshAxis::pipeline] = config.parallel.pipeline;
+  return {sizes, world_size};
+}
+
+std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
+  switch (kind) {
+    case GroupKind::world:
+      return mesh.group(rank, all_axes);
+    case GroupKind::tensor:
+      return mesh.group(rank, {MeshAxis::tensor});
+    case GroupKind::data:
+      return mesh.group(rank, {MeshAxis::data});
+    case GroupKind::replicas: {
+      const std::vector<int64_t> tensor = mesh.group(rank, {MeshAxis::tensor});
+      const auto replicas = static_cast<size_t>(kv_replicas(config.model, static_cast<int64_t>(tensor.size())));
+      const auto place = static_cast<size_t>(mesh.coordinates(rank)[MeshAxis::tensor]);
+      const auto first = tensor.begin() + static_cast<std::ptrdiff_t>(place / replicas * replicas);
+      return {first, first + static_cast<std::ptrdiff_t>(replicas)};
+    }
+    case GroupKind::count:
+      break;
+  }
+  return {};
+}
+
+RankGroups::RankGroups(const RunConfig& config, World& world)
+    : mesh_(make_mesh(config, world.size())),
+      rank_(world.rank()),
+      at_(mesh_.coordinates(rank_)),
+      stream_(world.size() > 1) {
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    std::set<std::vector<int64_t>> made;
+    for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
+      const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, static_cast<GroupKind>(kind));
+      if (ranks.size() == 1 || !made.insert(ranks).second) continue;
+      auto group = world.make_group(std::vector<int>(ranks.begin(), ranks.end()));
+      if (group) groups_[kind] = std::move(group);
+    }
+  }
+}
+
+RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, GroupTraffic& traffic)
+    : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank)), stream_(false) {
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, static_cast<GroupKind>(kind));
+    if (ranks.size() == 1) continue;
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    groups_[kind] = make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()), traffic[kind]);
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,64 @@
+// A rank's place in the mesh and the groups it works in.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "comm/collective_stream.h"
+#include "comm/plan.h"
+#include "comm/world.h"
+#include "config/run_config.h"
+#include "mesh/mesh.h"
+#include "model/tensor_parallel.h"
+
+namespace gptrain {
+
+enum class GroupKind : uint8_t {
+  world,     // every rank: the norm, and what all agree on
+  tensor,    // shares each layer
+  replicas,  // holds the same key/value heads, inside a tensor group
+  data,      // sees other samples, holds the same weights
+  count
+};
+constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
+constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas", "data"};
+
+// What each group of a rank sends in a step.
+using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
+
+// The mesh of a config that has been checked, for `world_size` ranks. Error(usage) where the size does not divide.
+Mesh make_mesh(const RunConfig& config, int64_t world_size);
+
+// Not copied: what is issued on the stream refers to the groups.
+class RankGroups {
+ public:
+  // Makes all groups, collectively with the other ranks of the world, in one fixed order.
+  RankGroups(const RunConfig& config, World& world);
+  // The groups of `rank` on the `plan` backend; what they would send is written to `traffic`, of the caller.
+  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, GroupTraffic& traffic);
+
+  const Mesh& mesh() const { return mesh_; }
+  int64_t rank() const { return rank_; }
+  TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
+  int64_t data_size() const { return mesh_.size(MeshAxis::data); }
+  int64_t data_rank() const { return at_[MeshAxis::data]; }
+
+  // Null where the group has one rank.
+  Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
+  CollectiveStream& stream() { return stream_; }
+
+ private:
+  Mesh mesh_;
+  int64_t rank_;
+  MeshPoint at_;
+  std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
+  CollectiveStream stream_;  // after the groups: its thread ends before they do
+};
+
+// The ranks of `rank`'s group of a kind.
+std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
+
+}  // namespace gptrain
