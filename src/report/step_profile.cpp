@@ -102,7 +102,7 @@ std::string step_profile_table(const StepProfile& profile) {
   const std::vector<ProfileRow> ops = rows_by_op(profile);
   std::vector<ProfileRow> shapes = rows_by_shape(profile);
   shapes.resize(std::min(shapes.size(), most_shapes));
-  const size_t width = widest_label(shapes);
+  const size_t width = std::max(widest_label(ops), widest_label(shapes));
   ProfileRow total{.label = "total", .seconds = profile.seconds(), .limit = profile.matrix_flops};
   for (const ProfileRow& row : ops) {
     total.calls += row.calls;
@@ -123,7 +123,7 @@ std::string step_profile_table(const StepProfile& profile) {
   text += table_head("op", width);
   for (const ProfileRow& row : ops) text += table_row(row, profile.seconds(), width);
   text += table_row({.label = "waiting for data", .seconds = profile.data_seconds}, profile.seconds(), width);
-  text += table_row({.label = "outside ops", .seconds = seconds_outside(profile)}, profile.seconds(), width);
+  text += table_row({.label = "everything else", .seconds = seconds_outside(profile)}, profile.seconds(), width);
   text += table_row(total, profile.seconds(), width);
   text += table_head("op and shape, longest first", width);
   for (const ProfileRow& row : shapes) text += table_row(row, profile.seconds(), width);

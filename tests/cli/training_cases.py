@@ -105,7 +105,7 @@ class Profiles(CliCase):
         self.assertNotIn(None, rows, table)
         times = {row.group(1): float(row.group(3)) for row in rows}
         calls = {row.group(1): int(row.group(2)) for row in rows if row.group(2)}
-        self.assertEqual(list(times)[-3:], ["waiting for data", "outside ops", "total"])
+        self.assertEqual(list(times)[-3:], ["waiting for data", "everything else", "total"])
         ops = list(times)[:-3]
         self.assertEqual([times[op] for op in ops], sorted((times[op] for op in ops), reverse=True))
         total = times.pop("total")

@@ -101,7 +101,7 @@ TEST_CASE("The table gives time, rate and share of the limit") {
   CHECK(words_of(text, "cast ") == Words{"cast", "1", "1.000", "10.0%", "5.0", "GB/s", "50%"});
   CHECK(words_of(text, "all_reduce ") == Words{"all_reduce", "1", "2.000", "20.0%", "0.5", "GB/s", "25%"});
   CHECK(words_of(text, "waiting for data") == Words{"waiting", "for", "data", "1.000", "10.0%"});
-  CHECK(words_of(text, "outside ops") == Words{"outside", "ops", "1.000", "10.0%"});
+  CHECK(words_of(text, "everything else") == Words{"everything", "else", "1.000", "10.0%"});
   CHECK(words_of(text, "total") == Words{"total", "4", "10.000", "100.0%", "200.0", "GFLOP/s", "20%"});
   CHECK(words_of(text, "linear_forward N=8") ==
         Words{"linear_forward", "N=8", "in=2", "out=3", "bf16", "1", "3.000", "30.0%", "333.3", "GFLOP/s", "33%"});
