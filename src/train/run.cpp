@@ -249,6 +249,7 @@ ExitCode Run::loop() {
 }
 
 ExitCode Run::stopped() const {
+  if (profile_step_ > progress_.step) fmt::print("step {} was not reached, so there is no profile\n", profile_step_);
   fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
              progress_.step);
   return ExitCode::requeue;

@@ -229,8 +229,8 @@ class Divergence(CliCase):
 
 
 class Signals(CliCase):
-    def stop_after_a_few_steps(self, config, number):
-        process = self.start("train", config, "--resume", *overrides("run.steps=100000000"))
+    def stop_after_a_few_steps(self, config, number, *arguments):
+        process = self.start("train", config, "--resume", *overrides("run.steps=100000000"), *arguments)
         self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
         process.send_signal(number)
         out, error = process.communicate(timeout=60)
@@ -259,6 +259,11 @@ class Signals(CliCase):
         self.assert_same_steps(self.records(), self.records("whole"))
         self.assertEqual(self.records(key="validation_loss"), self.records("whole", key="validation_loss"))
         self.assert_same_checkpoint(self.checkpoint(steps), self.checkpoint(steps, "whole"))
+
+    def test_a_profile_that_was_not_reached_is_mentioned(self):
+        code, out, error = self.stop_after_a_few_steps(self.write_run(), signal.SIGTERM, "--profile-step", "100000000")
+        self.assertEqual(code, REQUEUE, error)
+        self.assertIn("step 100000000 was not reached, so there is no profile", out)
 
     def test_a_second_signal_ends_at_once(self):
         config = self.write_run()
