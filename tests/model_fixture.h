@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/philox.h"
 #include "config/load.h"
+#include "comm/world.h"
 #include "model/micro_batch.h"
+#include "parallel/groups.h"
 
 namespace gptrain::testing {
 
@@ -32,6 +35,15 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
     "run": {"steps": 100, "seed": 7, "out": "none", "device": "cpu"}})";
   return parse_config(text, overrides, "small_config");
 }
+
+// The groups of a rank that is alone.
+struct OneRank {
+  explicit OneRank(const RunConfig& config)
+      : world(std::move(make_local_world(1).front())), groups(config, *world) {}
+
+  std::unique_ptr<World> world;
+  RankGroups groups;
+};
 
 // Sample n is a fixed function of n, whatever the micro-batch: tokens follow a noisy repeating pattern, so that there
 // is something to learn.

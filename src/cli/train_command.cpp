@@ -13,8 +13,8 @@
 #include "config/load.h"
 #include "data/dataset.h"
 #include "report/dry_run.h"
+#include "train/plan_step.h"
 #include "train/run.h"
-#include "train/training_step.h"
 
 namespace gptrain {
 namespace {
@@ -81,7 +81,7 @@ void dry_run(const RunConfig& config, const TrainArguments& arguments) {
   DryRunInput input{.config = config,
                     .target = target,
                     .spec = std::move(plan.spec),
-                    .memory = plan.memory,
+                    .memory = plan.memory.arenas,
                     .ops = plan.ops,
                     .rate = std::nullopt,
                     .sources = forecast_sources(config)};

@@ -13,22 +13,23 @@ namespace {
 
 constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 
-// The largest divisor of the global batch up to 8.
-int64_t default_micro(int64_t global) {
-  int64_t micro = std::min<int64_t>(8, global);
-  while (global % micro != 0) --micro;
+// The largest divisor of a data rank's sequences up to 8.
+int64_t default_micro(int64_t sequences) {
+  int64_t micro = std::min<int64_t>(8, sequences);
+  while (sequences % micro != 0) --micro;
   return micro;
 }
 
 class Settler {
  public:
-  Settler(RunConfig& config, const std::set<std::string>& given, Faults& faults)
-      : config_(config), given_(given), faults_(faults) {}
+  Settler(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults)
+      : config_(config), given_(given), world_size_(world_size), faults_(faults) {}
 
   void run() {
     check_presence();
     check_dropout();
     settle_model();
+    check_tensor_parallel();
     settle_batch();
     settle_precision();
     check_schedule();
@@ -101,9 +102,52 @@ class Settler {
     }
   }
 
+  // Every rank of the tensor axis has as many heads, and as many columns of the MLP, as every other.
+  void check_tensor_parallel() {
+    const ModelConfig& model = config_.model;
+    const int64_t tensor = config_.parallel.tensor;
+    if (tensor == 1 || !sound({"parallel.tensor", "model.num_heads", "model.num_kv_heads", "model.ffn_hidden_size"})) {
+      return;
+    }
+    const auto divides_heads = [&](int64_t n) { return model.num_heads % n == 0; };
+    const auto divides_kv_heads = [&](int64_t n) { return model.num_kv_heads % n == 0 || n % model.num_kv_heads == 0; };
+    const auto divides_ffn = [&](int64_t n) { return model.ffn_hidden_size % n == 0; };
+    const std::string nearest = nearest_integers(tensor, 1, model.num_heads, [&](int64_t n) {
+      return divides_heads(n) && divides_kv_heads(n) && divides_ffn(n);
+    });
+    if (!divides_heads(tensor)) {
+      fault("parallel.tensor", fmt::format("must divide model.num_heads = {}", model.num_heads), nearest);
+    } else if (!divides_kv_heads(tensor)) {
+      fault("parallel.tensor",
+            fmt::format("must divide model.num_kv_heads = {}, or be a multiple of it", model.num_kv_heads), nearest);
+    } else if (!divides_ffn(tensor)) {
+      fault("parallel.tensor", fmt::format("must divide model.ffn_hidden_size = {}", model.ffn_hidden_size), nearest);
+    }
+  }
+
+  // Ranks that see other samples. A world that the mesh does not divide into is another fault, found with the mesh.
+  int64_t data_ranks() const {
+    const int64_t model_ranks = config_.parallel.tensor * config_.parallel.pipeline;
+    return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;
+  }
+
+  void check_sequence_rows() {
+    const int64_t tensor = config_.parallel.tensor;
+    if (!config_.parallel.sequence || !sound({"parallel.tensor", "batch.micro", "model.sequence_length"})) return;
+    const int64_t length = config_.model.sequence_length;
+    if (config_.batch.micro * length % tensor != 0) {
+      fault("parallel.tensor",
+            fmt::format("must divide batch.micro * model.sequence_length = {} * {} with parallel.sequence",
+                        config_.batch.micro, length),
+            nearest_integers(tensor, 1, tensor, [&](int64_t n) { return config_.batch.micro * length % n == 0; }));
+    }
+  }
+
   void settle_batch() {
-    if (!sound({"batch.global", "batch.micro", "batch.accumulation"})) return;
+    if (!sound({"batch.global", "batch.micro", "batch.accumulation", "parallel.tensor"})) return;
     BatchConfig& batch = config_.batch;
+    const int64_t data = data_ranks();
+    const std::string over_ranks = data > 1 ? fmt::format(" / {} data ranks", data) : "";
     const bool has_global = is_given("batch.global");
     const bool has_micro = is_given("batch.micro");
     const bool has_accumulation = is_given("batch.accumulation");
@@ -111,27 +155,35 @@ class Settler {
       return faults_.add("batch.global", "", "must be given, or both batch.micro and batch.accumulation",
                          find_field("batch.global")->example);
     }
-    if (!has_global) batch.global = batch.micro * batch.accumulation;
-    if (batch.global > max_batch_sequences) {
+    if (!has_global && batch.micro <= max_batch_sequences / data) batch.global = batch.micro * data * batch.accumulation;
+    if (!has_global && (batch.global == 0 || batch.global > max_batch_sequences)) {
       return fault("batch.accumulation",
-                   fmt::format("times batch.micro = {} must be at most {}", batch.micro, max_batch_sequences),
-                   fmt::format("{}", max_batch_sequences / batch.micro));
+                   fmt::format("times batch.micro = {}{} must be at most {}", batch.micro,
+                               data > 1 ? fmt::format(" times {} data ranks", data) : "", max_batch_sequences),
+                   fmt::format("{}", std::max<int64_t>(max_batch_sequences / (batch.micro * data), 1)));
     }
+    if (batch.global % data != 0) {
+      return fault("batch.global", fmt::format("must be a multiple of the {} data ranks", data),
+                   nearest_integers(batch.global, data, max_batch_sequences,
+                                    [&](int64_t n) { return n % data == 0; }));
+    }
+    const int64_t sequences = batch.global / data;  // of a data rank
     for (const auto& [path, value] :
          {std::pair{"batch.micro", batch.micro}, {"batch.accumulation", batch.accumulation}}) {
-      if (is_given(path) && batch.global % value != 0) {
-        return fault(path, fmt::format("must divide batch.global = {}", batch.global),
-                     nearest_integers(value, 1, batch.global, [&](int64_t n) { return batch.global % n == 0; }));
+      if (is_given(path) && sequences % value != 0) {
+        return fault(path, fmt::format("must divide batch.global{} = {}", over_ranks, sequences),
+                     nearest_integers(value, 1, sequences, [&](int64_t n) { return sequences % n == 0; }));
       }
     }
-    if (!has_micro) batch.micro = has_accumulation ? batch.global / batch.accumulation : default_micro(batch.global);
-    const int64_t accumulation = batch.global / batch.micro;
+    if (!has_micro) batch.micro = has_accumulation ? sequences / batch.accumulation : default_micro(sequences);
+    const int64_t accumulation = sequences / batch.micro;
     if (has_accumulation && batch.accumulation != accumulation) {
       return fault("batch.accumulation",
-                   fmt::format("must be batch.global / batch.micro = {} / {}", batch.global, batch.micro),
+                   fmt::format("must be batch.global{} / batch.micro = {} / {}", over_ranks, sequences, batch.micro),
                    fmt::format("{}", accumulation));
     }
     batch.accumulation = accumulation;
+    check_sequence_rows();
   }
 
   void settle_precision() {
@@ -196,13 +248,14 @@ class Settler {
 
   RunConfig& config_;
   const std::set<std::string>& given_;
+  const int64_t world_size_;
   Faults& faults_;
 };
 
 }  // namespace
 
-void settle(RunConfig& config, const std::set<std::string>& given, Faults& faults) {
-  Settler(config, given, faults).run();
+void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults) {
+  Settler(config, given, world_size, faults).run();
 }
 
 }  // namespace gptrain

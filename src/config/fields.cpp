@@ -208,11 +208,13 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("batch.micro", &RunConfig::batch, &BatchConfig::micro, IntegerRule{1, 1 << 20, {}},
                 "sequences per micro-batch and rank; default: global / accumulation, or the largest divisor of global "
                 "up to 8")
-              .derived("8"),
+              .derived("8")
+              .changeable(),
           field("batch.accumulation", &RunConfig::batch, &BatchConfig::accumulation,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
-                "micro-batches per step and rank; default: global / micro")
-              .derived("2"),
+                "micro-batches per step and rank; default: global / micro / data ranks")
+              .derived("2")
+              .changeable(),
       });
 }
 
@@ -226,12 +228,20 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   table.insert(
       table.end(),
       {
-          field("parallel.tensor", &RunConfig::parallel, &P::tensor,
-                IntegerRule{1, 1, "this build has no tensor parallelism"}, "ranks that share each layer"),
+          field("parallel.tensor", &RunConfig::parallel, &P::tensor, IntegerRule{1, 1 << 16, {}},
+                "ranks that share each layer; divides num_heads and ffn_hidden_size")
+              .changeable(),
           field("parallel.pipeline", &RunConfig::parallel, &P::pipeline,
                 IntegerRule{1, 1, "this build has no pipeline parallelism"}, "stages that share the layers"),
-          field("parallel.zero", &RunConfig::parallel, &P::zero, IntegerRule{0, 0, "this build has no ZeRO sharding"},
-                "ZeRO stage: 0 none, 1 optimizer state, 2 also gradients, 3 also weights"),
+          field("parallel.zero", &RunConfig::parallel, &P::zero, IntegerRule{0, 3, {}},
+                "what the data ranks hold in pieces (ZeRO): 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+                "weights")
+              .changeable(),
+          field("parallel.sequence", &RunConfig::parallel, &P::sequence, BooleanRule{},
+                "the tensor ranks also share the rows of norms, dropout and the residual stream")
+              .only_with({"parallel.tensor", "parallel.tensor is greater than 1",
+                          [](const RunConfig& config) { return config.parallel.tensor > 1; }})
+              .changeable(),
           words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes,
                                         refused, "weights, activations and matrix products"),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,

@@ -90,7 +90,8 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
 
 }  // namespace
 
-RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin) {
+RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
+                       int64_t world_size) {
   JsonText parsed = read_json(text);
   if (!parsed.syntax_error.empty()) {
     throw Error(ExitCode::usage, "{}:{}", origin, parsed.syntax_error);
@@ -112,12 +113,13 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
     if (!given.contains(field.path) || faults.concern(field.path)) continue;
     field.set(config, document[field.section()][field.key()]);
   }
-  settle(config, given, faults);
+  settle(config, given, world_size, faults);
   if (!faults.empty()) throw Error(ExitCode::usage, faults.text());
   return config;
 }
 
-RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides) {
+RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
+                      int64_t world_size) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status)) {
@@ -130,7 +132,7 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   std::ifstream stream(file, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   if (!stream) throw Error(ExitCode::usage, "config file {}: cannot be read (check its permissions)", file.string());
-  return parse_config(text, overrides, file.string());
+  return parse_config(text, overrides, file.string(), world_size);
 }
 
 }  // namespace gptrain

@@ -16,12 +16,16 @@
 namespace gptrain {
 
 // Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON or a bare
-// word; of two overrides of one key the later one counts).
-RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides);
+// word; of two overrides of one key the later one counts). The batch is derived for `world_size` ranks; a number of
+// ranks that the mesh does not divide into is found when the mesh is made.
+RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
+                      int64_t world_size = 1);
 // The same from text; `origin` names it in messages of syntax errors (with line and column).
-RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin);
+RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
+                       int64_t world_size = 1);
 
-// Every value as JSON text that load_config reads back to the same config; pretty-printed in the order of the table.
+// Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
+// order of the table.
 // Derived values are printed too; keys without effect under the other values, which load_config refuses, are not.
 std::string show_config(const RunConfig& config);
 
@@ -30,8 +34,9 @@ std::string config_schema();
 
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
 // checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:
-// data paths, steps, checkpoint, log, run.out, device, threads, learning-rate keys; and what only looks at the run or
-// gives the same bits: validation, run.max_skipped_steps, memory.recompute.
+// data paths, steps, checkpoint, log, run.out, device, threads, learning-rate keys; the layout (parallel, batch.micro,
+// batch.accumulation); and what only looks at the run or gives the same bits: validation, run.max_skipped_steps,
+// memory.recompute.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

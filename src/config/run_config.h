@@ -49,13 +49,14 @@ struct DataConfig {
 struct BatchConfig {
   int64_t global = 0;        // sequences per step
   int64_t micro = 0;         // sequences per micro-batch and rank
-  int64_t accumulation = 0;  // micro-batches per step and rank
+  int64_t accumulation = 0;  // micro-batches per step and rank: global / (micro * data ranks)
 };
 
 struct ParallelConfig {
   int64_t tensor = 1;
   int64_t pipeline = 1;
   int64_t zero = 0;
+  bool sequence = false;  // sequence parallelism over the tensor axis
 };
 
 struct PrecisionConfig {

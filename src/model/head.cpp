@@ -23,16 +23,12 @@ void Units::loss(const UnitCall& call) {
   const Matrix d_norm = head_fields_.gradients.at(call.gradient, head_fields_.d_norm);
   if (!is_split()) return sum_losses(call, d_norm);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix part = frame.take(d_norm.dtype, shape_.rows(), d_norm.cols);
+  const Matrix part = tensor_.sequence ? frame.take(d_norm.dtype, shape_.rows(), d_norm.cols) : d_norm;
   sum_losses(call, part);
-  // The record outlives the frame, so the sum ends there.
   CollectiveStream& stream = *tensor_.stream;
-  if (tensor_.sequence) {
-    stream.wait(stream.reduce_scatter(tensor_.group, part.data, d_norm.data, d_norm.count(), d_norm.dtype));
-  } else {
-    stream.wait(stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
-    backend_.run(Cast{.from = part, .to = d_norm});
-  }
+  stream.wait(tensor_.sequence
+                  ? stream.reduce_scatter(tensor_.group, part.data, d_norm.data, d_norm.count(), d_norm.dtype)
+                  : stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
 }
 
 void Units::evaluate(const UnitCall& call) { sum_losses(call, {}); }

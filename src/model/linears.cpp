@@ -12,7 +12,7 @@ Units::Gathering Units::begin_gather(const Matrix& rows, const Matrix& whole) {
   return {whole, tensor_.stream->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
 }
 
-const Matrix& Units::wait(const Gathering& gathering) {
+Matrix Units::wait(const Gathering& gathering) {
   if (tensor_.stream != nullptr) tensor_.stream->wait(gathering.ticket);
   return gathering.whole;
 }
@@ -24,7 +24,7 @@ Units::Reduction Units::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
   return {rows, tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
 }
 
-const Matrix& Units::wait(const Reduction& reduction) {
+Matrix Units::wait(const Reduction& reduction) {
   if (tensor_.stream != nullptr) tensor_.stream->wait(reduction.ticket);
   return reduction.rows;
 }

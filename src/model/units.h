@@ -145,7 +145,7 @@ class Units {
   // `whole`.
   Gathering begin_gather(const Matrix& rows, const Matrix& whole);
   Matrix room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
-  const Matrix& wait(const Gathering& gathering);
+  Matrix wait(const Gathering& gathering);
   // Sums `part` over the tensor ranks. The result is this rank's rows of the sum: `part` itself without sequence
   // parallelism, else it goes to `rows`.
   struct Reduction {
@@ -153,7 +153,7 @@ class Units {
     CollectiveStream::Ticket ticket = CollectiveStream::done;
   };
   Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);
-  const Matrix& wait(const Reduction& reduction);
+  Matrix wait(const Reduction& reduction);
   // y = x w^T + bias, with x gathered piece by piece where each rank holds its rows: a piece is multiplied while the
   // next is on its way.
   void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);

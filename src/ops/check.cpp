@@ -301,7 +301,7 @@ void check(const AccumulateLoss& op) { Checker(op.name).matrix("losses", op.loss
 void check(const SquaredNorm& op) {
   const Checker checker(op.name);
   checker.matrix("gradients", op.gradients, DType::f32, 1, op.gradients.cols);
-  checker.require(op.num_segments > 0, "there are no segments");
+  checker.require(op.num_segments >= 0, "a negative number of segments");
   checker.matrix("partials", op.partials, DType::f64, 1, op.partials.cols);
 }
 

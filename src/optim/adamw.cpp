@@ -1,6 +1,6 @@
 #include "optim/adamw.h"
 
-#include <vector>
+#include <algorithm>
 
 #include "model/record.h"
 
@@ -14,48 +14,93 @@ int64_t array_bytes(int64_t count) {
 
 }  // namespace
 
-AdamWRule::AdamWRule(const OptimizerConfig& config, DType weight_dtype, const ModelSpec& spec,
-                     const ParameterLayout& layout, OptimizerMemory memory, StepState* state, Backend& backend)
-    : config_(config),
-      weight_dtype_(weight_dtype),
-      layout_(layout),
-      memory_(memory),
-      tables_(tables_at(memory.tables, static_cast<int64_t>(layout.segments.size()))),
-      state_(state),
-      backend_(backend) {
-  std::vector<SquaredNorm::Segment> norm_segments;
-  std::vector<AdamW::Segment> update_segments;
-  for (size_t i = 0; i < layout.segments.size(); ++i) {
-    const Segment& segment = layout.segments[i];
-    const UnitRange& unit = layout.units[static_cast<size_t>(spec.tensors[i].unit)];
-    norm_segments.push_back({segment.offset, segment.count});
-    update_segments.push_back({segment.offset - unit.offset, segment.count, spec.tensors[i].decay ? 1 : 0});
+AdamWRule::Segments AdamWRule::make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                             const ParameterStore& parameters) {
+  Segments segments;
+  const ParameterLayout& layout = parameters.layout();
+  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+    const UpdateRange updated = parameters.update_range(unit);
+    const int64_t piece = parameters.piece_elements(unit);
+    const int64_t piece_first = parameters.sharding().data_rank * piece;
+    segments.first_update.push_back(static_cast<int64_t>(segments.update.size()));
+    for (int64_t tensor = range.first_tensor; tensor < range.first_tensor + range.num_tensors; ++tensor) {
+      const Segment& segment = layout.segments[static_cast<size_t>(tensor)];
+      const int64_t start = segment.offset - range.offset;
+      // Padding inside a tensor has zero gradients and weights, and an update keeps it so.
+      const int64_t from = std::max(updated.first, start);
+      const int64_t to = std::min(updated.first + updated.elements, start + segment.count);
+      if (from < to)
+        segments.update.push_back(
+            {from - updated.first, to - from, spec.tensors[static_cast<size_t>(tensor)].decay ? 1 : 0});
+      for (const ShardBox& box : shards[static_cast<size_t>(tensor)].boxes) {
+        const int64_t first = std::max(piece_first, start + box.local_offset);
+        const int64_t end = std::min(piece_first + piece, start + box.local_offset + box.count());
+        if (box.owned && first < end)
+          segments.norm.push_back({parameters.offset_in_summed(unit) + first - piece_first, end - first, tensor});
+      }
+    }
   }
-  backend_.upload(tables_.norm_segments, norm_segments.data(),
-                  static_cast<int64_t>(norm_segments.size() * sizeof(SquaredNorm::Segment)));
-  backend_.upload(tables_.update_segments, update_segments.data(),
-                  static_cast<int64_t>(update_segments.size() * sizeof(AdamW::Segment)));
+  segments.first_update.push_back(static_cast<int64_t>(segments.update.size()));
+  return segments;
 }
 
-int64_t AdamWRule::table_bytes(const ModelSpec& spec) {
-  const auto n = static_cast<int64_t>(spec.tensors.size());
-  return array_bytes<double>(n) + array_bytes<SquaredNorm::Segment>(n) + array_bytes<AdamW::Segment>(n);
+AdamWRule::Tables AdamWRule::tables_at(std::byte* memory, int64_t num_tensors, const Segments& segments) {
+  const int64_t norm = array_bytes<double>(num_tensors + 1);
+  const int64_t update = norm + array_bytes<SquaredNorm::Segment>(static_cast<int64_t>(segments.norm.size()));
+  return {reinterpret_cast<double*>(memory), reinterpret_cast<SquaredNorm::Segment*>(memory + norm),
+          reinterpret_cast<AdamW::Segment*>(memory + update),
+          update + array_bytes<AdamW::Segment>(static_cast<int64_t>(segments.update.size()))};
 }
 
-AdamWRule::Tables AdamWRule::tables_at(std::byte* memory, int64_t num_tensors) {
-  std::byte* norm_segments = memory + array_bytes<double>(num_tensors);
-  std::byte* update_segments = norm_segments + array_bytes<SquaredNorm::Segment>(num_tensors);
-  return {reinterpret_cast<double*>(memory), reinterpret_cast<SquaredNorm::Segment*>(norm_segments),
-          reinterpret_cast<AdamW::Segment*>(update_segments)};
+AdamWRule::AdamWRule(const OptimizerConfig& config, const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                     const ParameterStore& parameters, std::byte* tables, StepState* state, RankGroups& groups,
+                     Backend& backend)
+    : config_(config),
+      parameters_(parameters),
+      num_tensors_(static_cast<int64_t>(spec.tensors.size())),
+      state_(state),
+      groups_(groups),
+      backend_(backend) {
+  const Segments segments = make_segments(spec, shards, parameters);
+  num_norm_segments_ = static_cast<int64_t>(segments.norm.size());
+  first_update_ = segments.first_update;
+  tables_ = tables_at(tables, num_tensors_, segments);
+  backend_.upload(tables_.norm, segments.norm.data(),
+                  static_cast<int64_t>(segments.norm.size() * sizeof(SquaredNorm::Segment)));
+  backend_.upload(tables_.update, segments.update.data(),
+                  static_cast<int64_t>(segments.update.size() * sizeof(AdamW::Segment)));
+  request_stop(false);
+}
+
+int64_t AdamWRule::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                               const ParameterStore& parameters) {
+  return tables_at(nullptr, static_cast<int64_t>(spec.tensors.size()), make_segments(spec, shards, parameters)).bytes;
+}
+
+void AdamWRule::request_stop(bool requested) {
+  const double count = requested ? 1 : 0;
+  backend_.upload(tables_.partials + num_tensors_, &count, sizeof count);
+}
+
+bool AdamWRule::stop_requested() const {
+  double count = 0;
+  backend_.download(&count, tables_.partials + num_tensors_, sizeof count);
+  backend_.synchronize();
+  return count > 0;
 }
 
 void AdamWRule::norm() {
-  const auto n = static_cast<int64_t>(layout_.segments.size());
-  const Matrix partials(tables_.partials, DType::f64, 1, n);
-  backend_.run(SquaredNorm{.segments = tables_.norm_segments,
-                           .num_segments = n,
-                           .gradients = Matrix(memory_.gradients, DType::f32, 1, layout_.elements),
+  const Matrix partials(tables_.partials, DType::f64, 1, num_tensors_);
+  backend_.run(SquaredNorm{.segments = tables_.norm,
+                           .num_segments = num_norm_segments_,
+                           .gradients = parameters_.summed_gradients(),
                            .partials = partials});
+  CollectiveStream& stream = groups_.stream();
+  stream.all_reduce(groups_.group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  // Ranks of a tensor group have the same loss.
+  stream.all_reduce(groups_.group(GroupKind::data), &state_->loss_sum, 1, DType::f64);
+  stream.wait_all();
   backend_.run(PrepareUpdate{.partials = partials,
                              .clip_norm = config_.clip_norm,
                              .beta1 = config_.beta1,
@@ -64,22 +109,22 @@ void AdamWRule::norm() {
 }
 
 void AdamWRule::update(int64_t unit) {
-  const UnitRange& range = layout_.units[static_cast<size_t>(unit)];
-  const auto slice = [&](std::byte* buffer, DType dtype) {
-    return Matrix(buffer + range.offset * dtype_bytes(dtype), dtype, 1, range.elements);
-  };
-  backend_.run(AdamW{.segments = tables_.update_segments + range.first_tensor,
-                     .num_segments = range.num_tensors,
+  const UpdateRange range = parameters_.update_range(unit);
+  const int64_t first = first_update_[static_cast<size_t>(unit)];
+  const auto row = [&](void* data, DType dtype) { return Matrix(data, dtype, 1, range.elements); };
+  backend_.run(AdamW{.segments = tables_.update + first,
+                     .num_segments = first_update_[static_cast<size_t>(unit) + 1] - first,
                      .beta1 = config_.beta1,
                      .beta2 = config_.beta2,
                      .eps = config_.eps,
                      .weight_decay = config_.weight_decay,
                      .state = state_,
-                     .gradients = slice(memory_.gradients, DType::f32),
-                     .master = slice(memory_.master, DType::f32),
-                     .exp_avg = slice(memory_.exp_avg, DType::f32),
-                     .exp_avg_sq = slice(memory_.exp_avg_sq, DType::f32),
-                     .weights = memory_.weights != nullptr ? slice(memory_.weights, weight_dtype_) : Matrix{}});
+                     .gradients = row(range.gradients, DType::f32),
+                     .master = row(range.master, DType::f32),
+                     .exp_avg = row(range.exp_avg, DType::f32),
+                     .exp_avg_sq = row(range.exp_avg_sq, DType::f32),
+                     .weights = range.weights != nullptr ? row(range.weights, parameters_.sharding().compute)
+                                                         : Matrix{}});
 }
 
 }  // namespace gptrain

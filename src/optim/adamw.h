@@ -1,53 +1,64 @@
-// AdamW over a rank's flat parameter buffers, unit by unit, behind the global gradient norm.
+// AdamW over a rank's part of the parameters, unit by unit, behind the global gradient norm.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "config/run_config.h"
-#include "model/spec/layout.h"
-#include "model/spec/spec.h"
 #include "ops/backend.h"
 #include "parallel/executor.h"
+#include "parallel/groups.h"
+#include "parallel/parameters.h"
 
 namespace gptrain {
 
-// The flat buffers that the optimizer works on, each of layout.elements elements.
-struct OptimizerMemory {
-  std::byte* master = nullptr;      // f32
-  std::byte* exp_avg = nullptr;     // f32
-  std::byte* exp_avg_sq = nullptr;  // f32
-  std::byte* gradients = nullptr;   // f32
-  std::byte* weights = nullptr;     // compute dtype; null where the master is the weight (f32 training)
-  std::byte* tables = nullptr;      // AdamWRule::table_bytes of them
-};
-
 class AdamWRule : public UpdateRule {
  public:
-  // Uploads the segment tables. Decay applies to the tensors that the spec says decay.
-  AdamWRule(const OptimizerConfig& config, DType weight_dtype, const ModelSpec& spec, const ParameterLayout& layout,
-            OptimizerMemory memory, StepState* state, Backend& backend);
+  // Uploads the segment tables to `tables` (device, table_bytes of them). Decay applies to the tensors that the spec
+  // says decay. Borrows everything.
+  AdamWRule(const OptimizerConfig& config, const ModelSpec& spec, const std::vector<TensorShard>& shards,
+            const ParameterStore& parameters, std::byte* tables, StepState* state, RankGroups& groups,
+            Backend& backend);
 
   // Norm partials and segment tables.
-  static int64_t table_bytes(const ModelSpec& spec);
+  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                             const ParameterStore& parameters);
 
+  // Each element's square is summed by one rank: the one that holds its piece, and of several that hold the same shard
+  // the first. So the norm's bits are the same for ZeRO 0 and 1, and for 2 and 3. Also sums the loss, and agrees on
+  // stopping.
   void norm() override;
   void update(int64_t unit) override;
 
+  // Whether this rank asks to stop after the step that comes, and whether any rank asked before the one that was.
+  void request_stop(bool requested);
+  bool stop_requested() const;
+
  private:
-  struct Tables {
-    double* partials;
-    SquaredNorm::Segment* norm_segments;
-    AdamW::Segment* update_segments;
+  struct Segments {
+    std::vector<SquaredNorm::Segment> norm;
+    std::vector<AdamW::Segment> update;  // unit after unit
+    std::vector<int64_t> first_update;   // by unit, and the end
   };
-  static Tables tables_at(std::byte* memory, int64_t num_tensors);
+  static Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                const ParameterStore& parameters);
+  struct Tables {
+    double* partials;  // by tensor; then the number of ranks that ask to stop
+    SquaredNorm::Segment* norm;
+    AdamW::Segment* update;
+    int64_t bytes;
+  };
+  static Tables tables_at(std::byte* memory, int64_t num_tensors, const Segments& segments);
 
   OptimizerConfig config_;
-  DType weight_dtype_;
-  const ParameterLayout& layout_;
-  OptimizerMemory memory_;
+  const ParameterStore& parameters_;
+  int64_t num_tensors_;
+  int64_t num_norm_segments_;
+  std::vector<int64_t> first_update_;
   Tables tables_;
   StepState* state_;
+  RankGroups& groups_;
   Backend& backend_;
 };
 

@@ -2,16 +2,37 @@
 
 namespace gptrain {
 
-Executor::Executor(Units& units, const ParameterLayout& layout, const Schedule& schedule, ArenaMemory arenas,
-                   Workspace& workspace, Backend& backend, Communicator& data_group, UpdateRule* update)
+std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                     const ParameterLayout& layout, bool sequence) {
+  std::vector<PartialSum> sums;
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = spec.tensors[i];
+    const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
+    const bool partial = tensor.partial == PartialGradient::of_heads ||
+                         (tensor.partial == PartialGradient::of_rows && sequence);
+    if (partial) sums.push_back({tensor.unit, start, shards[i].count(), GroupKind::tensor});
+    if (shards[i].replicas_count > 0) {
+      sums.push_back(
+          {tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
+    }
+  }
+  return sums;
+}
+
+Executor::Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
+                   const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace,
+                   Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update)
     : units_(units),
-      layout_(layout),
+      parameters_(parameters),
       schedule_(schedule),
+      partial_sums_(partial_sums),
       slots_(units, schedule),
       arenas_(arenas),
       workspace_(workspace),
       backend_(backend),
-      data_group_(data_group),
+      groups_(groups),
+      gathers_(gathers),
+      sums_(static_cast<size_t>(schedule.num_units), CollectiveStream::done),
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
@@ -22,51 +43,95 @@ void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   }
 }
 
-void Executor::run(const Action& action, MicroBatchSource& source) {
+UnitCall Executor::call_of(const Action& action) {
   UnitCall call = slots_.call(action, arenas_.activations, arenas_.data);
+  call.parameters = parameters_.whole(action.unit);
+  call.head_matrix = parameters_.whole(schedule_.tied_head ? 0 : parameters_.num_units() - 1);
   call.state = arenas_.state;
   call.workspace = &workspace_;
-  call.accumulate = action.micro_batch > 0;
+  // From ZeRO 2 on a unit's gradients leave after every micro-batch.
+  call.accumulate = schedule_.zero < 2 && action.micro_batch > 0;
+  return call;
+}
+
+void Executor::run(const Action& action, MicroBatchSource& source) {
   switch (action.kind) {
     case ActionKind::forward:
-      if (action.unit == 0) {
-        const StepShape& shape = units_.shape();
-        const MicroBatch& host = source.next();
-        const MicroBatch device = slots_.micro_batch(action, arenas_.data);
-        const int64_t token_bytes = shape.rows() * static_cast<int64_t>(sizeof(int32_t));
-        backend_.upload(device.tokens, host.tokens, token_bytes);
-        backend_.upload(device.targets, host.targets, token_bytes);
-        backend_.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
-      }
-      units_.forward(action.unit, call);
-      return;
+      if (action.unit == 0) upload_micro_batch(action, source);
+      return units_.forward(action.unit, call_of(action));
     case ActionKind::recompute:
-      units_.recompute(action.unit, call);
-      return;
+      return units_.recompute(action.unit, call_of(action));
     case ActionKind::loss:
-      units_.loss(call);
-      return;
+      return units_.loss(call_of(action));
     case ActionKind::evaluate:
-      units_.evaluate(call);
-      return;
+      return units_.evaluate(call_of(action));
     case ActionKind::backward_input:
-      units_.backward_input(action.unit, call);
-      return;
+      return units_.backward(action.unit, call_of(action), BackwardPart::input);
     case ActionKind::backward_weight:
-      units_.backward_weight(action.unit, call);
-      return;
-    case ActionKind::reduce: {
-      const UnitRange& range = layout_.units[static_cast<size_t>(action.unit)];
-      data_group_.all_reduce(arenas_.gradients + range.offset * dtype_bytes(DType::f32), range.elements, DType::f32,
-                             ReduceOp::sum);
-      return;
-    }
+      return units_.backward(action.unit, call_of(action), BackwardPart::weight);
+    case ActionKind::backward:
+      return units_.backward(action.unit, call_of(action), BackwardPart::both);
+    case ActionKind::gather:
+      return gather(action.unit);
+    case ActionKind::await_weights:
+      return groups_.stream().wait(gathers_[static_cast<size_t>(action.unit)]);
+    case ActionKind::reduce:
+      return reduce(action.unit);
+    case ActionKind::await_gradients:
+      return await_gradients(action);
     case ActionKind::norm:
-      update_->norm();
-      return;
+      return update_->norm();
     case ActionKind::update:
-      update_->update(action.unit);
-      return;
+      return update_->update(action.unit);
+  }
+}
+
+void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
+  const StepShape& shape = units_.shape();
+  const MicroBatch& host = source.next();
+  const MicroBatch device = slots_.micro_batch(action, arenas_.data);
+  const int64_t token_bytes = shape.rows() * static_cast<int64_t>(sizeof(int32_t));
+  backend_.upload(device.tokens, host.tokens, token_bytes);
+  backend_.upload(device.targets, host.targets, token_bytes);
+  backend_.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
+}
+
+void Executor::gather(int64_t unit) {
+  gathers_[static_cast<size_t>(unit)] = groups_.stream().all_gather(
+      groups_.group(GroupKind::data), parameters_.weights_piece(unit), parameters_.whole(unit).weights,
+      parameters_.piece_elements(unit), parameters_.sharding().compute);
+}
+
+void Executor::reduce(int64_t unit) {
+  CollectiveStream& stream = groups_.stream();
+  CollectiveStream::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  auto* const gradients = reinterpret_cast<float*>(parameters_.whole(unit).gradients);
+  ticket = CollectiveStream::done;
+  for (const PartialSum& sum : partial_sums_) {
+    if (sum.unit == unit)
+      ticket = std::max(ticket, stream.all_reduce(groups_.group(sum.group), gradients + sum.first, sum.count,
+                                                  DType::f32));
+  }
+  Communicator* const data = groups_.group(GroupKind::data);
+  const Sharding& sharding = parameters_.sharding();
+  const int64_t piece = parameters_.piece_elements(unit);
+  ticket = std::max(ticket, sharding.zero == 0
+                                ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
+                                : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece,
+                                                        DType::f32));
+}
+
+void Executor::await_gradients(const Action& action) {
+  groups_.stream().wait(sums_[static_cast<size_t>(action.unit)]);
+  if (schedule_.zero < 2) return;
+  const int64_t piece = parameters_.piece_elements(action.unit);
+  auto* const whole = reinterpret_cast<float*>(parameters_.whole(action.unit).gradients);
+  const Matrix from(whole + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
+  const Matrix to(parameters_.gradients_piece(action.unit), DType::f32, 1, piece);
+  if (action.micro_batch == 0) {
+    backend_.run(Cast{.from = from, .to = to});
+  } else {
+    backend_.run(Add{.from = from, .to = to});
   }
 }
 

@@ -3,10 +3,13 @@
 
 #include <cstdint>
 
-#include "comm/communicator.h"
+#include <vector>
+
 #include "model/micro_batch.h"
 #include "model/units.h"
+#include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "parallel/parameters.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
@@ -32,15 +35,29 @@ class ActionObserver {
 struct ArenaMemory {
   std::byte* activations = nullptr;
   std::byte* data = nullptr;
-  std::byte* gradients = nullptr;
   StepState* state = nullptr;
 };
+
+// Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
+// PartialGradient and TensorShard::replicas_first).
+struct PartialSum {
+  int64_t unit;
+  int64_t first;  // elements from the unit's start
+  int64_t count;
+  GroupKind group;
+};
+std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                     const ParameterLayout& layout, bool sequence);
+
+// Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
+using UnitTickets = std::vector<CollectiveStream::Ticket>;
 
 // Borrows everything it is given. `update` may be null for schedules without norm and updates.
 class Executor {
  public:
-  Executor(Units& units, const ParameterLayout& layout, const Schedule& schedule, ArenaMemory arenas,
-           Workspace& workspace, Backend& backend, Communicator& data_group, UpdateRule* update);
+  Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
+           const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace, Backend& backend,
+           RankGroups& groups, UnitTickets& gathers, UpdateRule* update);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
@@ -48,15 +65,23 @@ class Executor {
 
  private:
   void run(const Action& action, MicroBatchSource& source);
+  UnitCall call_of(const Action& action);
+  void upload_micro_batch(const Action& action, MicroBatchSource& source);
+  void gather(int64_t unit);
+  void reduce(int64_t unit);
+  void await_gradients(const Action& action);
 
   Units& units_;
-  const ParameterLayout& layout_;
+  const ParameterStore& parameters_;
   const Schedule& schedule_;
+  const std::vector<PartialSum>& partial_sums_;
   SlotMap slots_;
   ArenaMemory arenas_;
   Workspace& workspace_;
   Backend& backend_;
-  Communicator& data_group_;
+  RankGroups& groups_;
+  UnitTickets& gathers_;
+  UnitTickets sums_;
   UpdateRule* update_;
 };
 

@@ -1,7 +1,9 @@
 #include "parallel/groups.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <set>
+
 
 #include "base/error.h"
 
@@ -16,7 +18,7 @@ constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis
 Mesh make_mesh(const RunConfig& config, int64_t world_size) {
   const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (world_size % model_ranks != 0) {
-    throw Error(ExitCode::usage,
+    throw Error(ExitCode::device,
                 "{} ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks",
                 world_size, config.parallel.tensor, config.parallel.pipeline);
   }

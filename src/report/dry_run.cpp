@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "report/flops_json.h"
+#include "model/spec/shard.h"
 #include "report/formulas.h"
 
 namespace gptrain {
@@ -60,7 +61,7 @@ double matrix_rate(const DryRunInput& input) {
 }
 
 std::string model_line(const ModelConfig& m) {
-  const int64_t padded = (m.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+  const int64_t padded = vocabulary_rows(m.vocab_size, 1);
   std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
                                  m.ffn_hidden_size, m.num_heads);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);

@@ -1,3 +1,4 @@
+#include <array>
 #include <fmt/format.h>
 #include <map>
 #include <set>
@@ -18,7 +19,11 @@ class Checker {
         replay_(slots(schedule.replay_slots)),
         gradient_(slots(schedule.gradient_slots)),
         carrier_(slots(schedule.carrier_slots)),
-        activation_(static_cast<size_t>(schedule.activation_slots), -1) {}
+        activation_(static_cast<size_t>(schedule.activation_slots), -1) {
+    weights_.fill(-1);
+    arriving_.fill(-1);
+    summed_.fill(free_slot);
+  }
 
   std::string run() {
     for (size_t i = 0; i < schedule_.actions.size() && fault_.empty(); ++i) {
@@ -70,7 +75,8 @@ class Checker {
   bool done(ActionKind kind, int32_t m, int32_t unit) const { return done_.contains({kind, m, unit}); }
 
   void step(const Action& a) {
-    if (a.kind != ActionKind::reduce && a.kind != ActionKind::norm && a.kind != ActionKind::update) {
+    const bool repeats = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights;
+    if (is_of_micro_batch(a.kind)) {
       if (!in_pool(a.activation, activation_.size(), "activation")) return;
       int32_t& owner = activation_[static_cast<size_t>(a.activation)];
       if (a.kind == ActionKind::forward && a.unit == 0) {
@@ -79,7 +85,8 @@ class Checker {
       }
       require(owner == a.micro_batch, fmt::format("activation slot {} holds micro-batch {}", a.activation, owner));
     }
-    require(done_.insert({a.kind, a.micro_batch, a.unit}).second, "done twice");
+    require(done_.insert({a.kind, a.micro_batch, a.unit}).second || repeats, "done twice");
+    check_parameters(a);
     switch (a.kind) {
       case ActionKind::forward:
         return forward(a);
@@ -95,15 +102,87 @@ class Checker {
         return backward_input(a);
       case ActionKind::backward_weight:
         return backward_weight(a);
+      case ActionKind::backward:
+        backward_input(a);
+        done_.insert({ActionKind::backward_input, a.micro_batch, a.unit});
+        return backward_weight(a);
+      case ActionKind::gather:
+        return gather(a);
+      case ActionKind::await_weights:
+        return await_weights(a);
       case ActionKind::reduce:
         return reduce(a);
-      case ActionKind::norm:
-        for (int32_t unit = 0; unit <= head_; ++unit)
-          require(done(ActionKind::reduce, -1, unit), "before all units are reduced");
+      case ActionKind::await_gradients:
+        require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
+        if (fault_.empty()) summed_[slot(a.unit)] = free_slot;
         return;
+      case ActionKind::norm:
+        return norm();
       case ActionKind::update:
         require(done(ActionKind::norm, -1, -1), "before the norm");
         return;
+    }
+  }
+
+  static bool is_of_micro_batch(ActionKind kind) {
+    switch (kind) {
+      case ActionKind::gather:
+      case ActionKind::await_weights:
+      case ActionKind::reduce:
+      case ActionKind::await_gradients:
+      case ActionKind::norm:
+      case ActionKind::update:
+        return false;
+      default:
+        return true;
+    }
+  }
+
+  size_t slot(int32_t unit) const { return static_cast<size_t>(parameter_slot(unit, schedule_.num_units)); }
+
+  void check_parameters(const Action& a) {
+    if (!is_of_micro_batch(a.kind)) return;
+    const bool uses_head_matrix = a.kind == ActionKind::loss || a.kind == ActionKind::evaluate;
+    const bool whole_gradients =
+        a.kind == ActionKind::loss || a.kind == ActionKind::backward_input || a.kind == ActionKind::backward_weight ||
+        a.kind == ActionKind::backward;
+    check_parameters_of(a.unit, a.kind == ActionKind::backward_weight, whole_gradients);
+    if (uses_head_matrix && schedule_.tied_head) check_parameters_of(0, false, whole_gradients);
+  }
+
+  void check_parameters_of(int32_t unit, bool without_weights, bool whole_gradients) {
+    if (schedule_.zero == 3 && !without_weights)
+      require(weights_[slot(unit)] == unit, fmt::format("the weights of unit {} are not there", unit));
+    if ((schedule_.zero == 1 || schedule_.zero == 2) && !without_weights)
+      require(done(ActionKind::await_weights, -1, unit),
+              fmt::format("the updated weights of unit {} are not awaited", unit));
+    if (schedule_.zero >= 2 && whole_gradients) {
+      const Content summed = summed_[slot(unit)];
+      require(summed == free_slot, fmt::format("the gradients of micro-batch {}, unit {} are still being summed there",
+                                               summed.first, summed.second));
+    }
+  }
+
+  void gather(const Action& a) {
+    if (schedule_.zero != 3) {
+      require(done(ActionKind::update, -1, a.unit), "before the update");
+      return;
+    }
+    weights_[slot(a.unit)] = -1;
+    arriving_[slot(a.unit)] = a.unit;
+  }
+
+  void await_weights(const Action& a) {
+    if (schedule_.zero != 3) return;
+    require(arriving_[slot(a.unit)] == a.unit, "before the gathering begins");
+    weights_[slot(a.unit)] = a.unit;
+  }
+
+  void norm() {
+    for (int32_t unit = 0; unit <= head_; ++unit) {
+      const int32_t first = schedule_.zero < 2 ? schedule_.micro_batches - 1 : 0;
+      for (int32_t m = first; m < schedule_.micro_batches; ++m)
+        require(done(ActionKind::await_gradients, m, unit), "before all units are reduced");
     }
   }
 
@@ -151,9 +230,11 @@ class Checker {
 
   void reduce(const Action& a) {
     const ActionKind last = a.unit == head_ ? ActionKind::backward_input : ActionKind::backward_weight;
-    for (int32_t m = 0; m < schedule_.micro_batches; ++m) {
-      require(done(last, m, a.unit), fmt::format("before the gradients of micro-batch {}", m));
+    for (int32_t m = schedule_.zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m) {
+      require(done(last, m, a.unit) || done(ActionKind::backward, m, a.unit),
+              fmt::format("before the gradients of micro-batch {}", m));
     }
+    if (schedule_.zero >= 2) summed_[slot(a.unit)] = {a.micro_batch, a.unit};
   }
 
   void check_complete() {
@@ -171,6 +252,8 @@ class Checker {
   const int32_t head_;
   std::vector<Content> replay_, gradient_, carrier_;
   std::vector<int32_t> activation_;
+  std::array<int32_t, num_parameter_slots> weights_{}, arriving_{};  // by slot: the unit whose weights it holds
+  std::array<Content, num_parameter_slots> summed_{};                // by slot: the gradients that a sum still reads
   std::set<std::tuple<ActionKind, int32_t, int32_t>> done_;
   std::map<int32_t, int32_t> weights_done_;  // micro-batch -> units whose weight gradients are done
   std::string fault_;

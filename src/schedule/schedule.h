@@ -17,10 +17,15 @@ enum class ActionKind : uint8_t {
   recompute,  // forward of unit u again, into a replay slot
   backward_input,   // unit u: gradient of its input
   backward_weight,  // unit u: gradients of its linears' (or embedding's) weights
-  reduce,           // unit u: sum of gradients over the data-parallel group
+  backward,         // unit u: both at once, the weights' products hiding the sums of the input's gradient
+  gather,           // unit u: begins to gather its weights from the data-parallel ranks
+  await_weights,    // unit u: waits until they are there
+  reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
+  await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's shard
   norm,             // global gradient norm; decides clipping and skipping
   update,           // unit u: optimizer
 };
+constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 
 std::string_view action_name(ActionKind kind);
 
@@ -36,8 +41,29 @@ struct Action {
   int32_t d_input = -1;     // gradient of the unit's input, written: the d_output of the unit before
 };
 
+// What the order of actions depends on.
+struct ScheduleOptions {
+  int32_t micro_batches = 1;
+  std::vector<bool> recomputed;  // by unit: embedding, blocks, head
+  // ZeRO stage (arXiv 1910.02054), 0 where the data axis has one rank. 0, 1: gradients are summed after the last
+  // micro-batch; 1, 2: updated weights are gathered for the next step; 2, 3: gradients are summed after every
+  // micro-batch, from a few slots that hold one unit's whole gradients each; 3: weights are gathered before use, into
+  // slots of the same kind.
+  int32_t zero = 0;
+  bool tied_head = false;
+  bool joint_backward = false;  // `backward` in place of its two halves
+};
+
+// Which slot for whole gradients (ZeRO 2, 3) and whole weights (ZeRO 3) a unit uses: embedding and head have one each,
+// the blocks take turns on two, so that one is in use while the other is on its way.
+enum class ParameterSlot : uint8_t { embedding, head, even_block, odd_block, count };
+constexpr size_t num_parameter_slots = static_cast<size_t>(ParameterSlot::count);
+ParameterSlot parameter_slot(int64_t unit, int64_t num_units);
+
 struct Schedule {
   int32_t num_units = 0;
+  int32_t zero = 0;
+  bool tied_head = false;
   int32_t micro_batches = 0;
   std::vector<bool> recomputed;  // by unit
   std::vector<Action> actions;
@@ -49,11 +75,11 @@ struct Schedule {
 };
 
 // Training on one stage: for each micro-batch all forwards, the loss, all backwards, each unit's weight gradients right
-// after its input gradient; units are reduced as soon as their last micro-batch is done; then norm and updates.
-Schedule one_stage_schedule(int32_t micro_batches, const std::vector<bool>& recomputed);
+// after its input gradient; a unit's sum begins as soon as its backward is done; then norm and updates.
+Schedule one_stage_schedule(const ScheduleOptions& options);
 
 // Forward and loss of one micro-batch, nothing kept for a backward pass.
-Schedule evaluation_schedule(const std::vector<bool>& recomputed);
+Schedule evaluation_schedule(const ScheduleOptions& options);
 
 // Empty if every action's inputs are there when it runs and no slot is written while its content is still needed; else
 // the first violation in words.

@@ -11,12 +11,14 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "checkpoint/checkpoint.h"
-#include "comm/communicator.h"
+#include "comm/world.h"
 #include "config/load.h"
 #include "data/pack.h"
 #include "ops/backend.h"
 #include "ops/plan/plan_backend.h"
 #include "parallel/executor.h"
+#include "parallel/groups.h"
+#include "parallel/parameters.h"
 #include "train/run_state.h"
 
 namespace gptrain {
@@ -43,34 +45,70 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
+// A model's weights in f32 on one rank.
+struct Model {
+  Model(const RunConfig& run_config, Backend& backend)
+      : config(run_config.model),
+        spec(make_spec(config)),
+        shards(shard_tensors(spec, {})),
+        layout(make_layout(spec, shards, 1)),
+        weights(backend.allocate(layout.elements * dtype_bytes(DType::f32))),
+        parameters(spec, shards, layout, Sharding{}, ParameterBuffers{.weights = weights->data()}),
+        world(std::move(make_local_world(1).front())),
+        groups(run_config, *world),
+        gathers(spec.units.size(), CollectiveStream::done) {}
+
+  void load(const fs::path& checkpoint) {
+    auto* const start = reinterpret_cast<float*>(weights->data());
+    std::vector<Slice> slices;
+    for (size_t i = 0; i < spec.tensors.size(); ++i) {
+      slices.push_back({.name = fmt::format("weight/{}", spec.tensors[i].name),
+                        .global_shape = spec.tensors[i].shape,
+                        .offset = std::vector<int64_t>(spec.tensors[i].shape.size(), 0),
+                        .shape = spec.tensors[i].shape,
+                        .data = start + layout.segments[i].offset});
+    }
+    load_slices(checkpoint, slices);
+  }
+
+  ModelConfig config;
+  ModelSpec spec;
+  std::vector<TensorShard> shards;
+  ParameterLayout layout;
+  std::unique_ptr<DeviceMemory> weights;
+  ParameterStore parameters;
+  std::unique_ptr<World> world;
+  RankGroups groups;
+  UnitTickets gathers;
+  std::vector<PartialSum> no_sums;
+};
+
 // A forward pass over one sequence of fixed length, and the logits of one of its positions.
 class Inference {
  public:
-  Inference(const ModelConfig& model, int64_t length, const ModelSpec& spec, const ParameterLayout& layout,
-            std::byte* weights, Backend& backend)
+  Inference(Model& model, int64_t length, Backend& backend)
       : model_(model),
         backend_(backend),
-        schedule_(forward_schedule(spec)),
-        units_(StepShape{.model = model,
+        schedule_(forward_schedule(model)),
+        units_(StepShape{.model = model.config,
                          .precision = {DType::f32, DType::f32},
                          .batch = 1,
                          .sequence_length = length,
                          .loss_chunk_tokens = 1,
                          .seed = 0,
                          .training = false},
-               spec, layout, {weights, nullptr}, backend),
+               model.spec, model.shards, model.layout, {}, backend),
         slots_(units_, schedule_),
-        source_(length),
-        group_(std::move(make_local_group(1).front())) {
+        source_(length) {
     activations_ = backend.allocate(slots_.activation_bytes());
     data_ = backend.allocate(slots_.data_bytes());
-    const int64_t frames = plan_frames(length, spec, layout);
+    const int64_t frames = plan_frames();
     scratch_ = backend.allocate(align_up(std::max(scratch_bytes_, int64_t{1})));
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    executor_ = std::make_unique<Executor>(units_, layout, schedule_,
-                                           ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
-                                           workspace_, backend, *group_, nullptr);
+    executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_, model_.no_sums,
+                                           ArenaMemory{activations_->data(), data_->data(), nullptr}, workspace_,
+                                           backend, model_.groups, model_.gathers, nullptr);
   }
 
   // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
@@ -82,10 +120,11 @@ class Inference {
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
     UnitCall call = slots_.call(schedule_.actions.back(), activations_->data(), data_->data());
+    call.head_matrix = model_.parameters.whole(model_.config.tied_head ? 0 : model_.parameters.num_units() - 1);
     WorkspaceFrame frame(workspace_);
     const Matrix row = frame.take(DType::f32, 1, padded_vocab());
     units_.logits(call, seen - 1, row);
-    std::vector<float> logits(static_cast<size_t>(model_.vocab_size));
+    std::vector<float> logits(static_cast<size_t>(model_.config.vocab_size));
     backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
     backend_.synchronize();
     return logits;
@@ -93,34 +132,33 @@ class Inference {
 
  private:
   // The forward actions of an evaluation, without its loss.
-  static Schedule forward_schedule(const ModelSpec& spec) {
-    Schedule schedule = evaluation_schedule(std::vector<bool>(spec.units.size(), false));
+  static Schedule forward_schedule(const Model& model) {
+    Schedule schedule = evaluation_schedule({.recomputed = std::vector<bool>(model.spec.units.size(), false),
+                                             .tied_head = model.config.tied_head});
     schedule.actions.pop_back();
     return schedule;
   }
 
-  int64_t padded_vocab() const { return (model_.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple; }
+  int64_t padded_vocab() const { return vocabulary_rows(model_.config.vocab_size, 1); }
 
   // Runs the pass on the `plan` backend: the workspace of its frames; the scratch goes to scratch_bytes_.
-  int64_t plan_frames(int64_t length, const ModelSpec& spec, const ParameterLayout& layout) {
+  int64_t plan_frames() {
     PlanBackend plan(backend_.target());
-    StepShape shape = units_.shape();
-    shape.sequence_length = length;
-    Units units(shape, spec, layout, {}, plan);
+    Units units(units_.shape(), model_.spec, model_.shards, model_.layout, {}, plan);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(units, layout, schedule_, {}, unlimited, plan, *group_, nullptr);
+    Executor executor(units, model_.parameters, schedule_, model_.no_sums, {}, unlimited, plan, model_.groups,
+                      model_.gathers, nullptr);
     executor.play(source_, nullptr);
     scratch_bytes_ = plan.scratch_bytes();
     return unlimited.high_water_bytes();
   }
 
-  ModelConfig model_;
+  Model& model_;
   Backend& backend_;
   Schedule schedule_;
   Units units_;
   SlotMap slots_;
   OneSequence source_;
-  std::unique_ptr<Communicator> group_;
   std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
   int64_t scratch_bytes_ = 0;
   Workspace workspace_;
@@ -152,33 +190,21 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   return order.back();
 }
 
-void load_weights(const fs::path& checkpoint, const ModelSpec& spec, const ParameterLayout& layout, float* weights) {
-  std::vector<Slice> slices;
-  for (size_t i = 0; i < spec.tensors.size(); ++i) {
-    slices.push_back({.name = fmt::format("weight/{}", spec.tensors[i].name),
-                      .global_shape = spec.tensors[i].shape,
-                      .offset = std::vector<int64_t>(spec.tensors[i].shape.size(), 0),
-                      .shape = spec.tensors[i].shape,
-                      .data = weights + layout.segments[i].offset});
-  }
-  load_slices(checkpoint, slices);
-}
-
 }  // namespace
 
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
   const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
-  const ModelConfig model = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string()).model;
-  if (model.vocab_size != bytes_vocabulary) {
+  RunConfig config =
+      parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
+  if (config.model.vocab_size != bytes_vocabulary) {
     throw Error(ExitCode::usage, "{}: has a vocabulary of {}, and generate knows the tokenizer \"bytes\" only ({})",
-                checkpoint.string(), model.vocab_size, bytes_vocabulary);
+                checkpoint.string(), config.model.vocab_size, bytes_vocabulary);
   }
-  const ModelSpec spec = make_spec(model);
-  const ParameterLayout layout = make_layout(spec);
+  config.parallel = {};
   const auto backend = make_cpu_backend(0);
-  const auto weights = backend->allocate(layout.elements * dtype_bytes(DType::f32));
-  load_weights(checkpoint, spec, layout, reinterpret_cast<float*>(weights->data()));
+  Model model(config, *backend);
+  model.load(checkpoint);
 
   emit(options.prompt);
   // A document starts after the end of another.
@@ -190,9 +216,9 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
     // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
     constexpr int64_t length_step = 64;
     const auto needed = std::min((static_cast<int64_t>(sequence.size()) + length_step - 1) / length_step * length_step,
-                                 model.sequence_length);
+                                 model.config.sequence_length);
     if (needed > length) {
-      inference = std::make_unique<Inference>(model, needed, spec, layout, weights->data(), *backend);
+      inference = std::make_unique<Inference>(model, needed, *backend);
       length = needed;
     }
     std::vector<float> logits = inference->next_logits(sequence);

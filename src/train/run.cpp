@@ -24,6 +24,7 @@
 #include "report/step_profile.h"
 #include "train/machine_limits.h"
 #include "train/metrics.h"
+#include "train/plan_step.h"
 #include "train/run_state.h"
 #include "train/signals.h"
 #include "train/step_profiler.h"
@@ -126,7 +127,7 @@ class Run {
  public:
   // `profiler`, where a step is to be profiled, is what stands between the run and the backend.
   Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-      StepProfiler* profiler, const StepPlan& plan);
+      StepProfiler* profiler, const StepPlan& plan, RankGroups& groups);
 
   ExitCode loop();
 
@@ -167,7 +168,7 @@ class Run {
 };
 
 Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-         StepProfiler* profiler, const StepPlan& plan)
+         StepProfiler* profiler, const StepPlan& plan, RankGroups& groups)
     : config_(config),
       out_(config.run.out),
       signals_(signals),
@@ -183,7 +184,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
               .matrix_flops = measure_matrix_rate(backend, config.precision.compute),
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
-      step_(config, plan, backend),
+      step_(config, plan.memory, backend, groups),
       model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
   start_or_resume();
   write_file(out_ / "config.json", show_config(config));
@@ -261,7 +262,7 @@ void Run::one_step(PrefetchedBatches& batches) {
   const double lr = learning_rate(config_, progress_.step);
   StepProfiler* const profiler = progress_.step + 1 == profile_step_ ? profiler_ : nullptr;
   if (profiler != nullptr) profiler->start();
-  const StepResult result = step_.run(lr, batches, profiler);
+  const StepResult result = step_.run(lr, batches, false, profiler);
   progress_.step += 1;
   std::optional<StepProfile> profile;
   if (profiler != nullptr)
@@ -375,12 +376,14 @@ ExitCode train(const RunConfig& config, const TrainOptions& options) {
   const StopSignals signals;
   const auto device = make_cpu_backend(static_cast<int>(config.run.threads));
   const StepPlan plan = plan_step(config, device->target());
-  const std::string shortage = memory_shortage(config, plan.memory, device->target());
+  const std::string shortage = memory_shortage(config, plan.memory.arenas, device->target());
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device);
   Backend& backend = profiler ? profiler->backend() : *device;
-  return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan).loop();
+  const auto worlds = make_local_world(1);
+  RankGroups groups(config, *worlds.front());
+  return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups).loop();
 }
 
 }  // namespace gptrain

@@ -11,20 +11,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Slice> slices_of(const TrainingStep& step) {
+std::vector<Slice> slices_of(const TrainingStep& step, bool written_only) {
   std::vector<Slice> slices;
-  for (const TrainingStep::StateTensor& state : step.state_tensors()) {
-    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(state.tensor)];
+  for (const StatePiece& piece : step.state(written_only)) {
+    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     const auto add = [&](const char* kind, float* data) {
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
                         .global_shape = spec.shape,
-                        .offset = std::vector<int64_t>(spec.shape.size(), 0),
-                        .shape = spec.shape,
+                        .offset = piece.offset,
+                        .shape = piece.shape,
                         .data = data});
     };
-    add("weight", state.weight);
-    add("exp_avg", state.exp_avg);
-    add("exp_avg_sq", state.exp_avg_sq);
+    add("weight", piece.weight);
+    add("exp_avg", piece.exp_avg);
+    add("exp_avg_sq", piece.exp_avg_sq);
   }
   return slices;
 }
@@ -41,12 +41,12 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .world_size = 1,
                           .config = show_config(config),
                           .build = version};
-  save_checkpoint(config.run.out, manifest, slices_of(step));
+  save_checkpoint(config.run.out, manifest, slices_of(step, true));
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step) {
   const Manifest manifest = read_manifest(checkpoint);
-  load_slices(checkpoint, slices_of(step));
+  load_slices(checkpoint, slices_of(step, false));
   step.set_updates(manifest.updates);
   step.weights_changed();
   return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
@@ -78,7 +78,8 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   }
   const Manifest manifest = read_manifest(checkpoint);
   verify_checkpoint(checkpoint);
-  const RunConfig saved = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string());
+  const RunConfig saved =
+      parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
   const std::string conflicts = resume_conflicts(saved, config);
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);

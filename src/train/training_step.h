@@ -9,26 +9,22 @@
 #include <optional>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "config/run_config.h"
 #include "model/units.h"
 #include "ops/backend.h"
-#include "ops/plan/plan_backend.h"
 #include "optim/adamw.h"
 #include "parallel/executor.h"
+#include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "parallel/parameters.h"
 
 namespace gptrain {
 
-// What one step takes, found by running it on the `plan` backend.
-struct StepPlan {
-  MemoryPlan memory;
+// The memory of a rank's step, as `plan_step` finds it.
+struct StepMemory {
+  MemoryPlan arenas;
   int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
-  OpTable ops{};              // of the whole step
-  ModelSpec spec;
-
-  OpTotals total() const;
 };
 
 // Micro-batches that are read ahead on the host, and the memory they take there.
@@ -41,14 +37,18 @@ struct StepResult {
   double loss = 0;       // mean cross-entropy of the counted tokens, nats
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // the loss or the norm was not finite; nothing was updated
+  bool stop = false;     // some rank asked to stop before the step
   int64_t updates = 0;   // steps of the run that were not skipped
 };
 
+// Everything here is the same on every rank but for `write`: the ranks of a world call the same functions in the same
+// order.
+
 class TrainingStep {
  public:
-  // Takes the arenas that `plan` names from `backend`, which it borrows. Weights and moments are undefined until
-  // initialize or the caller's writes to state_tensors (followed by weights_changed).
-  TrainingStep(const RunConfig& config, const StepPlan& plan, Backend& backend);
+  // Takes the arenas that `memory` names from `backend`. Borrows the backend and the groups. Weights and moments are
+  // undefined until initialize or the caller's writes to `state` (followed by weights_changed).
+  TrainingStep(const RunConfig& config, const StepMemory& memory, Backend& backend, RankGroups& groups);
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
 
@@ -59,52 +59,53 @@ class TrainingStep {
 
   // Initial weights, zero moments, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
-  // Call after the master weights were written from outside: makes the compute weights from them.
+  // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
 
-  StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr);
-  // Sum of the cross-entropy over `micro_batches` micro-batches, without dropout. Weights do not change.
+  // `stop`: this rank asks to stop; all ranks hear of it in the result. The source brings this rank's micro-batches.
+  StepResult run(double learning_rate, MicroBatchSource& source, bool stop = false, ActionObserver* observer = nullptr);
+  // Sum of the cross-entropy over `micro_batches` micro-batches of every data rank, without dropout. Weights do not
+  // change.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
 
-  // One rank's part of a tensor's training state: `count` true elements of each, in device memory.
-  struct StateTensor {
-    int64_t tensor;  // index in spec().tensors
-    float* weight;   // master
-    float* exp_avg;
-    float* exp_avg_sq;
-    float* gradient;  // of the last step, before clipping
-    int64_t count;
-  };
-  std::vector<StateTensor> state_tensors() const;
+  // This rank's training state, in device memory (see ParameterStore::state).
+  std::vector<StatePiece> state(bool written_only = false) const { return parameters_->state(written_only); }
+  const ParameterStore& parameters() const { return *parameters_; }
 
   Workspace& workspace() { return workspace_; }
 
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
-  std::byte* master() const;
   ArenaMemory arena_memory() const;
+  void zero(std::byte* buffer, int64_t bytes);
 
   RunConfig config_;
   Backend& backend_;
+  RankGroups& groups_;
   ModelSpec spec_;
+  std::vector<TensorShard> shards_;
+  Sharding sharding_;
   ParameterLayout layout_;
+  std::vector<PartialSum> partial_sums_;
   Schedule schedule_, evaluation_;
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   int64_t counted_tokens_;
   Workspace workspace_;
   StepState* state_;  // device
   StepState host_state_;
-  std::unique_ptr<Communicator> data_group_;
+  std::unique_ptr<ParameterStore> parameters_;
+  UnitTickets gathers_;
   std::unique_ptr<Units> units_, evaluation_units_;
   std::unique_ptr<AdamWRule> update_;
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
 
-// Runs one step of `config` on the `plan` backend for `target`.
-StepPlan plan_step(const RunConfig& config, const Target& target);
-
-// Which units (embedding, blocks, head) the config recomputes.
-std::vector<bool> recomputed_units(const RunConfig& config);
+// What of a step's make-up the config and the rank's place decide.
+std::vector<bool> recomputed_units(const RunConfig& config);  // embedding, blocks, head
+Sharding make_sharding(const RunConfig& config, const RankGroups& groups);
+ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& groups);
+// Bytes of each arena, but for the workspace, which only a run of the step can tell.
+MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target& target);
 
 }  // namespace gptrain

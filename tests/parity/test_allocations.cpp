@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "model_fixture.h"
 #include "train/step_profiler.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 extern "C" {
 void* __libc_malloc(size_t size);
@@ -102,12 +102,13 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   using namespace gptrain;
   const auto device = make_cpu_backend(2);
   StepProfiler profiler(*device);
-  TrainingStep step(config, plan_step(config, device->target()), profiler.backend());
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, device->target()).memory, profiler.backend(), rank.groups);
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);
   profiler.start();
-  step.run(1e-3, batches, &profiler);
+  step.run(1e-3, batches, false, &profiler);
   profiler.finish(2, 0, {config.precision.compute, 1, 1});
   num_callers = 0;
   live_bytes = 0;

@@ -6,7 +6,7 @@
 #include "base/philox.h"
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -26,7 +26,8 @@ struct Check {
 // lost or doubled part of a gradient shows.
 std::vector<Check> check_gradients(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
-  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
   step.initialize();
   {
     RandomBatches batches(config);
@@ -41,13 +42,13 @@ std::vector<Check> check_gradients(const RunConfig& config) {
   };
   const double here = loss();
   std::vector<Check> checks;
-  for (const auto& tensor : step.state_tensors()) {
+  for (const auto& tensor : step.state()) {
     const std::string& name = step.spec().tensors[static_cast<size_t>(tensor.tensor)].name;
-    const std::vector<float> weights(tensor.weight, tensor.weight + tensor.count);
+    const std::vector<float> weights(tensor.weight, tensor.weight + tensor.count());
     std::copy(weights.begin(), weights.end(), tensor.weight);
     step.weights_changed();
     loss();  // leaves the gradients at this point
-    std::vector<double> direction(tensor.gradient, tensor.gradient + tensor.count);
+    std::vector<double> direction(tensor.gradient, tensor.gradient + tensor.count());
     double norm = 0;
     for (const double g : direction) norm += g * g;
     norm = std::sqrt(norm);
@@ -106,7 +107,8 @@ TEST_CASE("z-loss adds its gradient and leaves the reported loss alone") {
   const RunConfig with_z = small_config(Family::gpt2, {"model.z_loss=0.01"});
   const auto one_step = [](const RunConfig& config) {
     const auto backend = make_cpu_backend(2);
-    TrainingStep step(config, plan_step(config, backend->target()), *backend);
+    testing::OneRank rank(config);
+    TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
     step.initialize();
     RandomBatches batches(config);
     return step.run(1e-3, batches);

@@ -5,7 +5,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -65,7 +65,8 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
       const auto cpu = make_cpu_backend(2);
       PoisoningBackend backend(*cpu);
       const StepPlan plan = plan_step(config, backend.target());
-      TrainingStep step(config, plan, backend);
+      testing::OneRank rank(config);
+      TrainingStep step(config, plan.memory, backend, rank.groups);
       step.initialize();
       RandomBatches batches(config);
       step.run(1e-3, batches);
@@ -73,7 +74,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
       REQUIRE(backend.arenas.size() == num_memory_classes);
       for (size_t c = 0; c < num_memory_classes; ++c) {
         INFO(memory_class_names[c] << " " << (overrides.empty() ? "" : overrides.back()));
-        int64_t planned = plan.memory.bytes[c];
+        int64_t planned = plan.memory.arenas.bytes[c];
         if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config);
         // Nothing writes the gradients' padding after the last tensor, which is up to one segment multiple.
         const int64_t untouched = planned - touched_bytes(*backend.arenas[c]);

@@ -7,7 +7,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -24,10 +24,10 @@ struct Outcome {
 
 Outcome outcome_of(TrainingStep& step) {
   Outcome outcome;
-  for (const auto& tensor : step.state_tensors()) {
+  for (const auto& tensor : step.state()) {
     const std::string& name = step.spec().tensors[static_cast<size_t>(tensor.tensor)].name;
     const auto copy = [&](const char* kind, const float* data) {
-      outcome.state[std::string(kind) + "/" + name].assign(data, data + tensor.count);
+      outcome.state[std::string(kind) + "/" + name].assign(data, data + tensor.count());
     };
     copy("weight", tensor.weight);
     copy("exp_avg", tensor.exp_avg);
@@ -38,7 +38,8 @@ Outcome outcome_of(TrainingStep& step) {
 
 Outcome train_steps(const RunConfig& config, int steps) {
   const auto backend = make_cpu_backend(2);
-  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   Outcome losses;
@@ -66,9 +67,10 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
 // times the clipped gradient.
 std::map<std::string, std::vector<float>> first_moments(const RunConfig& config, const Outcome& start) {
   const auto backend = make_cpu_backend(2);
-  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
   step.initialize();
-  for (const auto& tensor : step.state_tensors()) {
+  for (const auto& tensor : step.state()) {
     const auto& weight = start.state.at("weight/" + step.spec().tensors[static_cast<size_t>(tensor.tensor)].name);
     std::copy(weight.begin(), weight.end(), tensor.weight);
   }

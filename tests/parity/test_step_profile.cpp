@@ -7,7 +7,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "train/step_profiler.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -41,17 +41,18 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   StepProfiler profiler(*device);
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
   Profiled result{.plan = plan_step(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
-  TrainingStep step(config, result.plan, backend);
+  testing::OneRank rank(config);
+  TrainingStep step(config, result.plan.memory, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int64_t n = 1; n <= num_steps; ++n) {
     const bool profiled = n == profiled_step;
     if (profiled) profiler.start();
-    result.losses.push_back(step.run(1e-3, batches, profiled ? &profiler : nullptr).loss);
+    result.losses.push_back(step.run(1e-3, batches, false, profiled ? &profiler : nullptr).loss);
     if (profiled) result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10});
   }
-  for (const auto& tensor : step.state_tensors())
-    result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count);
+  for (const auto& tensor : step.state())
+    result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count());
   return result;
 }
 
@@ -95,7 +96,7 @@ TEST_CASE("a profile holds every action of the schedule in order, and every op l
   for (const RunConfig& config : configs()) {
     const StepProfile profile = train_steps(config, num_steps).profile;
     const Schedule schedule =
-        one_stage_schedule(static_cast<int32_t>(config.batch.accumulation), recomputed_units(config));
+        one_stage_schedule(schedule_options(config, testing::OneRank(config).groups));
     REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
     size_t op = 0;

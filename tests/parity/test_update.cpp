@@ -7,7 +7,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -25,7 +25,8 @@ struct AfterOneStep {
 
 AfterOneStep one_step(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
-  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
   step.initialize();
   AfterOneStep after;
   {
@@ -35,10 +36,10 @@ AfterOneStep one_step(const RunConfig& config) {
   RandomBatches batches(config);
   after.result = step.run(1e-2, batches);
   double squares = 0;
-  for (const auto& tensor : step.state_tensors()) {
+  for (const auto& tensor : step.state()) {
     after.weights[step.spec().tensors[static_cast<size_t>(tensor.tensor)].name].assign(tensor.weight,
-                                                                                       tensor.weight + tensor.count);
-    for (int64_t i = 0; i < tensor.count; ++i) squares += static_cast<double>(tensor.exp_avg[i]) * tensor.exp_avg[i];
+                                                                                       tensor.weight + tensor.count());
+    for (int64_t i = 0; i < tensor.count(); ++i) squares += static_cast<double>(tensor.exp_avg[i]) * tensor.exp_avg[i];
   }
   after.moment_norm = std::sqrt(squares);
   return after;

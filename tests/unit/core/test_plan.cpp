@@ -2,11 +2,11 @@
 
 #include "catch.h"
 #include "config/presets.h"
-#include "model/spec/layout.h"
+#include "model/spec/shard.h"
 #include "model_fixture.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
-#include "train/training_step.h"
+#include "train/plan_step.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -31,8 +31,8 @@ Target cpu_target() {
 
 int64_t padded_elements(const ModelSpec& spec) {
   int64_t sum = 0;
-  for (const TensorSpec& tensor : spec.tensors) {
-    sum += (tensor.padded_count() + segment_multiple - 1) / segment_multiple * segment_multiple;
+  for (const TensorShard& shard : shard_tensors(spec, {})) {
+    sum += (shard.count() + segment_multiple - 1) / segment_multiple * segment_multiple;
   }
   return sum;
 }
@@ -81,7 +81,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
   const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
   const StepPlan plan = plan_step(config, cpu_target());
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
-  const DryRunInput input{config, cpu_target(), plan.spec, plan.memory, plan.ops, std::nullopt, {}};
+  const DryRunInput input{config, cpu_target(), plan.spec, plan.memory.arenas, plan.ops, std::nullopt, {}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_model_flops"].get<double>() ==
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
@@ -92,14 +92,14 @@ TEST_CASE("weights, gradients, master weights and moments take the bytes of the 
   const StepPlan plan = plan_step(mixed, cpu_target());
   const int64_t elements = padded_elements(plan.spec);
   CHECK(elements - plan.spec.parameters() == 47 * 768);  // rows of padded vocabulary; nothing else needs padding
-  CHECK(plan.memory[MemoryClass::weights] == 2 * elements);
-  CHECK(plan.memory[MemoryClass::gradients] == 4 * elements);
-  CHECK(plan.memory[MemoryClass::master] == 4 * elements);
-  CHECK(plan.memory[MemoryClass::moments] == 8 * elements);
+  CHECK(plan.memory.arenas[MemoryClass::weights] == 2 * elements);
+  CHECK(plan.memory.arenas[MemoryClass::gradients] == 4 * elements);
+  CHECK(plan.memory.arenas[MemoryClass::master] == 4 * elements);
+  CHECK(plan.memory.arenas[MemoryClass::moments] == 8 * elements);
 
   const StepPlan full = plan_step(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
-  CHECK(full.memory[MemoryClass::weights] == 4 * elements);
-  CHECK(full.memory[MemoryClass::master] == 0);
+  CHECK(full.memory.arenas[MemoryClass::weights] == 4 * elements);
+  CHECK(full.memory.arenas[MemoryClass::master] == 0);
 }
 
 TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm statistics") {
@@ -107,8 +107,8 @@ TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm
     const RunConfig config = preset_config(name);
     RunConfig deeper = config;
     deeper.model.num_layers += 1;
-    const int64_t one_block = plan_step(deeper, cpu_target()).memory[MemoryClass::activations] -
-                              plan_step(config, cpu_target()).memory[MemoryClass::activations];
+    const int64_t one_block = plan_step(deeper, cpu_target()).memory.arenas[MemoryClass::activations] -
+                              plan_step(config, cpu_target()).memory.arenas[MemoryClass::activations];
     CHECK(one_block == published_block_activation_bytes(config.model, config.batch.micro) +
                            small_terms(config.model, config.batch.micro));
   }
@@ -118,15 +118,15 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
   const RunConfig config = preset_config("gpt2-124m", {"memory.recompute=block"});
   RunConfig deeper = config;
   deeper.model.num_layers += 1;
-  const int64_t one_block = plan_step(deeper, cpu_target()).memory[MemoryClass::activations] -
-                            plan_step(config, cpu_target()).memory[MemoryClass::activations];
+  const int64_t one_block = plan_step(deeper, cpu_target()).memory.arenas[MemoryClass::activations] -
+                            plan_step(config, cpu_target()).memory.arenas[MemoryClass::activations];
   CHECK(one_block == 2 * config.batch.micro * config.model.sequence_length * config.model.hidden_size);
 }
 
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());
-  const DryRunInput input{config,           cpu_target(), plan.spec, plan.memory, plan.ops, TokenRate{1000, "given"},
+  const DryRunInput input{config,           cpu_target(), plan.spec, plan.memory.arenas, plan.ops, TokenRate{1000, "given"},
                           {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
@@ -150,11 +150,11 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   const StepPlan plan = plan_step(config, cpu_target());
   Target small = cpu_target();
   small.memory_bytes = int64_t{30} << 30;
-  const std::string shortage = memory_shortage(config, plan.memory, small);
+  const std::string shortage = memory_shortage(config, plan.memory.arenas, small);
   CHECK(shortage.find("Does not fit") != std::string::npos);
   CHECK(shortage.find("memory.recompute = \"block\"") != std::string::npos);
   CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
   small.memory_bytes = int64_t{4} << 30;
-  CHECK(memory_shortage(config, plan.memory, small).find("choose a smaller model") != std::string::npos);
-  CHECK(memory_shortage(config, plan.memory, cpu_target()).empty());
+  CHECK(memory_shortage(config, plan.memory.arenas, small).find("choose a smaller model") != std::string::npos);
+  CHECK(memory_shortage(config, plan.memory.arenas, cpu_target()).empty());
 }

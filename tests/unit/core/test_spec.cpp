@@ -70,17 +70,18 @@ TEST_CASE("residual projections start smaller with depth") {
 
 TEST_CASE("only the vocabulary is padded, and the layout is aligned and without overlap") {
   const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
-  const ParameterLayout layout = make_layout(spec);
+  const std::vector<TensorShard> shards = shard_tensors(spec, {});
+  const ParameterLayout layout = make_layout(spec, shards, 1);
   int64_t end = 0;
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
-    CHECK((tensor.padded_shape != tensor.shape) == (tensor.name == "embedding.token"));
+    CHECK((shards[i].shape != tensor.shape) == (tensor.name == "embedding.token"));
     CHECK(layout.segments[i].offset % segment_multiple == 0);
     CHECK(layout.segments[i].offset >= end);
     CHECK(layout.segments[i].offset - end < segment_multiple);
-    end = layout.segments[i].offset + tensor.padded_count();
+    end = layout.segments[i].offset + shards[i].count();
   }
-  CHECK(spec.tensors[0].padded_shape[0] == 128);
+  CHECK(shards[0].shape[0] == 128);
   CHECK(layout.elements >= end);
   CHECK(layout.units.size() == 5);
   CHECK(layout.units.back().offset + layout.units.back().elements == layout.elements);

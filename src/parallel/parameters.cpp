@@ -1,0 +1,144 @@
+#include "parallel/parameters.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace gptrain {
+namespace {
+
+using SlotOffsets = std::array<int64_t, num_parameter_slots + 1>;
+
+// Where each slot starts, in elements, and where the last ends.
+SlotOffsets slot_offsets(const ParameterLayout& layout) {
+  std::array<int64_t, num_parameter_slots> largest{};
+  const auto num_units = static_cast<int64_t>(layout.units.size());
+  for (int64_t unit = 0; unit < num_units; ++unit) {
+    int64_t& elements = largest[static_cast<size_t>(parameter_slot(unit, num_units))];
+    elements = std::max(elements, layout.units[static_cast<size_t>(unit)].elements);
+  }
+  SlotOffsets offsets{};
+  for (size_t slot = 0; slot < num_parameter_slots; ++slot) offsets[slot + 1] = offsets[slot] + largest[slot];
+  return offsets;
+}
+
+float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
+
+}  // namespace
+
+int64_t StatePiece::count() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding) {
+  const int64_t whole = layout.elements;
+  const int64_t piece = whole / layout.pieces;
+  const int64_t slots = slot_offsets(layout).back();
+  const int64_t zero = sharding.zero;
+  const int64_t compute_bytes = dtype_bytes(sharding.compute);
+  constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
+  return {.weights = (zero == 3 ? piece : whole) * compute_bytes,
+          .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
+          .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
+          .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes,
+          .gathered_weights = zero == 3 ? slots * compute_bytes : 0,
+          .gradient_buckets = zero >= 2 ? slots * f32_bytes : 0};
+}
+
+ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                               const ParameterLayout& layout, const Sharding& sharding,
+                               const ParameterBuffers& buffers)
+    : spec_(spec), shards_(shards), layout_(layout), sharding_(sharding), buffers_(buffers) {
+  const SlotOffsets offsets = slot_offsets(layout);
+  std::copy(offsets.begin(), offsets.end() - 1, slot_offset_.begin());
+}
+
+int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
+  return pieces_only ? range(unit).offset / layout_.pieces : range(unit).offset + piece_first(unit);
+}
+
+UnitParameters ParameterStore::whole(int64_t unit) const {
+  const int64_t slot = slot_offset_[static_cast<size_t>(parameter_slot(unit, num_units()))];
+  const int64_t compute_bytes = dtype_bytes(sharding_.compute);
+  constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
+  return {sharding_.zero == 3 ? buffers_.gathered_weights + slot * compute_bytes
+                              : buffers_.weights + range(unit).offset * compute_bytes,
+          sharding_.zero >= 2 ? buffers_.gradient_buckets + slot * f32_bytes
+                              : buffers_.gradients + range(unit).offset * f32_bytes};
+}
+
+std::byte* ParameterStore::weights_piece(int64_t unit) const {
+  return buffers_.weights + offset_of_piece(unit, sharding_.zero == 3) * dtype_bytes(sharding_.compute);
+}
+
+int64_t ParameterStore::offset_in_summed(int64_t unit) const { return offset_of_piece(unit, sharding_.zero >= 2); }
+
+float* ParameterStore::gradients_piece(int64_t unit) const {
+  return as_floats(buffers_.gradients, offset_in_summed(unit));
+}
+
+Matrix ParameterStore::summed_gradients() const {
+  return {buffers_.gradients, DType::f32, 1, sharding_.zero >= 2 ? layout_.elements / layout_.pieces : layout_.elements};
+}
+
+UpdateRange ParameterStore::update_range(int64_t unit) const {
+  const bool whole_unit = sharding_.zero == 0;
+  const int64_t held = layout_.elements / (whole_unit ? 1 : layout_.pieces);  // elements of each moment
+  const int64_t in_state = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
+  const int64_t in_weights = whole_unit ? range(unit).offset : offset_of_piece(unit, sharding_.zero == 3);
+  const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
+  const bool has_master = sharding_.has_master();
+  return {.first = whole_unit ? 0 : piece_first(unit),
+          .elements = whole_unit ? range(unit).elements : piece_elements(unit),
+          .gradients = as_floats(buffers_.gradients, in_gradients),
+          .master = has_master ? as_floats(buffers_.master, in_state) : as_floats(buffers_.weights, in_weights),
+          .exp_avg = as_floats(buffers_.moments, in_state),
+          .exp_avg_sq = as_floats(buffers_.moments, held + in_state),
+          .weights = has_master ? buffers_.weights + in_weights * dtype_bytes(sharding_.compute) : nullptr};
+}
+
+std::vector<StatePiece> ParameterStore::state(bool written_only) const {
+  std::vector<StatePiece> state;
+  for (size_t tensor = 0; tensor < spec_.tensors.size(); ++tensor) {
+    const int64_t unit = spec_.tensors[tensor].unit;
+    const UpdateRange held = update_range(unit);
+    const int64_t first = written_only ? piece_first(unit) : held.first;
+    const int64_t end = first + (written_only ? piece_elements(unit) : held.elements);
+    const int64_t in_unit = layout_.segments[tensor].offset - range(unit).offset;
+    for (const ShardBox& box : shards_[tensor].boxes) {
+      if (written_only && !box.owned) continue;
+      const int64_t start = in_unit + box.local_offset;
+      const int64_t from = std::max(first, start);
+      const int64_t to = std::min(end, start + box.count());
+      if (from < to) add_state(tensor, box, from - start, to - start, state);
+    }
+  }
+  return state;
+}
+
+// Elements [first, end) of a box, which lie one after the other: part of a row, rows, part of a row.
+void ParameterStore::add_state(size_t tensor, const ShardBox& box, int64_t first, int64_t end,
+                               std::vector<StatePiece>& state) const {
+  const int64_t unit = spec_.tensors[tensor].unit;
+  const UpdateRange held = update_range(unit);
+  const int64_t start = layout_.segments[tensor].offset - range(unit).offset + box.local_offset - held.first;
+  const auto add = [&](std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
+    state.push_back({static_cast<int64_t>(tensor), std::move(offset), std::move(shape), held.master + start + at,
+                     held.exp_avg + start + at, held.exp_avg_sq + start + at, held.gradients + start + at});
+  };
+  if (box.shape.size() == 1) {
+    add({box.offset[0] + first}, {end - first}, first);
+    return;
+  }
+  const int64_t cols = box.shape[1];
+  while (first < end) {
+    const int64_t row = first / cols;
+    const int64_t col = first % cols;
+    const int64_t rows = col == 0 ? (end - first) / cols : 0;
+    const int64_t width = rows > 0 ? cols : std::min(cols - col, end - first);
+    add({box.offset[0] + row, box.offset[1] + col}, {std::max<int64_t>(rows, 1), width}, first);
+    first += std::max<int64_t>(rows, 1) * width;
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,114 @@
+// Where a rank's parameters, gradients and optimizer state lie, by ZeRO stage (arXiv 1910.02054).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "model/spec/layout.h"
+#include "model/spec/shard.h"
+#include "model/units.h"
+#include "schedule/schedule.h"
+
+namespace gptrain {
+
+// How parameters are shared by the ranks of the data axis. Every unit is cut into `data_size` equal pieces; `zero` says
+// of what a rank holds its piece only: 1 optimizer state, 2 also gradients, 3 also weights. 0 where data_size is 1.
+struct Sharding {
+  int64_t zero = 0;
+  int64_t data_size = 1;
+  int64_t data_rank = 0;
+  DType compute = DType::f32;
+
+  bool has_master() const { return compute != DType::f32; }  // else the weights are the master weights
+};
+
+// Bytes of each of a rank's parameter buffers.
+struct ParameterBytes {
+  int64_t weights = 0;           // compute dtype
+  int64_t gradients = 0;         // f32
+  int64_t master = 0;            // f32; 0 with f32 weights
+  int64_t moments = 0;           // f32, both
+  int64_t gathered_weights = 0;  // slots for whole weights (ZeRO 3)
+  int64_t gradient_buckets = 0;  // slots for whole gradients, f32 (ZeRO 2 and 3)
+};
+ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding);
+
+// Starts of the buffers, device memory.
+struct ParameterBuffers {
+  std::byte* weights = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* master = nullptr;
+  std::byte* moments = nullptr;
+  std::byte* gathered_weights = nullptr;
+  std::byte* gradient_buckets = nullptr;
+};
+
+// A range of a unit's elements in all buffers that an update touches.
+struct UpdateRange {
+  int64_t first;     // elements from the unit's start
+  int64_t elements;  // of the range
+  float* gradients;
+  float* master;
+  float* exp_avg;
+  float* exp_avg_sq;
+  std::byte* weights;  // compute dtype; null where the master is the weight
+};
+
+// Elements of one tensor that a rank holds: a box of the global tensor, in one piece in memory.
+struct StatePiece {
+  int64_t tensor;  // index in the spec
+  std::vector<int64_t> offset, shape;
+  float* weight;  // master
+  float* exp_avg;
+  float* exp_avg_sq;
+  float* gradient;  // of the last step, summed, before clipping
+
+  int64_t count() const;
+};
+
+class ParameterStore {
+ public:
+  // Borrows the layout, the spec and the shards.
+  ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+                 const Sharding& sharding, const ParameterBuffers& buffers);
+
+  const Sharding& sharding() const { return sharding_; }
+  const ParameterLayout& layout() const { return layout_; }
+  int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
+
+  // The whole unit as its ops see it.
+  UnitParameters whole(int64_t unit) const;
+  // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients.
+  std::byte* weights_piece(int64_t unit) const;
+  float* gradients_piece(int64_t unit) const;
+  int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
+  // What this rank updates: its piece, or with ZeRO 0 the whole unit.
+  UpdateRange update_range(int64_t unit) const;
+
+  // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it.
+  Matrix summed_gradients() const;
+  int64_t offset_in_summed(int64_t unit) const;
+
+  // All state that this rank updates; with `written_only` each element is some rank's once over the world: what the
+  // rank writes to a checkpoint.
+  std::vector<StatePiece> state(bool written_only) const;
+
+ private:
+  const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
+  int64_t piece_first(int64_t unit) const { return sharding_.data_rank * piece_elements(unit); }
+  // Where a unit, or this rank's piece of it, starts in a buffer of whole units or of pieces only; in elements.
+  int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
+  void add_state(size_t tensor, const ShardBox& box, int64_t first, int64_t end, std::vector<StatePiece>& state) const;
+
+  const ModelSpec& spec_;
+  const std::vector<TensorShard>& shards_;
+  const ParameterLayout& layout_;
+  Sharding sharding_;
+  ParameterBuffers buffers_;
+  std::array<int64_t, num_parameter_slots> slot_offset_{};  // elements
+};
+
+}  // namespace gptrain

@@ -1,0 +1,24 @@
+// The dry run of a training step: the step itself, on the `plan` backend.
+#pragma once
+
+#include "comm/plan.h"
+#include "ops/plan/plan_backend.h"
+#include "parallel/groups.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// What one rank's step takes.
+struct StepPlan {
+  StepMemory memory;
+  OpTable ops{};           // of the whole step
+  GroupTraffic traffic{};  // that the rank sends
+  ModelSpec spec;
+
+  OpTotals total() const;
+};
+
+// Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
+StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0);
+
+}  // namespace gptrain
