@@ -327,6 +327,7 @@ def main():
     parser.add_argument("--write-golden", action="store_true", help="write tests/golden/*.json")
     arguments = parser.parse_args()
     gptrain = arguments.gptrain.resolve()
+    transformers.logging.disable_progress_bar()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {gptrain}")
     report = Report()
     with tempfile.TemporaryDirectory(prefix="gptrain-torch-") as scratch:
