@@ -8,7 +8,7 @@ import os
 import subprocess
 
 SEQUENCE_LENGTH = 64
-SAMPLES = 8
+SAMPLES = 32
 VOCAB_SIZE = 257  # of the tokenizer "bytes": 256 bytes and the end of a document
 END_OF_DOCUMENT = 256
 

@@ -131,13 +131,21 @@ void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, f
 
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
                   int64_t first_column, int64_t end_column) {
-  if (!accumulate) {
-    for (int64_t i = first_column; i < end_column; ++i) sums[i] = 0;
-  }
-  for (int64_t block = 0; block < num_partials; ++block) {
-    const float* partial = partials + block * stride;
+  // In double, a few columns at a time: the error does not grow with the number of partial sums.
+  constexpr int64_t width = 64;
+  for (int64_t first = first_column; first < end_column; first += width) {
+    const int64_t count = first + width < end_column ? width : end_column - first;
+    double total[width] = {};
+    for (int64_t block = 0; block < num_partials; ++block) {
+      const float* partial = partials + block * stride + first;
 #pragma omp simd
-    for (int64_t i = first_column; i < end_column; ++i) sums[i] += partial[i];
+      for (int64_t i = 0; i < count; ++i) total[i] += static_cast<double>(partial[i]);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      if (accumulate) total[i] += static_cast<double>(sums[first + i]);
+      sums[first + i] = static_cast<float>(total[i]);
+    }
   }
 }
 
