@@ -323,7 +323,7 @@ def compare_steps(report, gptrain, folder, name, model, golden):
     if golden:
         record = {"made_by": "tools/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
                   "transformers": transformers.__version__, "dtype": "float64", "tolerance": LOSS_TOLERANCE,
-                  "config": config, "losses": exact, "grad_norms": norms}
+                  "config": {**config, "run": {**config["run"], "out": name}}, "losses": exact, "grad_norms": norms}
         (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
