@@ -4,7 +4,6 @@ A step takes all samples of the corpus, so every step is one epoch, and its batc
 samples; only the order of sums depends on it.
 """
 import json
-import os
 import subprocess
 
 SEQUENCE_LENGTH = 64
@@ -29,10 +28,10 @@ def corpus_samples():
     return [tokens[first:first + SEQUENCE_LENGTH + 1] for first in range(0, len(tokens) - 1, SEQUENCE_LENGTH)]
 
 
-def run_gptrain(gptrain, folder, *arguments, environment=None):
+def run_gptrain(gptrain, folder, *arguments):
     """Standard output of a gptrain that must succeed, with `folder` as its working directory."""
-    done = subprocess.run([gptrain, *map(str, arguments)], cwd=folder, env={**os.environ, **(environment or {})},
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run([gptrain, *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"gptrain {' '.join(map(str, arguments))} ended with {done.returncode}: {done.stderr}")
     return done.stdout
@@ -45,10 +44,10 @@ def write_corpus(gptrain, folder):
     run_gptrain(gptrain, folder, "data", "pack", text, "--out", "corpus", "--tokenizer", "bytes")
 
 
-def train(gptrain, folder, config, environment=None):
+def train(gptrain, folder, config):
     """Trains `config`, whose run.out is a new folder in `folder`, and returns the records of its steps."""
     out = folder / config["run"]["out"]
     file = folder / f"{out.name}.json"
     file.write_text(json.dumps(config), encoding="utf-8")
-    run_gptrain(gptrain, folder, "train", file, environment=environment)
+    run_gptrain(gptrain, folder, "train", file)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

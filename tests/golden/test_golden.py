@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """gptrain's losses against those that PyTorch computed in float64 (tools/compare_torch.py --write-golden wrote them).
 
-Run as test_golden.py GPTRAIN FILE.json... Trains the config of each file in fp32 and in bf16, natively and on smaller
-instruction sets, and prints the largest differences. The initial weights are gptrain's own, so the losses hold only as
-long as the init does.
+Run as test_golden.py GPTRAIN FILE.json... Trains the config of each file in fp32 and in bf16, and prints the largest
+differences. ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so
+the losses hold only as long as the init does.
 """
 import copy
 import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -22,9 +21,6 @@ NORM_TOLERANCE = 1e-5  # relative; 1e-6 is seen
 # In bf16 each run goes on with its own weights, so that the losses of later steps differ by what AdamW made of rounding.
 MIXED_TOLERANCE = 5e-3  # 2e-3 is seen
 MIXED = {"compute": "bf16", "residual": "fp32"}
-
-# Caps of oneDNN and of gptrain's own kernels; the machine's own instruction set is the empty one.
-INSTRUCTION_SETS = ["", "AVX2", "SSE41"] if platform.machine() == "x86_64" else [""]
 
 # Changes of a config that the comparison must notice: each is a fault of a kind that a program could have.
 PLANTED = {
@@ -43,15 +39,14 @@ class Golden:
         self.record = json.loads(file.read_text(encoding="utf-8"))
         self.runs = 0
 
-    def train(self, changes=(), instruction_set=""):
+    def train(self, changes=()):
         """Losses and gradient norms of the config with `changes` [(section, key, value)]."""
         config = copy.deepcopy(self.record["config"])
         for section, key, value in changes:
             config[section][key] = value
         self.runs += 1
         config["run"]["out"] = f"{self.name}-{self.runs}"
-        environment = {"ONEDNN_MAX_CPU_ISA": instruction_set} if instruction_set else {}
-        records = golden_run.train(self.gptrain, self.folder, config, environment)
+        records = golden_run.train(self.gptrain, self.folder, config)
         return [record["loss"] for record in records], [record["grad_norm"] for record in records]
 
     def loss_difference(self, losses):
@@ -62,18 +57,16 @@ class Golden:
         return max(abs(a - b) / b for a, b in pairs)
 
     def faults(self):
-        for instruction_set in INSTRUCTION_SETS:
-            where = f"{self.name}, {instruction_set or 'native'}"
-            losses, norms = self.train(instruction_set=instruction_set)
-            mixed, _ = self.train([("precision", key, word) for key, word in MIXED.items()], instruction_set)
-            differences = [("fp32 losses", self.loss_difference(losses), self.record["tolerance"]),
-                           ("fp32 gradient norms", self.norm_difference(norms), NORM_TOLERANCE),
-                           ("bf16 losses", self.loss_difference(mixed), MIXED_TOLERANCE)]
-            print(f"{where}: " + ", ".join(f"{what} {difference:.1e}" for what, difference, _ in differences))
-            for what, difference, tolerance in differences:
-                # Written so that a NaN is a fault.
-                if not difference <= tolerance:
-                    yield f"{where}: {what} differ by {difference:.3g}, allowed {tolerance}"
+        losses, norms = self.train()
+        mixed, _ = self.train([("precision", key, word) for key, word in MIXED.items()])
+        differences = [("fp32 losses", self.loss_difference(losses), self.record["tolerance"]),
+                       ("fp32 gradient norms", self.norm_difference(norms), NORM_TOLERANCE),
+                       ("bf16 losses", self.loss_difference(mixed), MIXED_TOLERANCE)]
+        print(f"{self.name}: " + ", ".join(f"{what} {difference:.1e}" for what, difference, _ in differences))
+        for what, difference, tolerance in differences:
+            # Written so that a NaN is a fault.
+            if not difference <= tolerance:
+                yield f"{self.name}: {what} differ by {difference:.3g}, allowed {tolerance}"
 
     def planted_faults(self):
         """A comparison that finds nothing must be one that would have found something."""
