@@ -264,7 +264,8 @@ class Report:
             ratio = own_error / torch_error if torch_error else math.inf if own_error else 0.0
             worst = max(worst, ratio)
             missed = self.check(ratio <= FACTOR, f"{title}: {label}: {own_error:.3g} against {torch_error:.3g}")
-            print(f"{label:<36}{exact.numel():>9}{norm:>11.3e}{own_error:>11.2e}{torch_error:>11.2e}{ratio:>7.2f}{missed}")
+            print(f"{label:<36}{exact.numel():>9}{norm:>11.3e}{own_error:>11.2e}{torch_error:>11.2e}{ratio:>7.2f}"
+                  f"{missed}")
         print(f"largest ratio {worst:.2f}, allowed {FACTOR}")
 
     def equal(self, what, own, other):

@@ -18,7 +18,7 @@ import golden_run  # noqa: E402
 # rounding, and they feel it sooner than the loss does.
 NORM_STEPS = 3
 NORM_TOLERANCE = 1e-5  # relative; 1e-6 is seen
-# In bf16 each run goes on with its own weights, so that the losses of later steps differ by what AdamW made of rounding.
+# In bf16 each run goes on with its own weights, so the losses of later steps differ by what AdamW made of rounding.
 MIXED_TOLERANCE = 5e-3  # 2e-3 is seen
 MIXED = {"compute": "bf16", "residual": "fp32"}
 
@@ -75,7 +75,8 @@ class Golden:
             difference = self.loss_difference(losses)
             print(f"{self.name}, {'.'.join(change[:2])} = {change[2]}: fp32 losses {difference:.1e}")
             if difference <= self.record["tolerance"]:
-                yield f"{self.name}: {'.'.join(change[:2])} = {change[2]} is not noticed, it moves losses by {difference:.3g}"
+                yield (f"{self.name}: {'.'.join(change[:2])} = {change[2]} is not noticed, it moves losses by "
+                       f"{difference:.3g}")
 
 
 def main():
