@@ -117,6 +117,10 @@ Matrix Units::weight(const UnitCall& call, int64_t tensor) const {
   return place_of(call.parameters.weights, shape_.precision.compute, tensor);
 }
 
+Matrix Units::norm_weight(const UnitCall& call, int64_t tensor) const {
+  return place_of(call.parameters.norms, DType::f32, tensor);
+}
+
 Matrix Units::gradient(const UnitCall& call, int64_t tensor) const {
   return place_of(call.parameters.gradients, DType::f32, tensor);
 }
@@ -178,8 +182,8 @@ void Units::norm_forward(const UnitCall& call, const NormSite& site, const Matri
                            .branch = branch,
                            .dropout = dropout,
                            .x_out = x_out,
-                           .gamma = weight(call, site.gamma),
-                           .beta = weight(call, site.beta),
+                           .gamma = norm_weight(call, site.gamma),
+                           .beta = norm_weight(call, site.beta),
                            .y = y,
                            .mean = site.mean,
                            .rstd = site.rstd});
@@ -190,7 +194,7 @@ void Units::norm_backward(const UnitCall& call, const NormSite& site, const Matr
   backend_.run(NormBackward{.kind = shape_.model.norm,
                             .dy = dy,
                             .x = x,
-                            .gamma = weight(call, site.gamma),
+                            .gamma = norm_weight(call, site.gamma),
                             .mean = site.mean,
                             .rstd = site.rstd,
                             .dx_residual = dx_residual,

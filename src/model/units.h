@@ -31,10 +31,11 @@ struct StepShape {
   int64_t rows() const { return batch * sequence_length; }
 };
 
-// The parameters of one unit: compute weights and f32 gradients, laid out by ParameterLayout from the unit's offset on.
+// The parameters of one unit, laid out by ParameterLayout from the unit's offset on.
 struct UnitParameters {
-  std::byte* weights = nullptr;
-  std::byte* gradients = nullptr;
+  std::byte* weights = nullptr;    // compute dtype
+  std::byte* norms = nullptr;      // f32, the unit's first norm_elements only
+  std::byte* gradients = nullptr;  // f32
 };
 
 // What one action works on. With sequence parallelism N stands for the rank's own rows in the residual stream.
@@ -108,6 +109,7 @@ class Units {
   const BlockTensors& block(int64_t unit) const { return blocks_[static_cast<size_t>(unit - 1)]; }
   // Tensors of the call's unit; not given for -1.
   Matrix weight(const UnitCall& call, int64_t tensor) const;
+  Matrix norm_weight(const UnitCall& call, int64_t tensor) const;  // f32
   Matrix gradient(const UnitCall& call, int64_t tensor) const;
   Matrix head_matrix(std::byte* unit, DType dtype) const;
   Matrix place_of(std::byte* unit, DType dtype, int64_t tensor) const;

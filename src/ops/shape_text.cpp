@@ -70,6 +70,10 @@ std::string shape_text(const ActivationForward& op) { return activation_text(op)
 
 std::string shape_text(const ActivationBackward& op) { return activation_text(op); }
 
+std::string shape_text(const CrossEntropyStatistics& op) {
+  return fmt::format("N={} cols={} {}", op.logits.rows, op.logits.cols, dtype_name(op.logits.dtype));
+}
+
 std::string shape_text(const CrossEntropy& op) {
   return fmt::format("N={} V={} {}", op.logits.rows, op.vocab_size, dtype_name(op.logits.dtype));
 }
@@ -89,5 +93,7 @@ std::string shape_text(const AdamW& op) {
 std::string shape_text(const Cast& op) {
   return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
 }
+
+std::string shape_text(const Add& op) { return elements_text(op.to); }
 
 }  // namespace gptrain

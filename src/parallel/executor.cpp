@@ -8,8 +8,8 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
     const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-    const bool partial = tensor.partial == PartialGradient::of_heads ||
-                         (tensor.partial == PartialGradient::of_rows && sequence);
+    const bool partial =
+        tensor.norm_use == NormUse::of_heads || (tensor.norm_use == NormUse::of_rows && sequence);
     if (partial) sums.push_back({tensor.unit, start, shards[i].count(), GroupKind::tensor});
     if (shards[i].replicas_count > 0) {
       sums.push_back(
@@ -72,7 +72,8 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::backward:
       return units_.backward(action.unit, call_of(action), BackwardPart::both);
     case ActionKind::gather:
-      return gather(action.unit);
+      gathers_[static_cast<size_t>(action.unit)] = begin_gather(parameters_, action.unit, groups_, backend_);
+      return;
     case ActionKind::await_weights:
       return groups_.stream().wait(gathers_[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
@@ -96,10 +97,23 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   backend_.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
 }
 
-void Executor::gather(int64_t unit) {
-  gathers_[static_cast<size_t>(unit)] = groups_.stream().all_gather(
-      groups_.group(GroupKind::data), parameters_.weights_piece(unit), parameters_.whole(unit).weights,
-      parameters_.piece_elements(unit), parameters_.sharding().compute);
+CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
+                                      Backend& backend) {
+  CollectiveStream& stream = groups.stream();
+  Communicator* const data = groups.group(GroupKind::data);
+  const UnitParameters whole = parameters.whole(unit);
+  if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
+    // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
+    const NormPiece own = parameters.norm_piece(unit);
+    backend.upload(whole.norms, parameters.zeros(), count * dtype_bytes(DType::f32));
+    if (own.count > 0) {
+      backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
+                       .to = Matrix(reinterpret_cast<float*>(whole.norms) + own.first, DType::f32, 1, own.count)});
+    }
+    stream.all_reduce(data, whole.norms, count, DType::f32);
+  }
+  return stream.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+                           parameters.sharding().compute);
 }
 
 void Executor::reduce(int64_t unit) {

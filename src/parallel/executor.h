@@ -39,7 +39,7 @@ struct ArenaMemory {
 };
 
 // Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
-// PartialGradient and TensorShard::replicas_first).
+// NormUse and TensorShard::replicas_first).
 struct PartialSum {
   int64_t unit;
   int64_t first;  // elements from the unit's start
@@ -48,6 +48,11 @@ struct PartialSum {
 };
 std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                      const ParameterLayout& layout, bool sequence);
+
+// Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): the compute weights, and where
+// these are not f32 the norms' masters. The ticket is of both.
+CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
+                                      Backend& backend);
 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
 using UnitTickets = std::vector<CollectiveStream::Ticket>;
@@ -67,7 +72,6 @@ class Executor {
   void run(const Action& action, MicroBatchSource& source);
   UnitCall call_of(const Action& action);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
-  void gather(int64_t unit);
   void reduce(int64_t unit);
   void await_gradients(const Action& action);
 

@@ -22,6 +22,15 @@ SlotOffsets slot_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
+bool keeps_norms_apart(const Sharding& sharding) { return sharding.has_master() && sharding.zero >= 1; }
+
+// Where each unit's norms start among all, in elements; the last is the end.
+std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
+  std::vector<int64_t> offsets{0};
+  for (const UnitRange& unit : layout.units) offsets.push_back(offsets.back() + unit.norm_elements);
+  return offsets;
+}
+
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
 
 }  // namespace
@@ -37,7 +46,8 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  return {.weights = (zero == 3 ? piece : whole) * compute_bytes,
+  const int64_t norms = keeps_norms_apart(sharding) ? norm_offsets(layout).back() : 0;
+  return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
           .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes,
@@ -51,6 +61,9 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
     : spec_(spec), shards_(shards), layout_(layout), sharding_(sharding), buffers_(buffers) {
   const SlotOffsets offsets = slot_offsets(layout);
   std::copy(offsets.begin(), offsets.end() - 1, slot_offset_.begin());
+  norm_offset_ = norm_offsets(layout);
+  for (const UnitRange& unit : layout.units)
+    zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
 }
 
 int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
@@ -61,10 +74,30 @@ UnitParameters ParameterStore::whole(int64_t unit) const {
   const int64_t slot = slot_offset_[static_cast<size_t>(parameter_slot(unit, num_units()))];
   const int64_t compute_bytes = dtype_bytes(sharding_.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  return {sharding_.zero == 3 ? buffers_.gathered_weights + slot * compute_bytes
-                              : buffers_.weights + range(unit).offset * compute_bytes,
-          sharding_.zero >= 2 ? buffers_.gradient_buckets + slot * f32_bytes
-                              : buffers_.gradients + range(unit).offset * f32_bytes};
+  UnitParameters whole{.weights = sharding_.zero == 3 ? buffers_.gathered_weights + slot * compute_bytes
+                                                      : buffers_.weights + range(unit).offset * compute_bytes,
+                       .norms = nullptr,
+                       .gradients = sharding_.zero >= 2 ? buffers_.gradient_buckets + slot * f32_bytes
+                                                        : buffers_.gradients + range(unit).offset * f32_bytes};
+  if (!sharding_.has_master()) {
+    whole.norms = whole.weights;
+  } else if (sharding_.zero == 0) {
+    whole.norms = buffers_.master + range(unit).offset * f32_bytes;
+  } else {
+    const int64_t held = layout_.elements / (sharding_.zero == 3 ? layout_.pieces : 1);
+    whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
+  }
+  return whole;
+}
+
+int64_t ParameterStore::apart_norm_elements(int64_t unit) const {
+  return keeps_norms_apart(sharding_) ? range(unit).norm_elements : 0;
+}
+
+NormPiece ParameterStore::norm_piece(int64_t unit) const {
+  const UpdateRange held = update_range(unit);
+  const int64_t end = std::min(held.first + held.elements, range(unit).norm_elements);
+  return {held.first, std::max<int64_t>(end - held.first, 0), held.master};
 }
 
 std::byte* ParameterStore::weights_piece(int64_t unit) const {

@@ -27,7 +27,7 @@ struct Sharding {
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
-  int64_t weights = 0;           // compute dtype
+  int64_t weights = 0;           // compute dtype; and f32 norms, where masters are in pieces
   int64_t gradients = 0;         // f32
   int64_t master = 0;            // f32; 0 with f32 weights
   int64_t moments = 0;           // f32, both
@@ -69,6 +69,13 @@ struct StatePiece {
   int64_t count() const;
 };
 
+// This rank's part of a unit's norms: elements [first, first + count) of the unit.
+struct NormPiece {
+  int64_t first = 0;
+  int64_t count = 0;
+  float* master = nullptr;
+};
+
 class ParameterStore {
  public:
   // Borrows the layout, the spec and the shards.
@@ -83,6 +90,11 @@ class ParameterStore {
   UnitParameters whole(int64_t unit) const;
   // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients.
   std::byte* weights_piece(int64_t unit) const;
+  // Norms in f32 of a unit whose masters are in pieces, kept apart from its weights in another dtype: their number (0
+  // where they are not kept apart), this rank's part, and as many zeros in host memory.
+  int64_t apart_norm_elements(int64_t unit) const;
+  NormPiece norm_piece(int64_t unit) const;
+  const float* zeros() const { return zeros_.data(); }
   float* gradients_piece(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
@@ -109,6 +121,8 @@ class ParameterStore {
   Sharding sharding_;
   ParameterBuffers buffers_;
   std::array<int64_t, num_parameter_slots> slot_offset_{};  // elements
+  std::vector<int64_t> norm_offset_;                        // elements, by unit, among the norms that are kept apart
+  std::vector<float> zeros_;
 };
 
 }  // namespace gptrain

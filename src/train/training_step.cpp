@@ -186,12 +186,8 @@ void TrainingStep::weights_changed() {
                         .to = Matrix(range.weights, config_.precision.compute, 1, range.elements)});
   }
   if (sharding_.zero != 1 && sharding_.zero != 2) return;
-  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
-    groups_.stream().all_gather(groups_.group(GroupKind::data), parameters_->weights_piece(unit),
-                                parameters_->whole(unit).weights, parameters_->piece_elements(unit),
-                                config_.precision.compute);
-  }
-  groups_.stream().wait_all();
+  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit)
+    gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, groups_, backend_);
 }
 
 void TrainingStep::set_updates(int64_t updates) {

@@ -245,7 +245,7 @@ void add_update_cases(Suite& suite) {
 void add_benches(Suite& suite) {
   constexpr int64_t elements = 40'000'000;
   suite.add_bench<SquaredNorm>("40 M gradients", [](Trial& t) {
-    const std::vector<SquaredNorm::Segment> segments{{0, elements}};
+    const std::vector<SquaredNorm::Segment> segments{{0, elements, 0}};
     t.time(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)), 1,
                        t.output(DType::f32, 1, elements).matrix(), t.output(DType::f64, 1, 1).matrix()});
   });

@@ -39,7 +39,7 @@ class SpecBuilder {
                              .decay = matrix,
                              .split = split,
                              .sections = {},
-                             .partial = PartialGradient::none});
+                             .norm_use = NormUse::no_norm});
     return spec_.tensors.back();
   }
 
@@ -48,9 +48,9 @@ class SpecBuilder {
   }
 
   void add_norm(const std::string& name) {
-    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none).partial = PartialGradient::of_rows;
+    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none).norm_use = NormUse::of_rows;
     if (model_.bias && model_.norm == NormKind::layernorm) {
-      add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).partial = PartialGradient::of_rows;
+      add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).norm_use = NormUse::of_rows;
     }
   }
 
@@ -85,7 +85,7 @@ class SpecBuilder {
     add_column_linear("attention.qkv", {{model_.hidden_size, model_.head_size()}, kv, kv});
     if (model_.qk_norm) {
       for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
-        add(name, {model_.head_size()}, Init::ones, Split::none).partial = PartialGradient::of_heads;
+        add(name, {model_.head_size()}, Init::ones, Split::none).norm_use = NormUse::of_heads;
     }
     add_row_linear("attention.out", model_.hidden_size);
     add_norm("norm2");

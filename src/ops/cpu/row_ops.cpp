@@ -11,6 +11,7 @@ int64_t cpu_scratch_bytes(const BranchBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationForward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Cast&, int) { return 0; }
+int64_t cpu_scratch_bytes(const Add&, int) { return 0; }
 
 void cpu_norm_forward(const NormForward& op, const CpuContext& context) {
   parallel_shares(context.num_threads, op.x.rows,

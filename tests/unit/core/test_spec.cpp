@@ -53,7 +53,7 @@ TEST_CASE("every tensor is listed once, norms and biases do not decay") {
       CHECK((tensor.init == Init::ones) == norm_weight);
       CHECK((tensor.init == Init::zeros) == tensor.name.ends_with(".bias"));
       int64_t sections = 0;
-      for (const int64_t rows : tensor.sections) sections += rows;
+      for (const Section& section : tensor.sections) sections += section.rows;
       if (!tensor.sections.empty()) CHECK(sections == tensor.shape[0]);
     }
     CHECK(spec.find("no.such.tensor") == -1);
