@@ -17,7 +17,7 @@ namespace gptrain::testing {
 enum class Family { gpt2, llama };
 
 // A config whose sizes are no multiples of anything convenient. `overrides` as on the command line.
-inline RunConfig small_config(Family family, const std::vector<std::string>& overrides = {}) {
+inline RunConfig small_config(Family family, const std::vector<std::string>& overrides = {}, int64_t world_size = 1) {
   const std::string model =
       family == Family::gpt2
           ? R"("num_layers": 3, "hidden_size": 36, "num_heads": 3, "vocab_size": 101, "sequence_length": 19,
@@ -33,7 +33,7 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
     "schedule": {"type": "constant"},
     "memory": {"loss_chunk_tokens": 23},
     "run": {"steps": 100, "seed": 7, "out": "none", "device": "cpu"}})";
-  return parse_config(text, overrides, "small_config");
+  return parse_config(text, overrides, "small_config", world_size);
 }
 
 // The groups of a rank that is alone.
@@ -49,11 +49,14 @@ struct OneRank {
 // is something to learn.
 class RandomBatches : public MicroBatchSource {
  public:
-  explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0)
+  // Those of one of `data_size` data ranks, which take micro-batches in turns.
+  explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0, int64_t data_rank = 0,
+                         int64_t data_size = 1)
       : batch_(config.batch.micro),
         length_(config.model.sequence_length),
         vocabulary_(config.model.vocab_size),
-        next_sample_(first_sample),
+        next_sample_(first_sample + data_rank * batch_),
+        skipped_((data_size - 1) * batch_),
         memory_(static_cast<size_t>(MicroBatch::bytes(batch_, length_))),
         view_(MicroBatch::at(memory_.data(), batch_, length_)) {}
 
@@ -65,6 +68,7 @@ class RandomBatches : public MicroBatchSource {
         view_.targets[b * length_ + t] = token(t + 1);
       }
     }
+    next_sample_ += skipped_;
     return view_;
   }
 
@@ -75,7 +79,7 @@ class RandomBatches : public MicroBatchSource {
     return static_cast<int32_t>((next_sample_ * 13 + t * 7 + noise) % vocabulary_);
   }
 
-  int64_t batch_, length_, vocabulary_, next_sample_;
+  int64_t batch_, length_, vocabulary_, next_sample_, skipped_;
   std::vector<std::byte> memory_;
   MicroBatch view_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <exception>
 
 #include "model/spec/init.h"
 #include "ops/plan/plan_backend.h"
@@ -128,6 +129,19 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
                                  workspace_, backend_, groups_, gathers_, nullptr);
+}
+
+TrainingStep::~TrainingStep() {
+  try {
+    groups_.stream().wait_all();
+  } catch (const std::exception&) {
+    // A group that has failed has been reported where it was waited for; its transfers are over.
+  }
+}
+
+std::vector<StatePiece> TrainingStep::state(bool written_only) const {
+  groups_.stream().wait_all();
+  return parameters_->state(written_only);
 }
 
 MemoryPlan TrainingStep::taken() const {

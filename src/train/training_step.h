@@ -49,6 +49,8 @@ class TrainingStep {
   // Takes the arenas that `memory` names from `backend`. Borrows the backend and the groups. Weights and moments are
   // undefined until initialize or the caller's writes to `state` (followed by weights_changed).
   TrainingStep(const RunConfig& config, const StepMemory& memory, Backend& backend, RankGroups& groups);
+  // Waits until the peers have what is being gathered from this rank's memory.
+  ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
 
@@ -69,8 +71,8 @@ class TrainingStep {
   // change.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
 
-  // This rank's training state, in device memory (see ParameterStore::state).
-  std::vector<StatePiece> state(bool written_only = false) const { return parameters_->state(written_only); }
+  // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
+  std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
 
   Workspace& workspace() { return workspace_; }

@@ -75,7 +75,13 @@ TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
       if (shard.replicas_count == 0) shard.replicas_first = box.local_offset;
       shard.replicas_count += rows.count * cols;
     }
-    shard.boxes.push_back(std::move(box));
+    // Neighbours in the global tensor are one box: one rank holds each tensor as a whole.
+    ShardBox* const last = shard.boxes.empty() ? nullptr : &shard.boxes.back();
+    if (last != nullptr && last->owned == box.owned && last->offset[0] + last->shape[0] == first) {
+      last->shape[0] += rows.count;
+    } else {
+      shard.boxes.push_back(std::move(box));
+    }
     section_first += section.rows;
     local_rows += rows.count;
   }

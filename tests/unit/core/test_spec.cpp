@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <numeric>
 #include <cmath>
 #include <set>
 #include <vector>
@@ -72,9 +74,16 @@ TEST_CASE("only the vocabulary is padded, and the layout is aligned and without 
   const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {});
   const ParameterLayout layout = make_layout(spec, shards, 1);
+  std::vector<size_t> by_offset(spec.tensors.size());
+  std::iota(by_offset.begin(), by_offset.end(), size_t{0});
+  std::sort(by_offset.begin(), by_offset.end(),
+            [&](size_t a, size_t b) { return layout.segments[a].offset < layout.segments[b].offset; });
   int64_t end = 0;
-  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+  for (const size_t i : by_offset) {
     const TensorSpec& tensor = spec.tensors[i];
+    // Norms come first in their unit.
+    const UnitRange& unit = layout.units[static_cast<size_t>(tensor.unit)];
+    CHECK((layout.segments[i].offset < unit.offset + unit.norm_elements) == (tensor.norm_use != NormUse::no_norm));
     CHECK((shards[i].shape != tensor.shape) == (tensor.name == "embedding.token"));
     CHECK(layout.segments[i].offset % segment_multiple == 0);
     CHECK(layout.segments[i].offset >= end);

@@ -1,0 +1,39 @@
+// Training steps over ranks that are threads of the test, and their results put together again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "train/training_step.h"
+
+namespace gptrain::testing {
+
+// Whole tensors by "weight/NAME", "exp_avg/NAME" and "exp_avg_sq/NAME", in the order of the global tensor.
+using GlobalState = std::map<std::string, std::vector<float>>;
+
+struct Outcome {
+  GlobalState state;
+  std::vector<double> losses, norms;
+};
+
+// What a rank has while it runs.
+struct RankContext {
+  RankGroups& groups;
+  TrainingStep& step;
+};
+
+// Runs `body` on every rank of a world of threads, each on a CPU backend of one thread, with initial weights, or with
+// those of `start` and zero moments. The first exception of a rank is thrown again, after all have ended.
+void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start,
+              const std::function<void(RankContext&)>& body);
+
+// The state that all ranks hold after `steps` steps from `first_sample` on; each element from the rank that would write
+// it to a checkpoint. Fails if an element has no such rank or several.
+Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start = nullptr,
+                       int64_t first_sample = 0);
+
+}  // namespace gptrain::testing
