@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <mutex>
+#include <sched.h>
 #include <string>
 #include <thread>
 
@@ -20,6 +21,8 @@
 
 namespace gptrain {
 namespace {
+
+constexpr int spins_per_yield = 200;
 
 // What one rank asks for, with its buffers.
 struct LocalCall : Call {
@@ -42,7 +45,7 @@ class LocalGroup {
         left_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
     // Spinning only steals time from the others when there are more ranks than cores.
-    if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 2000;
+    if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }
@@ -161,8 +164,9 @@ class LocalGroup {
       if (!failure_.empty()) throw Error(ExitCode::device, failure_);
       const uint64_t seen = change_;
       lock.unlock();
-      for (int spin = 0; spin < spins_ && change_ == seen; ++spin) {
-      }
+      // Offering the core now and then, as the awaited rank may have been put on the same one.
+      for (int spin = 0; spin < spins_ && change_ == seen; ++spin)
+        if (spin % spins_per_yield == spins_per_yield - 1) sched_yield();
       lock.lock();
       change_seen_.wait(lock, [&] { return change_ != seen; });
     }
