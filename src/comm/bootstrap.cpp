@@ -34,7 +34,7 @@ class Variables {
   std::string text(const char* name) const { return has(name) ? environment_(name) : ""; }
 
   int64_t number(const char* name, int64_t least, int64_t most) const {
-    if (!has(name)) throw Error(ExitCode::device, "{} is not set, though other variables of this launch are", name);
+    if (!has(name)) throw Error(ExitCode::device, "{} is not set, though this is a step of Slurm", name);
     const std::string value = text(name);
     int64_t number = 0;
     const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -56,6 +56,9 @@ class Variables {
 // rank, size and local rank from the variables of these names; the local ones may be missing, and local_size null.
 void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
                 const char* local_size) {
+  if (!variables.has(rank) || !variables.has(size))
+    throw Error(ExitCode::device, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
+                variables.has(rank) ? size : rank);
   launch.size = variables.integer(size, 1);
   launch.rank = variables.integer(rank, 0);
   if (launch.rank >= launch.size)
@@ -69,8 +72,11 @@ void read_place(const Variables& variables, Launch& launch, const char* rank, co
 
 void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_ADDR"))
-    throw Error(ExitCode::device, "MASTER_ADDR is not set: RANK={} and WORLD_SIZE={} need the host of rank 0",
-                launch.rank, launch.size);
+    throw Error(ExitCode::device, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
+                launch.size);
+  if (!variables.has("MASTER_PORT"))
+    throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
+                launch.size);
   launch.master_address = variables.text("MASTER_ADDR");
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
   launch.job = variables.text("TORCHELASTIC_RUN_ID");

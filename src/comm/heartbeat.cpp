@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto longest_interval = 500ms;  // between two beats
-constexpr auto gathering_time = 300ms;    // from a loss to its report: ranks of one node are lost together
+constexpr auto gathering_time = 200ms;    // from a loss to its report: ranks of one node are lost together
 constexpr auto farewell_time = 1s;        // for a run that fails on all ranks to end by itself
 constexpr auto send_time = 200ms;         // for one small frame
 
@@ -93,7 +93,8 @@ class Heartbeat::Watch {
         beat("beat");
         next_beat = Clock::now() + interval_;
       }
-      wait_until(next_beat);
+      const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
+      wait_until(somebody_lost ? std::min(next_beat, Clock::now() + gathering_time / 4) : next_beat);
       const auto now = Clock::now();
       const bool was_stopped = now - last_look > interval_ + timeout_ / 2;
       // Silence during which this process did not listen is no silence.
@@ -142,7 +143,7 @@ class Heartbeat::Watch {
     if (kind == "beat") member.doing = message.value("doing", "");
     if (kind == "finished") set_condition(member, Condition::finished);
     if (kind == "failed") set_condition(member, Condition::failed);
-    if (kind == "end") end_();
+    if (kind == "end") end_(false);
   }
 
   static void set_condition(Member& member, Condition condition) {
@@ -175,7 +176,7 @@ class Heartbeat::Watch {
   void look_at_leader(bool was_stopped) {
     Member& leader = members_[0];
     note_silence(leader);
-    if (leader.condition == Condition::failed && Clock::now() - leader.changed >= farewell_time) end_();
+    if (leader.condition == Condition::failed && Clock::now() - leader.changed >= farewell_time) end_(false);
     if (was_stopped && leader.condition == Condition::closed) end_after_stop();
     if (leader.condition == Condition::closed || leader.condition == Condition::silent) succeed();
   }
@@ -187,7 +188,7 @@ class Heartbeat::Watch {
                                takeover_greeting(), Clock::now() + gathering_time);
       if (!channel) continue;
       // It reports and ends the run once it has heard of all it can; one that is stopped does not.
-      if (channel->receive(Clock::now() + 3 * interval_ + farewell_time) || !channel->open()) end_();
+      if (channel->receive(Clock::now() + 3 * interval_ + farewell_time) || !channel->open()) end_(false);
     }
     // The others notice a silence up to a beat later.
     auto deadline = Clock::now() + gathering_time;
@@ -230,7 +231,7 @@ class Heartbeat::Watch {
     std::fflush(stderr);
     for (FrameChannel& channel : meeting_.channels)
       if (channel.open()) channel.send(Json{{"kind", "end"}}.dump(), Clock::now() + send_time);
-    end_();
+    end_(true);
   }
 
   std::string fate(const Member& member) const {
@@ -242,7 +243,7 @@ class Heartbeat::Watch {
 
   void end_after_stop() {
     fmt::print(stderr, "gptrain: rank {} ({}) was stopped, and the others have ended without it\n", rank_, self().host);
-    end_();
+    end_(false);
   }
 
   Meeting meeting_;

@@ -17,9 +17,9 @@ namespace gptrain {
 // 1, and so on. A process that was stopped, and finds that the others have gone on without it, ends as well.
 class Heartbeat {
  public:
-  // Ends this process with exit code 5 and does not return; called from the heartbeat's thread after everything is
-  // reported.
-  using End = std::function<void()>;
+  // Ends this process with exit code 5 and does not return; called from the heartbeat's thread, on the
+  // process that reports the loss (`reporter`) and on all others.
+  using End = std::function<void(bool reporter)>;
 
   Heartbeat(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity, End end);
   // Must be called by all ranks once they need each other no more (finished), or when this rank has failed by itself:

@@ -20,8 +20,8 @@ class Links {
   virtual std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) = 0;
   // All groups are done with; `finished`: on every rank, else this rank has failed.
   virtual void close(bool finished) = 0;
-  // Ends this process, and all others that its launcher can reach, with exit code 5.
-  [[noreturn]] virtual void end_process() = 0;
+  // Ends this process with exit code 5; on one of them, the reporter, also all others that the launcher can reach.
+  [[noreturn]] virtual void end_process(bool reporter) = 0;
 };
 
 // Called on a loss that the heartbeat will find, too: gives it time to report and to end the process.

@@ -2,9 +2,11 @@
 // in rank order and need no temporary buffers of MPI's own, whose page faults are slow. Waiting is done here as well,
 // so that ranks that share a core let each other run.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <mpi.h>
 #include <sched.h>
+#include <thread>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -181,7 +183,9 @@ class MpiWorldLinks final : public MpiLinks {
 
   void close(bool finished) override { session_->finished = finished; }
 
-  void end_process() override {
+  void end_process(bool reporter) override {
+    // The launcher says something for everyone who aborts.
+    if (!reporter) std::this_thread::sleep_for(std::chrono::seconds(2));
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::device));
     _exit(static_cast<int>(ExitCode::device));
   }

@@ -23,7 +23,7 @@ class ProcessWorld final : public World {
       : rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
     for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
     heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout_seconds, activity_,
-                                             [links = links_.get()] { links->end_process(); });
+                                             [links = links_.get()](bool reporter) { links->end_process(reporter); });
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
     all_ = make_group(all);

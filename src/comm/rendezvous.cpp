@@ -131,9 +131,9 @@ class Assembly {
     for (size_t rank = 0; rank < came_.size(); ++rank)
       if (!came_[rank]) missing.push_back(std::to_string(rank));
     throw Error(ExitCode::device,
-                "missing of {} ranks: {}; rank 0 ({}) waited for {:g} s at port {} (comm.timeout_seconds): start all "
-                "ranks, and see whether {} can be reached from their hosts",
-                launch_.size, listed(missing, ", "), launch_.host, timeout_seconds, port, launch_.host);
+                "of {} ranks, {} did not come within {:g} s (comm.timeout_seconds): start all ranks, and see whether "
+                "rank 0 ({}, port {}) can be reached from their hosts",
+                launch_.size, listed(missing, ", "), timeout_seconds, launch_.host, port);
   }
 
  private:

@@ -158,7 +158,7 @@ class TcpLinks final : public Links {
   }
 
   void close(bool) override {}
-  void end_process() override { _exit(static_cast<int>(ExitCode::device)); }
+  void end_process(bool) override { _exit(static_cast<int>(ExitCode::device)); }
 
  private:
   const Peer& self() const { return peers_[static_cast<size_t>(rank_)]; }
