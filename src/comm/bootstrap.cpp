@@ -183,15 +183,18 @@ std::string describe(const Launch& launch) {
 }
 
 std::string first_host(const std::string& list) {
-  const size_t end = list.find_first_of(",[");
-  std::string host = list.substr(0, end);
-  if (end == std::string::npos || list[end] == ',') return host;
-  const size_t close = list.find(']', end);
-  if (close == std::string::npos) return "";
-  const std::string numbers = list.substr(end + 1, close - end - 1);
-  host += numbers.substr(0, numbers.find_first_of(",-"));
-  const size_t next = list.find(',', close);
-  return host + first_host(list.substr(close + 1, next == std::string::npos ? next : next - close - 1));
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const size_t close = list.find(']', i);
+    if (close == std::string::npos) return "";
+    host += list.substr(i + 1, list.find_first_of(",-]", i) - i - 1);
+    i = close;
+  }
+  return host;
 }
 
 bool settle_on_node(const Launch& launch) {
