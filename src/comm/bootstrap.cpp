@@ -77,7 +77,7 @@ void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_PORT"))
     throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
                 launch.size);
-  launch.master_address = variables.text("MASTER_ADDR");
+  launch.master_addresses = {variables.text("MASTER_ADDR")};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
 }
@@ -114,9 +114,11 @@ void read_slurm(const Variables& variables, Launch& launch) {
   launch.mpi = variables.has("PMIX_RANK");
   launch.job = fmt::format("{}.{}", job, step);
   const char* nodes = variables.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
-  launch.master_address =
-      variables.has("MASTER_ADDR") ? variables.text("MASTER_ADDR") : first_host(variables.text(nodes));
-  if (launch.master_address.empty() && launch.size > 1)
+  const std::string first_node = first_host(variables.text(nodes));
+  for (const std::string& address : {first_node, variables.text("SLURM_LAUNCH_NODE_IPADDR")})
+    if (!address.empty()) launch.master_addresses.push_back(address);
+  if (variables.has("MASTER_ADDR")) launch.master_addresses = {variables.text("MASTER_ADDR")};
+  if (launch.master_addresses.empty() && launch.size > 1)
     throw Error(ExitCode::device, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
   launch.master_port = variables.integer_or(
       "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);

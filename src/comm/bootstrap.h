@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace gptrain {
 
@@ -11,11 +12,11 @@ struct Launch {
   Source source = Source::alone;
   int rank = 0;
   int size = 1;
-  int local_rank = 0;          // among the processes of this node
-  int local_size = 1;          // 0: the launcher does not say
-  bool mpi = false;            // whether the launcher can start MPI
-  std::string host;            // this node's name
-  std::string master_address;  // where rank 0 listens; empty: MPI tells
+  int local_rank = 0;                         // among the processes of this node
+  int local_size = 1;                         // 0: the launcher does not say
+  bool mpi = false;                           // whether the launcher can start MPI
+  std::string host;                           // this node's name
+  std::vector<std::string> master_addresses;  // where rank 0 may be, the likeliest first; empty: MPI tells
   int master_port = 0;
   std::string job;  // tells this run from others that may listen at the same place
 };
@@ -27,8 +28,9 @@ using Environment = std::function<const char*(const char*)>;
 //   mpirun of Open MPI: OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
 //   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (all four, or RANK=0 WORLD_SIZE=1) and LOCAL_RANK, LOCAL_WORLD_SIZE
 //   a step of Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, ...; PMIX_RANK tells of srun --mpi=pmix.
-//     Rank 0 is on the first node of the step; its port is made of the job's and step's numbers. MASTER_ADDR and
-//     MASTER_PORT override both. A batch script is no step.
+//     Rank 0 is on the first node of the step, whose name may be unknown to the network, and which is mostly the one
+//     that srun runs on; its port is made of the job's and step's numbers. MASTER_ADDR and MASTER_PORT override both. A
+//     batch script is no step.
 // and is alone if there is none of them. Error(device): a variable that is missing, is no number or out of range, or
 // contradicts another.
 Launch find_launch(const Environment& environment);

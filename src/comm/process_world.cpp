@@ -86,7 +86,7 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   settle_on_node(launch);
   Socket master = launch.rank == 0 ? listen_as_master(launch) : Socket();
   Meeting meeting =
-      meet(launch, std::move(master), {launch.master_address}, all_facts(options), options.timeout_seconds);
+      meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout_seconds);
   auto links = make_tcp_links(meeting, launch.rank, options.timeout_seconds);
   return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout_seconds);
 }

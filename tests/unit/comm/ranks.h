@@ -46,7 +46,7 @@ inline std::vector<std::string> run_tcp_ranks(int size, const RankBody& body) {
   launch.source = gptrain::Launch::Source::variables;
   launch.size = size;
   launch.host = "here";
-  launch.master_address = "127.0.0.1";
+  launch.master_addresses = {"127.0.0.1"};
   launch.master_port = free_port();
   return run_rank_threads(size, [&](int rank) {
     gptrain::Launch own = launch;

@@ -1,6 +1,7 @@
 // Who a process is, from the variables of each launcher; and every way in which they can be wrong.
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "catch.h"
@@ -64,7 +65,7 @@ TEST_CASE("RANK and WORLD_SIZE") {
   REQUIRE(launch.source == Launch::Source::variables);
   REQUIRE(launch.rank == 3);
   REQUIRE(launch.size == 8);
-  REQUIRE(launch.master_address == "head");
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"head"});
   REQUIRE(launch.master_port == 29500);
   REQUIRE_FALSE(launch.mpi);
   REQUIRE(launch.local_size == 0);
@@ -95,13 +96,15 @@ TEST_CASE("a step of Slurm") {
   REQUIRE(launch.size == 6);
   REQUIRE(launch.local_rank == 1);
   REQUIRE(launch.local_size == 2);
-  REQUIRE(launch.master_address == "cpu07");
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"cpu07"});
   REQUIRE(launch.master_port == 20000 + (1234 * 7 + 2) % 12000);
   REQUIRE(launch.job == "1234.2");
   REQUIRE_FALSE(launch.mpi);
   REQUIRE(launch_with(with(slurm, {{"PMIX_RANK", "5"}})).mpi);
+  launch = launch_with(with(slurm, {{"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"}}));
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"cpu07", "10.0.0.7"});
   launch = launch_with(with(slurm, {{"MASTER_ADDR", "other"}, {"MASTER_PORT", "1"}}));
-  REQUIRE(launch.master_address == "other");
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"other"});
   REQUIRE(launch.master_port == 1);
   launch = launch_with(with(slurm, {{"SLURM_STEP_TASKS_PER_NODE", "3,1(x2)"}}));
   REQUIRE(launch.local_size == 1);
