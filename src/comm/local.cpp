@@ -161,6 +161,7 @@ class LocalGroup {
   void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     while (!ready()) {
       if (failure_.empty() && ++num_stuck_ + num_left_ == size_) fail_stuck();
+      if (!failure_.empty() && peer_gone_) throw PeerGone(failure_);
       if (!failure_.empty()) throw Error(ExitCode::device, failure_);
       const uint64_t seen = change_;
       lock.unlock();
@@ -185,8 +186,9 @@ class LocalGroup {
     changed();
   }
   void fail_left(int peer, int rank, const Call& call) {
-    if (failure_.empty())
-      fail(fmt::format("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
+    if (!failure_.empty()) return;
+    peer_gone_ = true;
+    fail(fmt::format("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
   }
   void fail_stuck() {
     std::string message = "the ranks of a group wait for each other:";
@@ -208,7 +210,8 @@ class LocalGroup {
   int num_arrived_ = 0;
   int num_stuck_ = 0;  // looked since the last change and found nothing to do
   int num_left_ = 0;
-  std::string failure_;  // empty: none
+  std::string failure_;     // empty: none
+  bool peer_gone_ = false;  // the failure is that a rank left
 };
 
 // Copies unless both are the same place (an operand that is already where it belongs).

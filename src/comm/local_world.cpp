@@ -105,20 +105,25 @@ std::vector<std::unique_ptr<World>> make_local_world(int size) {
 
 void run_local_ranks(int size, const std::function<void(World&)>& body) {
   std::mutex mutex;
-  std::exception_ptr first;
+  std::exception_ptr cause;
+  std::exception_ptr consequence;
   std::vector<std::thread> threads;
   for (std::unique_ptr<World>& world : make_local_world(size))
     threads.emplace_back([&, world = std::move(world)]() mutable {
       try {
         body(*world);
+      } catch (const PeerGone&) {
+        const std::lock_guard lock(mutex);
+        consequence = std::current_exception();
       } catch (...) {
         const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
+        if (!cause) cause = std::current_exception();
       }
       world.reset();
     });
   for (std::thread& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  if (cause) std::rethrow_exception(cause);
+  if (consequence) std::rethrow_exception(consequence);
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {
