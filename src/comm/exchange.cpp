@@ -15,8 +15,12 @@ namespace {
 // Latency rules below, bandwidth above.
 constexpr int64_t small_bytes = 16 * 1024;
 // One peer's share of the scratch memory: large enough that a message costs more than its start, small enough that what
-// arrived is still in the cache when it is summed.
-constexpr int64_t slot_bytes = 256 * 1024;
+// arrived is still in the cache when it is summed, and that large groups need not much.
+constexpr int64_t largest_slot_bytes = 256 * 1024;
+constexpr int64_t large_group_bytes = 16 << 20;
+int64_t slot_bytes(int group_size) {
+  return std::clamp(large_group_bytes / group_size / 64 * 64, small_bytes, largest_slot_bytes);
+}
 
 void copy(void* out, const void* in, int64_t bytes) {
   if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
@@ -179,7 +183,7 @@ class ExchangeCommunicator final : public Communicator {
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
-    const int64_t step = slot_bytes / width;
+    const int64_t step = slot_bytes(size_) / width;
     // Part `start` of rank r's slice; may be empty for a shorter slice.
     const auto part = [&](int rank, int64_t start) {
       const int64_t first = std::min(slice(rank) + start, slice(rank + 1));
@@ -275,7 +279,7 @@ class ExchangeCommunicator final : public Communicator {
 
 }  // namespace
 
-int64_t exchange_scratch_bytes(int group_size) { return group_size == 1 ? 0 : group_size * slot_bytes; }
+int64_t exchange_scratch_bytes(int group_size) { return group_size == 1 ? 0 : group_size * slot_bytes(group_size); }
 
 void check_arrival(const Call& sent, int64_t sent_bytes, const Message& expected, int rank) {
   const bool transfer = sent.operation == Operation::send && expected.call.operation == Operation::receive;

@@ -17,6 +17,12 @@ namespace {
 
 using Json = nlohmann::json;
 
+std::string name_of(const std::vector<int>& ranks) {
+  constexpr size_t max_listed = 8;
+  if (ranks.size() <= max_listed) return "ranks " + list_ranks(ranks);
+  return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
+}
+
 class ProcessWorld final : public World {
  public:
   ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, double timeout_seconds)
@@ -55,7 +61,7 @@ class ProcessWorld final : public World {
     if (place == ranks.end()) return nullptr;
     if (ranks.size() == 1) return std::move(make_local_group(1).front());
     return make_exchange_communicator(links_->connect(ranks, static_cast<int>(place - ranks.begin()), index), activity_,
-                                      "ranks " + list_ranks(ranks));
+                                      name_of(ranks));
   }
 
  private:
