@@ -173,11 +173,9 @@ void verify_checkpoint(const fs::path& checkpoint) {
   });
 }
 
-void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
-  const Contents contents = with_hint(checkpoint, [&] { return read_contents(checkpoint); });
-  const auto wanted = match_slices(contents, slices);
+void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
   std::vector<Transfer> transfers;
-  for (const auto& [name, targets] : wanted) {
+  for (const auto& [name, targets] : match_slices(contents, slices)) {
     for (const StoredBox& stored : contents.tensors.at(name).boxes) {
       Transfer transfer{&stored, {}};
       for (const Slice* target : targets) {
@@ -187,7 +185,11 @@ void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
     }
   }
-  with_hint(checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
+  with_hint(contents.checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
+}
+
+void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
+  load_slices(with_hint(checkpoint, [&] { return read_contents(checkpoint); }), slices);
 }
 
 }  // namespace gptrain

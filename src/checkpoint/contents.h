@@ -45,6 +45,9 @@ Contents read_contents(const std::filesystem::path& checkpoint);
 // open file that holds it.
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);
 
+// Fills every slice asked for; see load_slices in checkpoint.h. For callers that load a checkpoint in several parts.
+void load_slices(const Contents& contents, const std::vector<Slice>& slices);
+
 // Loads the manifest and checks that every file it lists is there and has its size.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
 

@@ -26,6 +26,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string resume = "latest";
   int64_t steps = 0;
+  int64_t profile_step = 0;
   int64_t world_size = 1;
   std::string target;
   double tokens_per_second = 0;
@@ -106,12 +107,17 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end")
                            ->check(whole_number_from(1))
                            ->type_name("N");
+  CLI::Option* profile_step = command
+                                  ->add_option("--profile-step", arguments->profile_step,
+                                               "time step N op by op: a table, and OUT/trace-stepN.json")
+                                  ->check(whole_number_from(1))
+                                  ->type_name("N");
   command->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(steps);
+  dry->excludes(resume)->excludes(steps)->excludes(profile_step);
   command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
       ->check(whole_number_from(1))
       ->type_name("N")
@@ -124,12 +130,13 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("R")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
-  command->callback([arguments, resume, steps, &result] {
+  command->callback([arguments, resume, steps, profile_step, &result] {
     const RunConfig config = load_config(arguments->config, arguments->overrides);
     if (arguments->dry_run) return dry_run(config, *arguments);
     TrainOptions options;
     if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;
     if (*steps) options.steps = arguments->steps;
+    if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options);
   });
 }

@@ -100,20 +100,18 @@ int64_t Units::gradient_bytes(int64_t unit) const {
 
 int64_t Units::stream_bytes() const { return align_up(stream(nullptr).bytes()); }
 
-Matrix Units::weight(int64_t tensor) const {
+Matrix Units::parameter(std::byte* buffer, DType dtype, int64_t tensor) const {
   if (tensor < 0) return {};
   const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
-  const DType dtype = shape_.precision.compute;
-  std::byte* data = memory_.weights + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(dtype);
+  std::byte* data = buffer + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(dtype);
   return shape.size() == 2 ? Matrix(data, dtype, shape[0], shape[1]) : Matrix(data, dtype, 1, shape[0]);
 }
 
-Matrix Units::gradient(int64_t tensor) const {
-  if (tensor < 0) return {};
-  const auto& shape = tensor_shapes_[static_cast<size_t>(tensor)];
-  std::byte* data = memory_.gradients + layout_.segments[static_cast<size_t>(tensor)].offset * dtype_bytes(DType::f32);
-  return shape.size() == 2 ? Matrix(data, DType::f32, shape[0], shape[1]) : Matrix(data, DType::f32, 1, shape[0]);
-}
+Matrix Units::weight(int64_t tensor) const { return parameter(memory_.weights, shape_.precision.compute, tensor); }
+
+Matrix Units::norm_weight(int64_t tensor) const { return parameter(memory_.master, DType::f32, tensor); }
+
+Matrix Units::gradient(int64_t tensor) const { return parameter(memory_.gradients, DType::f32, tensor); }
 
 Dropout Units::embedding_dropout(const UnitCall& call) const {
   return {shape_.training ? shape_.model.residual_dropout : 0, random_key(shape_.seed, RandomUse::embedding_dropout),
@@ -171,8 +169,8 @@ void Units::norm_forward(const Matrix& x, const Matrix& branch, const Dropout& d
                            .branch = branch,
                            .dropout = dropout,
                            .x_out = x_out,
-                           .gamma = weight(gamma),
-                           .beta = weight(beta),
+                           .gamma = norm_weight(gamma),
+                           .beta = norm_weight(beta),
                            .y = y,
                            .mean = mean,
                            .rstd = rstd});
@@ -183,7 +181,7 @@ void Units::norm_backward(const Matrix& dy, const Matrix& x, int64_t gamma, int6
   backend_.run(NormBackward{.kind = shape_.model.norm,
                             .dy = dy,
                             .x = x,
-                            .gamma = weight(gamma),
+                            .gamma = norm_weight(gamma),
                             .mean = mean,
                             .rstd = rstd,
                             .dx_residual = dx_residual,

@@ -110,8 +110,8 @@ void check_heads(const Checker& checker, const Op& op, const Matrix& q, const Ma
   checker.sequences(q.rows, op.sequence_length);
   checker.require(op.q_gamma.given() == op.k_gamma.given(), "q_gamma and k_gamma are given both or neither");
   if (!op.q_gamma.given()) return;
-  checker.matrix("q_gamma", op.q_gamma, q.dtype, 1, op.head_size);
-  checker.matrix("k_gamma", op.k_gamma, q.dtype, 1, op.head_size);
+  checker.matrix("q_gamma", op.q_gamma, DType::f32, 1, op.head_size);
+  checker.matrix("k_gamma", op.k_gamma, DType::f32, 1, op.head_size);
   checker.matrix("rstd", op.rstd, DType::f32, q.rows, (q.cols + k.cols) / op.head_size);
 }
 
@@ -141,10 +141,10 @@ void check(const EmbeddingBackward& op) {
 void check(const NormForward& op) {
   const Checker checker(op.name);
   checker.real("x", op.x);
-  checker.real("gamma", op.gamma);
-  const DType compute = op.gamma.dtype;
-  checker.matrix("gamma", op.gamma, compute, 1, op.x.cols);
-  checker.optional("beta", op.beta, compute, 1, op.x.cols);
+  checker.real("y", op.y);
+  const DType compute = op.y.dtype;
+  checker.matrix("gamma", op.gamma, DType::f32, 1, op.x.cols);
+  checker.optional("beta", op.beta, DType::f32, 1, op.x.cols);
   checker.matrix("y", op.y, compute, op.x.rows, op.x.cols);
   check_norm_statistics(checker, op);
   if (op.branch.given()) {
@@ -158,10 +158,9 @@ void check(const NormForward& op) {
 void check(const NormBackward& op) {
   const Checker checker(op.name);
   checker.real("x", op.x);
-  checker.real("gamma", op.gamma);
-  const DType compute = op.gamma.dtype;
-  checker.matrix("gamma", op.gamma, compute, 1, op.x.cols);
-  checker.matrix("dy", op.dy, compute, op.x.rows, op.x.cols);
+  checker.real("dy", op.dy);
+  checker.matrix("gamma", op.gamma, DType::f32, 1, op.x.cols);
+  checker.matrix("dy", op.dy, op.dy.dtype, op.x.rows, op.x.cols);
   check_norm_statistics(checker, op);
   checker.optional("dx_residual", op.dx_residual, op.x.dtype, op.x.rows, op.x.cols);
   checker.matrix("dx", op.dx, op.x.dtype, op.x.rows, op.x.cols);

@@ -76,8 +76,8 @@ struct NormForward {
   Matrix branch;            // [N, h] C or not given
   Dropout dropout;
   Matrix x_out;  // [N, h] R, out, given if branch is
-  Matrix gamma;  // [1, h] C
-  Matrix beta;   // [1, h] C or not given
+  Matrix gamma;  // [1, h] f32
+  Matrix beta;   // [1, h] f32 or not given
   Matrix y;      // [N, h] C out
   Matrix mean;   // [1, N] f32 out, layernorm
   Matrix rstd;   // [1, N] f32 out
@@ -90,7 +90,7 @@ struct NormBackward {
   NormKind kind;
   Matrix dy;           // [N, h] C
   Matrix x;            // [N, h] R
-  Matrix gamma;        // [1, h] C
+  Matrix gamma;        // [1, h] f32
   Matrix mean;         // [1, N] f32, layernorm
   Matrix rstd;         // [1, N] f32
   Matrix dx_residual;  // [N, h] R or not given (zero)
@@ -158,7 +158,7 @@ struct QueryKeyForward {
   int64_t sequence_length;
   int64_t head_size;
   Matrix q, k;              // [N, H D], [N, G D] C
-  Matrix q_gamma, k_gamma;  // [1, D] C, both given or neither
+  Matrix q_gamma, k_gamma;  // [1, D] f32, both given or neither
   double eps;
   bool rotary;
   double theta;

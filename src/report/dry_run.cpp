@@ -2,10 +2,10 @@
 
 #include <cmath>
 #include <fmt/format.h>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "report/flops_json.h"
 #include "report/formulas.h"
 
 namespace gptrain {
@@ -14,11 +14,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 double to_double(Flops flops) { return static_cast<double>(flops); }
-
-Json flops_json(Flops flops) {
-  if (flops <= static_cast<Flops>(std::numeric_limits<int64_t>::max())) return static_cast<int64_t>(flops);
-  return to_double(flops);
-}
 
 // Parameters by part of the model, in the order a reader expects.
 struct Part {

@@ -58,7 +58,7 @@ class Inference {
                          .loss_chunk_tokens = 1,
                          .seed = 0,
                          .training = false},
-               spec, layout, {weights, nullptr}, backend),
+               spec, layout, {weights, weights, nullptr}, backend),
         slots_(units_, schedule_),
         source_(length),
         group_(std::move(make_local_group(1).front())) {

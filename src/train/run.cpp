@@ -21,10 +21,12 @@
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
 #include "report/run_page.h"
-#include "train/matrix_rate.h"
+#include "report/step_profile.h"
+#include "train/machine_limits.h"
 #include "train/metrics.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/step_profiler.h"
 #include "train/training_step.h"
 
 namespace gptrain {
@@ -106,10 +108,25 @@ std::optional<Dataset> open_validation_data(const RunConfig& config) {
   return Dataset(config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false);
 }
 
+// The last step that this call runs. Refuses to profile a step that it does not run.
+int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
+                          const std::optional<fs::path>& checkpoint) {
+  const int64_t done = checkpoint ? read_manifest(*checkpoint).step : 0;
+  const int64_t left = std::max<int64_t>(config.run.steps - done, 0);
+  const int64_t last = done + std::min(options.steps.value_or(left), left);
+  if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
+    throw Error(ExitCode::usage, "--profile-step {}: {}", *options.profile_step,
+                last > done ? fmt::format("this call runs steps {} to {} (choose one of them)", done + 1, last)
+                            : fmt::format("no step is left to run: step {} of {} is done", done, config.run.steps));
+  }
+  return last;
+}
+
 class Run {
  public:
+  // `profiler`, where a step is to be profiled, is what stands between the run and the backend.
   Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-      const StepPlan& plan);
+      StepProfiler* profiler, const StepPlan& plan);
 
   ExitCode loop();
 
@@ -118,6 +135,7 @@ class Run {
   ExitCode stopped() const;
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
+  void write_profile(const StepProfile& profile) const;
   bool validation_due() const;
   bool validation_recorded() const;
   void validate();
@@ -130,15 +148,17 @@ class Run {
   const StopSignals& signals_;
   FolderLock lock_;
   Backend& backend_;
+  StepProfiler* const profiler_;  // not null where a step is profiled
+  const int64_t profile_step_;
   const std::optional<fs::path> checkpoint_;  // that this run goes on from
+  const int64_t last_step_;                   // where this process stops
   Dataset train_data_;
   std::optional<Dataset> validation_data_;
-  double matrix_rate_;  // measured once all input is found sound, and before the arenas take their memory
+  const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
   std::unique_ptr<std::byte[]> ring_;
   TrainingStep step_;
   RunProgress progress_;
   std::optional<MetricsWriter> metrics_;
-  int64_t last_step_;  // where this process stops
   int64_t saved_step_ = -1;
   bool save_due_ = false;
   int64_t validated_step_ = -1;
@@ -147,22 +167,25 @@ class Run {
 };
 
 Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-         const StepPlan& plan)
+         StepProfiler* profiler, const StepPlan& plan)
     : config_(config),
       out_(config.run.out),
       signals_(signals),
       lock_((create_out(out_), out_)),
       backend_(backend),
+      profiler_(profiler),
+      profile_step_(options.profile_step.value_or(0)),
       checkpoint_(checkpoint_to_start_from(config, options.resume)),
+      last_step_(last_step_of_call(config, options, checkpoint_)),
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
       validation_data_(open_validation_data(config)),
-      matrix_rate_(measure_matrix_rate(backend, config.precision.compute)),
+      limits_{.compute = config.precision.compute,
+              .matrix_flops = measure_matrix_rate(backend, config.precision.compute),
+              .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
       step_(config, plan, backend),
-      last_step_(config.run.steps),
       model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
   start_or_resume();
-  if (options.steps) last_step_ = std::min(last_step_, progress_.step + *options.steps);
   write_file(out_ / "config.json", show_config(config));
   write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
 }
@@ -195,7 +218,7 @@ ExitCode Run::loop() {
     return ExitCode::finished;
   }
   fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
-             matrix_rate_ / 1e9, dtype_name(config_.precision.compute));
+             limits_.matrix_flops / 1e9, dtype_name(limits_.compute));
   std::fflush(stdout);
   if (validation_due() && !validation_recorded()) validate();
   {
@@ -226,6 +249,7 @@ ExitCode Run::loop() {
 }
 
 ExitCode Run::stopped() const {
+  if (profile_step_ > progress_.step) fmt::print("step {} was not reached, so there is no profile\n", profile_step_);
   fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
              progress_.step);
   return ExitCode::requeue;
@@ -235,13 +259,19 @@ void Run::one_step(PrefetchedBatches& batches) {
   const auto start = Clock::now();
   const double waited_before = batches.waited_seconds();
   const double lr = learning_rate(config_, progress_.step);
-  const StepResult result = step_.run(lr, batches);
+  StepProfiler* const profiler = progress_.step + 1 == profile_step_ ? profiler_ : nullptr;
+  if (profiler != nullptr) profiler->start();
+  const StepResult result = step_.run(lr, batches, profiler);
   progress_.step += 1;
+  std::optional<StepProfile> profile;
+  if (profiler != nullptr)
+    profile = profiler->finish(progress_.step, batches.waited_seconds() - waited_before, limits_);
   progress_.samples += config_.batch.global;
   progress_.updates = result.updates;
   progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, lr, seconds_since(start), batches.waited_seconds() - waited_before);
+  if (profile) write_profile(*profile);
   if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
     finish();
     throw Error(ExitCode::diverged,
@@ -286,12 +316,18 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
                             .step_seconds = seconds,
                             .data_seconds = data_seconds,
                             .tokens_per_second = static_cast<double>(tokens_per_step) / seconds,
-                            .mfu = model_flops_per_step_ / seconds / matrix_rate_,
+                            .mfu = model_flops_per_step_ / seconds / limits_.matrix_flops,
                             .peak_bytes = step_.taken().total(),
                             .skipped = result.skipped};
   metrics_->write_step(metrics);
   const double eta = average_step_seconds_ * static_cast<double>(config_.run.steps - progress_.step);
   fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
+}
+
+void Run::write_profile(const StepProfile& profile) const {
+  const fs::path trace = out_ / fmt::format("trace-step{}.json", profile.step);
+  write_file(trace, step_profile_trace(profile));
+  fmt::print("{}trace: {}\n", step_profile_table(profile), trace.string());
 }
 
 void Run::validate() {
@@ -337,11 +373,14 @@ void Run::finish() { write_run_page(out_, fmt::format("gptrain: {}", out_.string
 ExitCode train(const RunConfig& config, const TrainOptions& options) {
   // First of all: a request to stop that comes while the run is being set up is honoured too.
   const StopSignals signals;
-  const auto backend = make_cpu_backend(static_cast<int>(config.run.threads));
-  const StepPlan plan = plan_step(config, backend->target());
-  const std::string shortage = memory_shortage(config, plan.memory, backend->target());
+  const auto device = make_cpu_backend(static_cast<int>(config.run.threads));
+  const StepPlan plan = plan_step(config, device->target());
+  const std::string shortage = memory_shortage(config, plan.memory, device->target());
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
-  return Run(config, options, signals, *backend, plan).loop();
+  std::optional<StepProfiler> profiler;
+  if (options.profile_step) profiler.emplace(*device);
+  Backend& backend = profiler ? profiler->backend() : *device;
+  return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan).loop();
 }
 
 }  // namespace gptrain

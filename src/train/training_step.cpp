@@ -134,7 +134,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepPlan& plan, Backen
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
-  const ParameterMemory parameters{arena(MemoryClass::weights), arena(MemoryClass::gradients)};
+  const ParameterMemory parameters{arena(MemoryClass::weights), master(), arena(MemoryClass::gradients)};
   units_ = std::make_unique<Units>(step_shape(config, true), spec_, layout_, parameters, backend_);
   evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, layout_, parameters, backend_);
   const bool mixed = config.precision.compute != DType::f32;

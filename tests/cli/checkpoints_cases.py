@@ -1,4 +1,4 @@
-"""Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify`, and `generate`."""
+"""Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify|export`, and `generate`."""
 import json
 import shutil
 import tempfile
@@ -217,6 +217,65 @@ class Inspect(CheckpointCase):
         self.train(self.config, *overrides("run.out=kept", "run.steps=10", "checkpoint.every_steps=1",
                                            "checkpoint.keep_last=2", "checkpoint.keep_every=4"))
         self.assertEqual(self.checkpoint_steps("kept"), [4, 8, 9, 10])
+
+
+class Export(CheckpointCase):
+    def header(self, name):
+        data = (self.path(name) / "model.safetensors").read_bytes()
+        return json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+
+    def test_a_folder_as_transformers_reads_it(self):
+        out = self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        self.assertIn("hf: GPT2LMHeadModel, 16 tensors, 3,072 parameters in fp32 (", out)
+        self.assertEqual(sorted(path.name for path in self.path("hf").iterdir()), ["config.json", "model.safetensors"])
+        config = json.loads((self.path("hf") / "config.json").read_text(encoding="utf-8"))
+        self.assertEqual(config["architectures"], ["GPT2LMHeadModel"])
+        self.assertEqual((config["n_embd"], config["resid_pdrop"]), (8, 0.1))
+        entry = self.header("hf")["transformer.h.0.mlp.c_fc.weight"]
+        self.assertEqual((entry["dtype"], entry["shape"]), ("F32", [8, 32]))
+        self.assertFalse(list(self.folder.glob(".tmp*")))
+
+    def test_an_older_checkpoint_in_bf16(self):
+        out = self.succeed("checkpoint", "export", "out/checkpoints/step-00000002", "--hf", "new/hf", "--dtype", "bf16")
+        self.assertIn("in bf16 (", out)
+        self.assertEqual(self.header("new/hf")["transformer.wte.weight"]["dtype"], "BF16")
+
+    def test_an_existing_folder(self):
+        self.path("hf").mkdir()
+        self.refuse(USAGE, "--hf hf: already exists; name a folder that does not", "checkpoint", "export", "out", "--hf",
+                    "hf")
+        self.refuse(USAGE, "already exists", "checkpoint", "export", "out", "--hf", "run.json")
+        self.assertEqual(list(self.path("hf").iterdir()), [])
+
+    def test_arguments(self):
+        self.refuse(USAGE, "--hf", "checkpoint", "export", "out")
+        self.refuse(USAGE, "--dtype", "checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        self.refuse(CHECKPOINT, "absent: neither a checkpoint", "checkpoint", "export", "absent", "--hf", "hf")
+
+    def test_keys_that_no_class_has(self):
+        self.train(self.config, *overrides("run.out=mixed", "run.steps=1", "model.norm=rmsnorm", "model.qk_norm=true"))
+        error = self.refuse(USAGE, ["no Hugging Face class has this mix of config keys",
+                                    'GPT2LMHeadModel: model.norm = "rmsnorm" (must be layernorm), '
+                                    "model.qk_norm = true (must be false)",
+                                    'Qwen3ForCausalLM: model.positions = "learned" (must be rope)'],
+                            "checkpoint", "export", "mixed", "--hf", "hf")
+        self.assertNotIn("internal error", error)
+        self.assertFalse(self.path("hf").exists())
+
+    def test_what_has_no_place(self):
+        self.train(self.config, *overrides("run.out=z", "run.steps=1", "model.z_loss=0.001"))
+        self.assertIn("left out: model.z_loss = 0.001, which acts in training only and has no place in a "
+                      "GPT2LMHeadModel", self.succeed("checkpoint", "export", "z", "--hf", "hf"))
+
+    def test_a_damaged_checkpoint(self):
+        file = self.checkpoint(6) / RANK_FILE
+        data = file.read_bytes()
+        header_bytes = int.from_bytes(data[:8], "little")
+        first = json.loads(data[8:8 + header_bytes])["weight/blocks.0.ffn.in.weight"]["data_offsets"][0]
+        overwrite(file, 8 + header_bytes + first, bytes([data[8 + header_bytes + first] ^ 1]))
+        self.refuse(CHECKPOINT, [RANK_FILE, "weight/blocks.0.ffn.in.weight", "is damaged", "checksum"],
+                    "checkpoint", "export", "out", "--hf", "hf")
+        self.assertFalse(self.path("hf").exists())
 
 
 class Generate(CheckpointCase):

@@ -32,7 +32,8 @@ class Help(CliCase):
 
     def test_names_every_option(self):
         for command, options in {
-            ("train",): ["--resume", "--steps", "--set", "--dry-run", "--world-size", "--target", "--json"],
+            ("train",): ["--resume", "--steps", "--profile-step", "--set", "--dry-run", "--world-size", "--target",
+                         "--json"],
             ("data", "pack"): ["INPUT", "--out", "--tokenizer"],
             ("data", "inspect"): ["PREFIX", "--sample"],
             ("generate",): ["--checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"],
@@ -84,6 +85,7 @@ class BadCommandLines(CliCase):
             ["train", config, "--steps", "many"],
             ["train", config, "--steps", "1.5"],
             ["train", config, "--steps", "9999999999999999999"],
+            ["train", config, "--profile-step", "0"],
             ["train", config, "--dry-run", "--world-size", "0"],
             ["train", config, "--dry-run", "--tokens-per-second", "0"],
             ["data", "inspect", "x", "--sample", "-1"],
@@ -105,6 +107,7 @@ class BadCommandLines(CliCase):
             (["--target", "h100"], ["--target", "--dry-run"]),
             (["--json"], ["--json", "--dry-run"]),
             (["--dry-run", "--resume"], ["--resume", "--dry-run"]),
+            (["--dry-run", "--profile-step", "2"], ["--profile-step", "--dry-run"]),
         ]:
             with self.subTest(arguments=arguments):
                 self.refuse(USAGE, messages, "train", config, *arguments)

@@ -1,5 +1,7 @@
 """Training as a user sees it: a run's files, --steps, folders that cannot be used, memory, divergence and signals."""
+import json
 import os
+import re
 import signal
 import time
 import unittest
@@ -82,6 +84,74 @@ class Runs(CliCase):
                              'precision.compute = "bf16"'], "train", config)
 
 
+class Profiles(CliCase):
+    def events(self, step):
+        """The complete events of the trace of a step, by row, in order; times in whole nanoseconds."""
+        trace = json.loads((self.path("out") / f"trace-step{step}.json").read_text(encoding="utf-8"))
+        names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"]
+                 if event["name"] == "thread_name"}
+        rows = {name: [] for name in names.values()}
+        for event in trace["traceEvents"]:
+            if event["ph"] == "X":
+                start = round(event["ts"] * 1000)
+                rows[names[event["tid"]]].append((start, start + round(event["dur"] * 1000), event))
+        return rows
+
+    def test_the_table_adds_up_to_the_step(self):
+        out = self.train(self.write_run(), "--profile-step", "3")
+        self.assertRegex(out, r"(?s)\nstep 3/6 .*\nprofile of step 3: .*\ntrace: out/trace-step3.json\nstep 4/6 ")
+        table = out.split("\nop  ")[1].split("\nop and shape")[0].splitlines()[1:]
+        rows = [re.match(r"(\S.*?) +(\d+ +)?(\d+\.\d{3}) +(\d+\.\d)%", line) for line in table]
+        self.assertNotIn(None, rows, table)
+        times = {row.group(1): float(row.group(3)) for row in rows}
+        calls = {row.group(1): int(row.group(2)) for row in rows if row.group(2)}
+        self.assertEqual(list(times)[-3:], ["waiting for data", "everything else", "total"])
+        ops = list(times)[:-3]
+        self.assertEqual([times[op] for op in ops], sorted((times[op] for op in ops), reverse=True))
+        total = times.pop("total")
+        self.assertAlmostEqual(sum(times.values()), total, delta=0.001 * len(times))
+        self.assertEqual(sum(calls[op] for op in ops), calls["total"])
+        self.assertEqual(calls["cross_entropy"], 2, "two micro-batches")
+        for line in table[:-3]:
+            self.assertRegex(line, r"\d+\.\d (GFLOP/s|GB/s) +\d+%$")
+
+    def test_the_trace_nests(self):
+        out = self.train(self.write_run(), "--profile-step", "5")
+        rows = self.events(5)
+        self.assertEqual(list(rows), ["actions", "ops"])
+        for events in rows.values():
+            for (_, end, first), (start, _, second) in zip(events, events[1:]):
+                self.assertLessEqual(end, start, (first, second))
+        for start, end, event in rows["ops"]:
+            self.assertTrue(any(first <= start and end <= last for first, last, _ in rows["actions"]), event)
+            self.assertEqual(list(event["args"]), ["shape", "model_flops", "executed_flops", "bytes_moved"])
+        self.assertEqual(sum(event["args"]["model_flops"] for _, _, event in rows["ops"]),
+                         json.loads(self.succeed("train", "run.json", "--dry-run", "--json"))["model_flops_per_step"])
+        self.assertRegex(out, rf"(?m)^total +{len(rows['ops'])} ")
+
+    def test_the_run_is_the_same(self):
+        config = self.write_run(model={"dropout": 0.1})
+        self.train(config, "--profile-step", "2")
+        self.train(config, *overrides("run.out=plain"))
+        self.assert_same_steps(self.records(), self.records("plain"))
+        self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "plain"))
+        self.assertFalse((self.path("plain") / "trace-step2.json").exists())
+
+    def test_a_step_that_is_not_run(self):
+        config = self.write_run()
+        self.refuse(USAGE, "--profile-step 7: this call runs steps 1 to 6", "train", config, "--profile-step", "7")
+        self.refuse(USAGE, "--profile-step 3: this call runs steps 1 to 2", "train", config, "--steps", "2",
+                    "--profile-step", "3")
+        self.assertFalse((self.path("out") / "metrics.jsonl").exists(), "refused before anything is done")
+        self.train(config, "--steps", "2", "--profile-step", "2")
+        self.refuse(USAGE, "--profile-step 2: this call runs steps 3 to 6", "train", config, "--resume",
+                    "--profile-step", "2")
+        self.train(config, "--resume", "--profile-step", "6")
+        self.assertGreater(len(self.events(6)["ops"]), 0)
+        self.refuse(USAGE, "--profile-step 6: no step is left to run: step 6 of 6 is done", "train", config, "--resume",
+                    "--profile-step", "6")
+
+
 class Folders(CliCase):
     def test_a_file_where_the_folder_should_be(self):
         config = self.write_run()
@@ -159,8 +229,8 @@ class Divergence(CliCase):
 
 
 class Signals(CliCase):
-    def stop_after_a_few_steps(self, config, number):
-        process = self.start("train", config, "--resume", *overrides("run.steps=100000000"))
+    def stop_after_a_few_steps(self, config, number, *arguments):
+        process = self.start("train", config, "--resume", *overrides("run.steps=100000000"), *arguments)
         self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
         process.send_signal(number)
         out, error = process.communicate(timeout=60)
@@ -189,6 +259,11 @@ class Signals(CliCase):
         self.assert_same_steps(self.records(), self.records("whole"))
         self.assertEqual(self.records(key="validation_loss"), self.records("whole", key="validation_loss"))
         self.assert_same_checkpoint(self.checkpoint(steps), self.checkpoint(steps, "whole"))
+
+    def test_a_profile_that_was_not_reached_is_mentioned(self):
+        code, out, error = self.stop_after_a_few_steps(self.write_run(), signal.SIGTERM, "--profile-step", "100000000")
+        self.assertEqual(code, REQUEUE, error)
+        self.assertIn("step 100000000 was not reached, so there is no profile", out)
 
     def test_a_second_signal_ends_at_once(self):
         config = self.write_run()

@@ -193,6 +193,10 @@ void add_cases(Suite& suite) {
   suite.add<CrossEntropy>("rejections", check_rejections);
   for (const int64_t count : {1, 7, 1031})
     suite.add<AccumulateLoss>(fmt::format("N={}", count), [=](Trial& t) { check_accumulate_loss(t, count); });
+  suite.add_bench<AccumulateLoss>("N=8192", [](Trial& t) {
+    t.time(
+        AccumulateLoss{t.input(DType::f32, 1, 8192).matrix(), Trial::pointer<StepState>(t.in_out_value(StepState{}))});
+  });
 }
 
 const Registration registration(add_cases);

@@ -131,8 +131,8 @@ void check_forward(Trial& trial, const Shape& shape, const Options& options, boo
   Operand& separate_k = trial.output(options.dtype, rows, k_cols);
   Operand& q_out = in_place ? q : separate_q;
   Operand& k_out = in_place ? k : separate_k;
-  const Operand& q_gamma = trial.input(options.dtype, 1, shape.head_size);
-  const Operand& k_gamma = trial.input(options.dtype, 1, shape.head_size);
+  const Operand& q_gamma = trial.input(DType::f32, 1, shape.head_size);
+  const Operand& k_gamma = trial.input(DType::f32, 1, shape.head_size);
   Operand& rstd = trial.output(DType::f32, rows, shape.q_heads + shape.k_heads);
   const std::vector<double> q_before = q.values();
   const std::vector<double> k_before = k.values();
@@ -170,8 +170,8 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options, bo
   const int64_t rows = shape.batch * shape.tokens;
   const Operand& q = trial.input(options.dtype, rows, shape.q_heads * shape.head_size, 1, 3);
   const Operand& k = trial.input(options.dtype, rows, shape.k_heads * shape.head_size, 1, 1);
-  const Operand& q_gamma = trial.input(options.dtype, 1, shape.head_size);
-  const Operand& k_gamma = trial.input(options.dtype, 1, shape.head_size);
+  const Operand& q_gamma = trial.input(DType::f32, 1, shape.head_size);
+  const Operand& k_gamma = trial.input(DType::f32, 1, shape.head_size);
   Operand& dq = trial.in_out(options.dtype, rows, q.matrix().cols, 1, 2);
   Operand& dk = trial.in_out(options.dtype, rows, k.matrix().cols, 1, 5);
   Operand& d_q_gamma = trial.in_out(DType::f32, 1, shape.head_size);
@@ -272,7 +272,7 @@ void bench(Trial& trial, DType dtype, bool with_norm, bool backward_too) {
   constexpr int64_t rows = 8192, tokens = 1024, size = 64, heads = 12;
   const Matrix q = trial.input(dtype, rows, heads * size).matrix();
   const Matrix k = trial.input(dtype, rows, heads * size).matrix();
-  const Matrix gamma = trial.input(dtype, 1, size).matrix();
+  const Matrix gamma = trial.input(DType::f32, 1, size).matrix();
   const Matrix rstd = trial.in_out(DType::f32, rows, 2 * heads).matrix();
   const Matrix q_out = trial.in_out(dtype, rows, heads * size).matrix();
   const Matrix k_out = trial.in_out(dtype, rows, heads * size).matrix();

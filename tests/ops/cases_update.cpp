@@ -246,6 +246,10 @@ void add_benches(Suite& suite) {
     t.time(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)), 1,
                        t.output(DType::f32, 1, elements).matrix(), t.output(DType::f64, 1, 1).matrix()});
   });
+  suite.add_bench<PrepareUpdate>("148 tensors", [](Trial& t) {
+    t.time(PrepareUpdate{t.input(DType::f64, 1, 148, std::vector<double>(148, 1.0)).matrix(), 1, beta1, beta2,
+                         Trial::pointer<StepState>(t.in_out_value(StepState{}))});
+  });
   for (const bool with_weights : {false, true}) {
     suite.add_bench<AdamW>(fmt::format("40 M elements{}", with_weights ? ", bf16 weights" : ""), [=](Trial& t) {
       const std::vector<AdamW::Segment> segments{{0, elements, 1}};

@@ -10,6 +10,7 @@
 
 #include "harness.h"
 #include "ops/cpu/kernels/kernel_table.h"
+#include "train/machine_limits.h"
 
 namespace gptrain::ops_test {
 namespace {
@@ -56,15 +57,15 @@ bool run_case(const Suite::Case& test, BackendUnderTest& backend, const Options&
   return trial.failures().empty();
 }
 
-// Every op must have a case; an empty filter asks for all of them.
-int count_ops_without_case(const Suite& suite) {
+// Every op must have a case and a bench; an empty filter asks for all of them.
+int count_ops_without(std::string_view what, const std::vector<Suite::Case>& cases) {
   std::set<std::string_view> covered;
-  for (const Suite::Case& test : suite.cases()) covered.insert(test.op);
+  for (const Suite::Case& test : cases) covered.insert(test.op);
   int missing = 0;
-#define GPTRAIN_CHECK_COVERED(Op)                          \
-  if (!covered.contains(Op::name)) {                       \
-    fmt::print("FAIL {}: the op has no case\n", Op::name); \
-    ++missing;                                             \
+#define GPTRAIN_CHECK_COVERED(Op)                              \
+  if (!covered.contains(Op::name)) {                           \
+    fmt::print("FAIL {}: the op has no {}\n", Op::name, what); \
+    ++missing;                                                 \
   }
   GPTRAIN_FOR_EACH_OP(GPTRAIN_CHECK_COVERED)
 #undef GPTRAIN_CHECK_COVERED
@@ -72,7 +73,9 @@ int count_ops_without_case(const Suite& suite) {
 }
 
 int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& options) {
-  int failed = options.filter.empty() ? count_ops_without_case(suite) : 0;
+  int failed = 0;
+  if (options.filter.empty())
+    failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
   int run = 0;
   for (const Suite::Case& test : suite.cases()) {
     if (title(test).find(options.filter) == std::string::npos) continue;
@@ -87,41 +90,13 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   return failed == 0 ? 0 : 1;
 }
 
-Trial::Timing time_limit(BackendUnderTest& backend, const Body& body) {
-  Trial trial(backend, 1);
-  body(trial);
-  return trial.timing();
-}
-
-// The machine's own limits: copying memory, and a large matrix product.
-double copy_bandwidth(BackendUnderTest& backend) {
-  const auto timing = time_limit(backend, [](Trial& trial) {
-    constexpr int64_t rows = 4096, cols = 4096;
-    const Operand& from = trial.input(DType::f32, rows, cols, std::vector<double>(rows * cols));
-    Operand& to = trial.output(DType::f32, rows, cols);
-    trial.time(Cast{from.matrix(), to.matrix()});
-  });
-  constexpr double bytes = 2.0 * 4096 * 4096 * 4;
-  return bytes / timing.seconds;
-}
-
-double matrix_rate(BackendUnderTest& backend, DType dtype) {
-  constexpr int64_t size = 2048;
-  const auto timing = time_limit(backend, [dtype](Trial& trial) {
-    const Operand& x = trial.input(dtype, size, size);
-    const Operand& w = trial.input(dtype, size, size);
-    Operand& y = trial.output(dtype, size, size);
-    trial.time(LinearForward{x.matrix(), w.matrix(), {}, y.matrix()});
-  });
-  return 2.0 * size * size * size / timing.seconds;
-}
-
 int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& options) {
   backend.variants.clear();
   backend.variants.push_back(make_cpu_backend(0));
-  const double bandwidth = copy_bandwidth(backend);
-  const double f32_rate = matrix_rate(backend, DType::f32);
-  const double bf16_rate = matrix_rate(backend, DType::bf16);
+  // The machine's own limits: copying memory, and a large matrix product.
+  const double bandwidth = measure_copy_rate(*backend.variants.front());
+  const double f32_rate = measure_matrix_rate(*backend.variants.front(), DType::f32);
+  const double bf16_rate = measure_matrix_rate(*backend.variants.front(), DType::bf16);
   fmt::print("{}, {} threads, {}: copy {:.1f} GB/s, matrix product f32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s\n",
              backend.name, backend.variants.front()->target().num_threads, select_kernels().name, bandwidth / 1e9,
              f32_rate / 1e9, bf16_rate / 1e9);

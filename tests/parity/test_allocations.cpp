@@ -2,7 +2,8 @@
 // watched.
 //
 // oneDNN builds a small map of arguments inside each execute call and frees it before it returns; those are told apart
-// by the caller's address, and must leave nothing behind. gptrain itself must not allocate at all.
+// by the caller's address, and must leave nothing behind. gptrain itself must not allocate at all, be it that one step
+// of the run was profiled or not.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
+#include "train/step_profiler.h"
 #include "train/training_step.h"
 
 extern "C" {
@@ -98,12 +100,15 @@ std::string library_of(void* address) {
 // Returns the number of faults.
 int watch_steps(const gptrain::RunConfig& config, const char* label) {
   using namespace gptrain;
-  const auto backend = make_cpu_backend(2);
-  TrainingStep step(config, plan_step(config, backend->target()), *backend);
+  const auto device = make_cpu_backend(2);
+  StepProfiler profiler(*device);
+  TrainingStep step(config, plan_step(config, device->target()), profiler.backend());
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);
-  step.run(1e-3, batches);
+  profiler.start();
+  step.run(1e-3, batches, &profiler);
+  profiler.finish(2, 0, {config.precision.compute, 1, 1});
   num_callers = 0;
   live_bytes = 0;
   watching = true;

@@ -10,6 +10,7 @@ block may be
 A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
 their units may differ.
 """
+import fnmatch
 import json
 import os
 import re
@@ -219,7 +220,7 @@ def run_faults(text, folder, program):
         if not list(run.glob(name)):
             yield f"the run's folder holds no {name}"
     for name in sorted(path.name for path in run.iterdir()):
-        if not any(listed.split("/")[0] == name for listed in files):
+        if not any(fnmatch.fnmatch(name, listed.split("/")[0]) for listed in files):
             yield f"{name} of the run's folder is not described"
     with open(run / "metrics.jsonl", encoding="utf-8") as metrics:
         written = {key for line in metrics for key in json.loads(line)}

@@ -85,14 +85,24 @@ void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLi
   }
 }
 
+// Rows whose sum is taken in float. Sums of these are added in double, so that the error of a column's sum does not
+// grow with the number of rows.
+constexpr int64_t column_sum_rows = 16;
+
 template <typename T>
 void column_sums_of(const T* values, int64_t stride, int64_t rows, int64_t cols, bool accumulate, float* sums) {
-  float partial[column_sum_width] = {};
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* const from = values + row * stride;
-    for (int64_t col = 0; col < cols; ++col) partial[col] += as_float(from[col]);
+  double total[column_sum_width] = {};
+  for (int64_t first = 0; first < rows; first += column_sum_rows) {
+    const int64_t end = first + column_sum_rows < rows ? first + column_sum_rows : rows;
+    float partial[column_sum_width] = {};
+    for (int64_t row = first; row < end; ++row) {
+      const T* const from = values + row * stride;
+      for (int64_t col = 0; col < cols; ++col) partial[col] += as_float(from[col]);
+    }
+    for (int64_t col = 0; col < cols; ++col) total[col] += static_cast<double>(partial[col]);
   }
-  for (int64_t col = 0; col < cols; ++col) sums[col] = accumulate ? sums[col] + partial[col] : partial[col];
+  for (int64_t col = 0; col < cols; ++col)
+    sums[col] = static_cast<float>(accumulate ? static_cast<double>(sums[col]) + total[col] : total[col]);
 }
 
 void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,

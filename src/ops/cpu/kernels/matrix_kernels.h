@@ -92,7 +92,8 @@ struct MatrixKernels {
                              const AttentionBackwardBuffers& buffers);
   // The tile of c that starts at (row, col).
   void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
-  // sums[c] (+)= sum over rows, in order, of values[row][c], for cols <= column_sum_width.
+  // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over a few rows, those in
+  // double.
   void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,
                       float* sums);
 };

@@ -25,13 +25,13 @@ float variance_of(const R* x, int64_t cols, float mean) {
 }
 
 template <typename R, typename C>
-void normalize(const R* x, float mean, float rstd, const C* gamma, const C* beta, C* y, int64_t cols) {
+void normalize(const R* x, float mean, float rstd, const float* gamma, const float* beta, C* y, int64_t cols) {
   if (beta == nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * load(gamma + i));
+    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * gamma[i]);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * load(gamma + i) + load(beta + i));
+    for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * gamma[i] + beta[i]);
   }
 }
 
@@ -52,8 +52,8 @@ void forward_row(const NormForward& op, int64_t row) {
   }
   const float rstd = 1.0F / __builtin_sqrtf(variance_of(x, cols, mean) + static_cast<float>(op.eps));
   row_of<float>(op.rstd, 0)[row] = rstd;
-  normalize(x, mean, rstd, row_of<const C>(op.gamma, 0), op.beta.rows > 0 ? row_of<const C>(op.beta, 0) : nullptr,
-            row_of<C>(op.y, row), cols);
+  normalize(x, mean, rstd, row_of<const float>(op.gamma, 0),
+            op.beta.rows > 0 ? row_of<const float>(op.beta, 0) : nullptr, row_of<C>(op.y, row), cols);
 }
 
 // Means over a row of g = dy gamma and of g x_hat.
@@ -63,12 +63,12 @@ struct RowMeans {
 };
 
 template <typename R, typename C>
-RowMeans row_means(const C* dy, const C* gamma, const R* x, float mean, float rstd, int64_t cols) {
+RowMeans row_means(const C* dy, const float* gamma, const R* x, float mean, float rstd, int64_t cols) {
   float sum_g = 0;
   float sum_g_x_hat = 0;
 #pragma omp simd reduction(+ : sum_g, sum_g_x_hat)
   for (int64_t i = 0; i < cols; ++i) {
-    const float g = load(dy + i) * load(gamma + i);
+    const float g = load(dy + i) * gamma[i];
     sum_g += g;
     sum_g_x_hat += g * ((load(x + i) - mean) * rstd);
   }
@@ -80,7 +80,7 @@ void backward_row(const NormBackward& op, int64_t row, float* d_gamma, float* d_
   const int64_t cols = op.x.cols;
   const C* dy = row_of<C>(op.dy, row);
   const R* x = row_of<R>(op.x, row);
-  const C* gamma = row_of<C>(op.gamma, 0);
+  const float* gamma = row_of<const float>(op.gamma, 0);
   const bool centered = op.kind == NormKind::layernorm;
   const float mean = centered ? row_of<float>(op.mean, 0)[row] : 0.0F;
   const float rstd = row_of<float>(op.rstd, 0)[row];
@@ -92,7 +92,7 @@ void backward_row(const NormBackward& op, int64_t row, float* d_gamma, float* d_
   for (int64_t i = 0; i < cols; ++i) {
     const float dy_i = load(dy + i);
     const float x_hat = (load(x + i) - mean) * rstd;
-    const float d_norm = rstd * (dy_i * load(gamma + i) - means.g - x_hat * means.g_x_hat);
+    const float d_norm = rstd * (dy_i * gamma[i] - means.g - x_hat * means.g_x_hat);
     float residual = 0;
     if constexpr (has_residual) residual = load(dx_residual + i);
     store(dx + i, residual + d_norm);
@@ -105,7 +105,7 @@ void backward_row(const NormBackward& op, int64_t row, float* d_gamma, float* d_
 
 void norm_forward(const NormForward& op, int64_t first_row, int64_t end_row) {
   with_type(op.x.dtype, [&](auto residual_type) {
-    with_type(op.gamma.dtype, [&](auto compute_type) {
+    with_type(op.y.dtype, [&](auto compute_type) {
       for (int64_t row = first_row; row < end_row; ++row)
         forward_row<decltype(residual_type), decltype(compute_type)>(op, row);
     });
@@ -116,7 +116,7 @@ void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, f
   for (int64_t i = 0; i < op.x.cols; ++i) d_gamma[i] = d_beta[i] = 0;
   with_type(op.x.dtype, [&](auto residual_type) {
     using R = decltype(residual_type);
-    with_type(op.gamma.dtype, [&](auto compute_type) {
+    with_type(op.dy.dtype, [&](auto compute_type) {
       using C = decltype(compute_type);
       for (int64_t row = first_row; row < end_row; ++row) {
         if (op.dx_residual.rows > 0) {
@@ -131,13 +131,21 @@ void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, f
 
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
                   int64_t first_column, int64_t end_column) {
-  if (!accumulate) {
-    for (int64_t i = first_column; i < end_column; ++i) sums[i] = 0;
-  }
-  for (int64_t block = 0; block < num_partials; ++block) {
-    const float* partial = partials + block * stride;
+  // In double, a few columns at a time: the error does not grow with the number of partial sums.
+  constexpr int64_t width = 64;
+  for (int64_t first = first_column; first < end_column; first += width) {
+    const int64_t count = first + width < end_column ? width : end_column - first;
+    double total[width] = {};
+    for (int64_t block = 0; block < num_partials; ++block) {
+      const float* partial = partials + block * stride + first;
 #pragma omp simd
-    for (int64_t i = first_column; i < end_column; ++i) sums[i] += partial[i];
+      for (int64_t i = 0; i < count; ++i) total[i] += static_cast<double>(partial[i]);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      if (accumulate) total[i] += static_cast<double>(sums[first + i]);
+      sums[first + i] = static_cast<float>(total[i]);
+    }
   }
 }
 

@@ -14,14 +14,15 @@ float rstd_of(const C* x, int64_t size, float eps) {
 
 // Norms (optionally) and turns the halves (a, b) of a head's vector. y may be x.
 template <bool has_norm, typename C>
-void rotate_head(const C* x, const C* gamma, float rstd, const float* cosines, const float* sines, C* y, int64_t half) {
+void rotate_head(const C* x, const float* gamma, float rstd, const float* cosines, const float* sines, C* y,
+                 int64_t half) {
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     float a = load(x + i);
     float b = load(x + half + i);
     if constexpr (has_norm) {
-      a *= rstd * load(gamma + i);
-      b *= rstd * load(gamma + half + i);
+      a *= rstd * gamma[i];
+      b *= rstd * gamma[half + i];
     }
     store(y + i, a * cosines[i] - b * sines[i]);
     store(y + half + i, b * cosines[i] + a * sines[i]);
@@ -29,7 +30,7 @@ void rotate_head(const C* x, const C* gamma, float rstd, const float* cosines, c
 }
 
 template <bool has_norm, typename C>
-void forward_head(const QueryKeyForward& op, const C* x, const C* gamma, float* rstd_out, RotaryView rotary,
+void forward_head(const QueryKeyForward& op, const C* x, const float* gamma, float* rstd_out, RotaryView rotary,
                   int64_t angles, C* y) {
   const int64_t size = op.head_size;
   float rstd = 1;
@@ -44,7 +45,7 @@ void forward_head(const QueryKeyForward& op, const C* x, const C* gamma, float* 
 #pragma omp simd
   for (int64_t i = 0; i < size; ++i) {
     float value = load(x + i);
-    if constexpr (has_norm) value *= rstd * load(gamma + i);
+    if constexpr (has_norm) value *= rstd * gamma[i];
     store(y + i, value);
   }
 }
@@ -59,7 +60,7 @@ void forward_rows(const QueryKeyForward& op, RotaryView rotary, int64_t first_ro
     for (int64_t head = 0; head < num_heads; ++head) {
       const bool is_q = head < num_q_heads;
       const int64_t column = (is_q ? head : head - num_q_heads) * size;
-      const C* gamma = has_norm ? row_of<C>(is_q ? op.q_gamma : op.k_gamma, 0) : nullptr;
+      const float* gamma = has_norm ? row_of<const float>(is_q ? op.q_gamma : op.k_gamma, 0) : nullptr;
       float* rstd = has_norm ? row_of<float>(op.rstd, row) + head : nullptr;
       forward_head<has_norm>(op, row_of<const C>(is_q ? op.q : op.k, row) + column, gamma, rstd, rotary, angles,
                              row_of<C>(is_q ? op.q_out : op.k_out, row) + column);
@@ -80,17 +81,18 @@ void rotate_back(const C* gradient, const float* cosines, const float* sines, fl
 }
 
 template <typename C>
-void norm_backward_head(const float* dy, const C* x, const C* gamma, float rstd, int64_t size, float* d_gamma, C* dx) {
+void norm_backward_head(const float* dy, const C* x, const float* gamma, float rstd, int64_t size, float* d_gamma,
+                        C* dx) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < size; ++i) {
     const float x_hat = load(x + i) * rstd;
     d_gamma[i] += dy[i] * x_hat;
-    sum += dy[i] * load(gamma + i) * x_hat;
+    sum += dy[i] * gamma[i] * x_hat;
   }
   const float mean = sum / static_cast<float>(size);
 #pragma omp simd
-  for (int64_t i = 0; i < size; ++i) store(dx + i, rstd * (dy[i] * load(gamma + i) - load(x + i) * rstd * mean));
+  for (int64_t i = 0; i < size; ++i) store(dx + i, rstd * (dy[i] * gamma[i] - load(x + i) * rstd * mean));
 }
 
 template <bool has_norm, typename C>
@@ -114,8 +116,8 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
       }
       if constexpr (has_norm) {
         norm_backward_head(dy, row_of<const C>(is_q ? op.q : op.k, row) + column,
-                           row_of<const C>(is_q ? op.q_gamma : op.k_gamma, 0), row_of<float>(op.rstd, row)[head], size,
-                           d_gammas[is_q ? 0 : 1], gradient);
+                           row_of<const float>(is_q ? op.q_gamma : op.k_gamma, 0), row_of<float>(op.rstd, row)[head],
+                           size, d_gammas[is_q ? 0 : 1], gradient);
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) store(gradient + i, dy[i]);

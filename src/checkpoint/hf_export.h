@@ -1,0 +1,34 @@
+// A checkpoint's weights as a folder that transformers' from_pretrained loads.
+//
+// OUT/
+//   config.json         class, shape and eps of the model; see hf_model.h
+//   model.safetensors   the weights under transformers' names
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+
+struct HfExport {
+  std::string architecture;
+  int64_t tensors = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;                  // of model.safetensors
+  std::vector<std::string> left_out;  // see HfModel
+};
+
+// Writes the master weights of `checkpoint` (a checkpoint's folder) to the folder `out`, which must not exist, in
+// `dtype`: f32, or bf16 rounded to nearest. Tensors are streamed: memory holds at most the largest one twice. The
+// folder is written under a temporary name beside it and renamed when all of it is on the disk. `progress(done,
+// total)`, if given, hears of the bytes written. Throws Error(usage) if `out` exists or no class of transformers
+// computes the model, Error(checkpoint) for a damaged checkpoint or a failing disk; `out` then does not exist.
+HfExport export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& out, DType dtype,
+                   const std::function<void(int64_t done, int64_t total)>& progress = {});
+
+}  // namespace gptrain

@@ -1,0 +1,93 @@
+#include "ops/shape_text.h"
+
+#include <fmt/format.h>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+namespace {
+
+// [rows, cols] of a matrix of hidden vectors.
+std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }
+
+std::string linear_text(int64_t rows, const Matrix& w, DType compute) {
+  return fmt::format("N={} in={} out={} {}", rows, w.cols, w.rows, dtype_name(compute));
+}
+
+template <typename Op>
+std::string attention_text(const Op& op) {
+  return fmt::format("B={} T={} H={} G={} D={} {}", op.batch, op.sequence_length, op.num_heads, op.num_kv_heads,
+                     op.head_size, dtype_name(op.q.dtype));
+}
+
+std::string heads_text(const Matrix& q, const Matrix& k, int64_t head_size) {
+  return fmt::format("N={} H={} G={} D={} {}", q.rows, q.cols / head_size, k.cols / head_size, head_size,
+                     dtype_name(q.dtype));
+}
+
+template <typename Op>
+std::string activation_text(const Op& op) {
+  return fmt::format("N={} f={} {}", op.x.rows, is_gated(op.kind) ? op.x.cols / 2 : op.x.cols, dtype_name(op.x.dtype));
+}
+
+std::string elements_text(const Matrix& buffer) {
+  return fmt::format("elements={} {}", buffer.count(), dtype_name(buffer.dtype));
+}
+
+}  // namespace
+
+std::string shape_text(const EmbeddingForward& op) {
+  return fmt::format("{} Vp={}", rows_text(op.x), op.token_table.rows);
+}
+
+std::string shape_text(const EmbeddingBackward& op) {
+  return fmt::format("{} Vp={}", rows_text(op.dx), op.d_token_table.rows);
+}
+
+std::string shape_text(const NormForward& op) { return rows_text(op.y); }
+
+std::string shape_text(const NormBackward& op) { return rows_text(op.dy); }
+
+std::string shape_text(const ResidualAdd& op) { return rows_text(op.branch); }
+
+std::string shape_text(const BranchBackward& op) { return rows_text(op.d_branch); }
+
+std::string shape_text(const LinearForward& op) { return linear_text(op.x.rows, op.w, op.x.dtype); }
+
+std::string shape_text(const LinearBackwardInput& op) { return linear_text(op.dy.rows, op.w, op.dy.dtype); }
+
+std::string shape_text(const LinearBackwardWeight& op) { return linear_text(op.dy.rows, op.dw, op.dy.dtype); }
+
+std::string shape_text(const QueryKeyForward& op) { return heads_text(op.q, op.k, op.head_size); }
+
+std::string shape_text(const QueryKeyBackward& op) { return heads_text(op.dq, op.dk, op.head_size); }
+
+std::string shape_text(const AttentionForward& op) { return attention_text(op); }
+
+std::string shape_text(const AttentionBackward& op) { return attention_text(op); }
+
+std::string shape_text(const ActivationForward& op) { return activation_text(op); }
+
+std::string shape_text(const ActivationBackward& op) { return activation_text(op); }
+
+std::string shape_text(const CrossEntropy& op) {
+  return fmt::format("N={} V={} {}", op.logits.rows, op.vocab_size, dtype_name(op.logits.dtype));
+}
+
+std::string shape_text(const AccumulateLoss& op) { return fmt::format("N={}", op.losses.count()); }
+
+std::string shape_text(const SquaredNorm& op) { return elements_text(op.gradients); }
+
+std::string shape_text(const PrepareUpdate& op) { return fmt::format("tensors={}", op.partials.count()); }
+
+std::string shape_text(const AdamW& op) {
+  std::string text = elements_text(op.master);
+  if (op.weights.given()) text += fmt::format(", {} weights", dtype_name(op.weights.dtype));
+  return text;
+}
+
+std::string shape_text(const Cast& op) {
+  return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
+}
+
+}  // namespace gptrain

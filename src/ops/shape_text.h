@@ -1,0 +1,15 @@
+// An op's sizes and dtypes in one line, for profiles: what tells two calls of the same op apart.
+#pragma once
+
+#include <string>
+
+#include "ops/ops.h"
+
+namespace gptrain {
+
+// The letters are those of ops.h: "N=8192 in=768 out=2304 bf16", "B=8 T=1024 H=12 G=12 D=64 bf16".
+#define GPTRAIN_DECLARE_SHAPE_TEXT(Op) std::string shape_text(const Op& op);
+GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_SHAPE_TEXT)
+#undef GPTRAIN_DECLARE_SHAPE_TEXT
+
+}  // namespace gptrain

@@ -1,0 +1,18 @@
+// The machine's own limits, which MFU, profiles and benches are measured against.
+#pragma once
+
+#include "base/dtype.h"
+#include "ops/backend.h"
+
+namespace gptrain {
+
+// Each borrows memory of the device and gives it back, and leaves the backend without scratch memory.
+
+// FLOP/s of the best of several large products in `dtype` on this backend, measured now (a fraction of a second).
+double measure_matrix_rate(Backend& backend, DType dtype);
+
+// Bytes/s, read and written together, of the best of several copies that are larger than caches, measured now (a
+// fraction of a second).
+double measure_copy_rate(Backend& backend);
+
+}  // namespace gptrain

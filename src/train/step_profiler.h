@@ -1,0 +1,42 @@
+// Times one step op by op and action by action.
+#pragma once
+
+#include <vector>
+
+#include "base/dtype.h"
+#include "ops/timed_backend.h"
+#include "parallel/executor.h"
+#include "report/step_profile.h"
+
+namespace gptrain {
+
+// Limits of the machine that a profile is held against.
+struct MachineLimits {
+  DType compute;            // dtype of the matrix products
+  double matrix_flops;      // FLOP/s
+  double bytes_per_second;  // of copying memory
+};
+
+// The step must run on `backend()` and be observed by this object. Between `finish` and the next `start` neither costs
+// more than a branch per op.
+class StepProfiler final : public ActionObserver {
+ public:
+  explicit StepProfiler(Backend& backend) : backend_(backend) {}  // borrowed
+
+  Backend& backend() { return backend_; }
+
+  void start();  // right before the step
+  // Right after it. `data_seconds`: of the step, waiting for data.
+  StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits);
+
+  bool before(const Action& action) override;
+  void after(const Action& action) override;
+
+ private:
+  TimedBackend backend_;
+  double start_seconds_ = 0;
+  double action_start_seconds_ = 0;
+  std::vector<TimedAction> actions_;
+};
+
+}  // namespace gptrain

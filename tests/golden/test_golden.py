@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""gptrain's losses against those that PyTorch computed in float64 (tools/compare_torch.py --write-golden wrote them).
+
+Run as test_golden.py GPTRAIN FILE.json... Trains the config of each file in fp32 and in bf16, and prints the largest
+differences. ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so
+the losses hold only as long as the init does.
+"""
+import copy
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import golden_run  # noqa: E402
+
+# In fp32 losses have the tolerance of the file. Gradient norms are compared on the first steps only: AdamW amplifies
+# rounding, and they feel it sooner than the loss does.
+NORM_STEPS = 3
+NORM_TOLERANCE = 1e-5  # relative; 1e-6 is seen
+# In bf16 each run goes on with its own weights, so the losses of later steps differ by what AdamW made of rounding.
+MIXED_TOLERANCE = 5e-3  # 2e-3 is seen
+MIXED = {"compute": "bf16", "residual": "fp32"}
+
+# Changes of a config that the comparison must notice: each is a fault of a kind that a program could have.
+PLANTED = {
+    "gpt2": [("model", "activation", "gelu"), ("optimizer", "clip_norm", 0), ("optimizer", "weight_decay", 0.05)],
+    "llama-gqa": [("model", "z_loss", 0), ("schedule", "warmup_steps", 4)],
+    "llama-bias-tied": [("model", "rope_theta", 10000.0)],
+    "qwen3": [("model", "norm_eps", 1e-5), ("optimizer", "eps", 1e-7), ("run", "seed", 2)],
+}
+
+
+class Golden:
+    """Runs of one golden file."""
+
+    def __init__(self, gptrain, file, folder):
+        self.gptrain, self.name, self.folder = gptrain, file.stem, folder
+        self.record = json.loads(file.read_text(encoding="utf-8"))
+        self.runs = 0
+
+    def train(self, changes=()):
+        """Losses and gradient norms of the config with `changes` [(section, key, value)]."""
+        config = copy.deepcopy(self.record["config"])
+        for section, key, value in changes:
+            config[section][key] = value
+        self.runs += 1
+        config["run"]["out"] = f"{self.name}-{self.runs}"
+        records = golden_run.train(self.gptrain, self.folder, config)
+        return [record["loss"] for record in records], [record["grad_norm"] for record in records]
+
+    def loss_difference(self, losses):
+        return max(abs(a - b) for a, b in zip(losses, self.record["losses"], strict=True))
+
+    def norm_difference(self, norms):
+        pairs = list(zip(norms, self.record["grad_norms"], strict=True))[:NORM_STEPS]
+        return max(abs(a - b) / b for a, b in pairs)
+
+    def faults(self):
+        losses, norms = self.train()
+        mixed, _ = self.train([("precision", key, word) for key, word in MIXED.items()])
+        differences = [("fp32 losses", self.loss_difference(losses), self.record["tolerance"]),
+                       ("fp32 gradient norms", self.norm_difference(norms), NORM_TOLERANCE),
+                       ("bf16 losses", self.loss_difference(mixed), MIXED_TOLERANCE)]
+        print(f"{self.name}: " + ", ".join(f"{what} {difference:.1e}" for what, difference, _ in differences))
+        for what, difference, tolerance in differences:
+            # Written so that a NaN is a fault.
+            if not difference <= tolerance:
+                yield f"{self.name}: {what} differ by {difference:.3g}, allowed {tolerance}"
+
+    def planted_faults(self):
+        """A comparison that finds nothing must be one that would have found something."""
+        for change in PLANTED.get(self.name, []):
+            losses, _ = self.train([change])
+            difference = self.loss_difference(losses)
+            print(f"{self.name}, {'.'.join(change[:2])} = {change[2]}: fp32 losses {difference:.1e}")
+            if difference <= self.record["tolerance"]:
+                yield (f"{self.name}: {'.'.join(change[:2])} = {change[2]} is not noticed, it moves losses by "
+                       f"{difference:.3g}")
+
+
+def main():
+    gptrain, files = Path(sys.argv[1]).resolve(), [Path(name) for name in sys.argv[2:]]
+    if not files:
+        sys.exit("usage: test_golden.py GPTRAIN FILE.json...")
+    faults = []
+    with tempfile.TemporaryDirectory(prefix="gptrain-golden-") as scratch:
+        folder = Path(scratch)
+        golden_run.write_corpus(gptrain, folder)
+        for file in files:
+            golden = Golden(gptrain, file, folder)
+            faults += [*golden.faults(), *golden.planted_faults()]
+    print("\n".join(faults) or "the losses are PyTorch's")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,336 @@
+#include "checkpoint/hf_export.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "catch.h"
+#include "checkpoint/hf_model.h"
+#include "checkpoint/safetensors.h"
+#include "config/load.h"
+#include "helpers.h"
+#include "model/spec/spec.h"
+
+using namespace gptrain;
+using namespace checkpoint_test;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+constexpr int64_t hidden = 12;
+constexpr int64_t vocab = 7;
+
+RunConfig config_of(const Overrides& overrides) {
+  return parse_config(R"({
+    "model": {"num_layers": 2, "hidden_size": 12, "num_heads": 3, "ffn_hidden_size": 10, "vocab_size": 7,
+              "sequence_length": 5},
+    "data": {"train": [{"path": "none"}]},
+    "batch": {"global": 1},
+    "optimizer": {"lr": 0.001},
+    "run": {"steps": 1, "out": "none"}})",
+                      overrides, "test.json");
+}
+
+const Overrides llama = {"model.norm=rmsnorm", "model.positions=rope", "model.activation=swiglu", "model.bias=false",
+                         "model.tied_head=false"};
+
+Overrides with(Overrides overrides, const Overrides& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+// A checkpoint of a model whose elements are all different: element i of the n-th tensor is n + i / 1024, exactly.
+class SavedModel {
+ public:
+  explicit SavedModel(const Overrides& overrides) : config_(config_of(overrides)), spec_(make_spec(config_.model)) {
+    Parts parts;
+    for (size_t n = 0; n < spec_.tensors.size(); ++n) {
+      Tensor tensor{"weight/" + spec_.tensors[n].name, spec_.tensors[n].shape, {}};
+      for (int64_t i = 0; i < spec_.tensors[n].count(); ++i) tensor.data.push_back(element(n, i));
+      add_part(parts, tensor, whole(tensor));
+    }
+    Manifest manifest = make_manifest(3);
+    manifest.config = show_config(config_);
+    save_checkpoint(folder_.path(), manifest, parts.slices);
+  }
+
+  const fs::path& folder() const { return folder_.path(); }
+  fs::path checkpoint() const { return list_checkpoints(folder_.path()).back().path; }
+  fs::path out() const { return folder_.path() / "made" / "hf"; }
+  const ModelSpec& spec() const { return spec_; }
+
+  float value(const std::string& name, int64_t row, int64_t column) const {
+    const int64_t n = spec_.find(name);
+    REQUIRE(n >= 0);
+    const auto& shape = spec_.tensors[static_cast<size_t>(n)].shape;
+    return element(static_cast<size_t>(n), row * (shape.size() == 2 ? shape[1] : 1) + column);
+  }
+
+ private:
+  static float element(size_t n, int64_t i) { return static_cast<float>(n) + static_cast<float>(i) / 1024.0F; }
+
+  TempFolder folder_;
+  RunConfig config_;
+  ModelSpec spec_;
+};
+
+struct Exported {
+  std::vector<int64_t> shape;
+  DType dtype;
+  std::vector<std::byte> bytes;
+
+  float at(int64_t i) const {
+    float value = 0;
+    std::memcpy(&value, bytes.data() + i * 4, 4);
+    return value;
+  }
+  float at(int64_t row, int64_t column) const { return at(row * shape[1] + column); }
+};
+
+std::map<std::string, Exported> read_exported(const fs::path& out) {
+  const InputFile file(out / "model.safetensors");
+  const SafetensorsHeader header = read_safetensors_header(file);
+  CHECK(header.metadata == SafetensorsMetadata{{"format", "pt"}});
+  std::map<std::string, Exported> tensors;
+  for (const SafetensorsEntry& entry : header.entries) {
+    Exported tensor{entry.tensor.shape, entry.tensor.dtype, std::vector<std::byte>(static_cast<size_t>(entry.bytes))};
+    file.read(entry.offset, tensor.bytes.data(), entry.bytes);
+    tensors.emplace(entry.tensor.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+nlohmann::json read_config(const fs::path& out) { return nlohmann::json::parse(read_text(out / "config.json")); }
+
+// The message of an error of the command line or the config.
+std::string usage_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    CHECK(e.code() == ExitCode::usage);
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+std::string refusal(const Overrides& overrides) {
+  return usage_error([&] { hf_model(config_of(overrides), DType::f32); });
+}
+
+using Shape = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_CASE("GPT-2 is exported under its names, linears transposed", "[hf]") {
+  const SavedModel model({});
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32);
+  CHECK(result.architecture == "GPT2LMHeadModel");
+  CHECK(result.parameters == model.spec().parameters());
+  CHECK(result.bytes == static_cast<int64_t>(fs::file_size(model.out() / "model.safetensors")));
+  CHECK(result.left_out.empty());
+
+  const auto tensors = read_exported(model.out());
+  CHECK(static_cast<int64_t>(tensors.size()) == result.tensors);
+  const std::map<std::string, Shape> shapes = {{"transformer.wte.weight", {vocab, hidden}},
+                                               {"transformer.wpe.weight", {5, hidden}},
+                                               {"transformer.h.1.ln_1.weight", {hidden}},
+                                               {"transformer.h.1.ln_1.bias", {hidden}},
+                                               {"transformer.h.1.attn.c_attn.weight", {hidden, 3 * hidden}},
+                                               {"transformer.h.1.attn.c_attn.bias", {3 * hidden}},
+                                               {"transformer.h.1.attn.c_proj.weight", {hidden, hidden}},
+                                               {"transformer.h.1.attn.c_proj.bias", {hidden}},
+                                               {"transformer.h.1.ln_2.weight", {hidden}},
+                                               {"transformer.h.1.ln_2.bias", {hidden}},
+                                               {"transformer.h.1.mlp.c_fc.weight", {hidden, 10}},
+                                               {"transformer.h.1.mlp.c_fc.bias", {10}},
+                                               {"transformer.h.1.mlp.c_proj.weight", {10, hidden}},
+                                               {"transformer.h.1.mlp.c_proj.bias", {hidden}},
+                                               {"transformer.ln_f.weight", {hidden}},
+                                               {"transformer.ln_f.bias", {hidden}}};
+  CHECK(tensors.size() == 2 * shapes.size() - 4);  // two blocks; the first four and the last two stand alone
+  for (const auto& [name, shape] : shapes) {
+    INFO(name);
+    REQUIRE(tensors.contains(name));
+    CHECK(tensors.at(name).shape == shape);
+    CHECK(tensors.at(name).dtype == DType::f32);
+  }
+  CHECK(!tensors.contains("lm_head.weight"));
+  CHECK(tensors.at("transformer.wte.weight").at(6, 2) == model.value("embedding.token", 6, 2));
+  CHECK(tensors.at("transformer.wpe.weight").at(4, 11) == model.value("embedding.position", 4, 11));
+  const Exported& c_attn = tensors.at("transformer.h.1.attn.c_attn.weight");
+  const Exported& c_proj = tensors.at("transformer.h.0.mlp.c_proj.weight");
+  for (const int64_t out : {0, 13, 35}) {
+    CHECK(c_attn.at(3, out) == model.value("blocks.1.attention.qkv.weight", out, 3));
+    CHECK(tensors.at("transformer.h.1.attn.c_attn.bias").at(out) == model.value("blocks.1.attention.qkv.bias", out, 0));
+  }
+  CHECK(c_proj.at(9, 1) == model.value("blocks.0.ffn.out.weight", 1, 9));
+  CHECK(tensors.at("transformer.h.1.ln_2.bias").at(5) == model.value("blocks.1.norm2.bias", 5, 0));
+}
+
+TEST_CASE("LLaMA is exported with fused tensors taken apart", "[hf]") {
+  const SavedModel model(with(llama, {"model.num_kv_heads=1"}));
+  export_hf(model.checkpoint(), model.out(), DType::f32);
+  const auto tensors = read_exported(model.out());
+  const std::string layer = "model.layers.1.";
+  const std::map<std::string, Shape> shapes = {{"model.embed_tokens.weight", {vocab, hidden}},
+                                               {layer + "input_layernorm.weight", {hidden}},
+                                               {layer + "self_attn.q_proj.weight", {hidden, hidden}},
+                                               {layer + "self_attn.k_proj.weight", {4, hidden}},
+                                               {layer + "self_attn.v_proj.weight", {4, hidden}},
+                                               {layer + "self_attn.o_proj.weight", {hidden, hidden}},
+                                               {layer + "post_attention_layernorm.weight", {hidden}},
+                                               {layer + "mlp.gate_proj.weight", {10, hidden}},
+                                               {layer + "mlp.up_proj.weight", {10, hidden}},
+                                               {layer + "mlp.down_proj.weight", {hidden, 10}},
+                                               {"model.norm.weight", {hidden}},
+                                               {"lm_head.weight", {vocab, hidden}}};
+  CHECK(tensors.size() == 2 * shapes.size() - 3);
+  for (const auto& [name, shape] : shapes) {
+    INFO(name);
+    REQUIRE(tensors.contains(name));
+    CHECK(tensors.at(name).shape == shape);
+  }
+  CHECK(tensors.at(layer + "self_attn.q_proj.weight").at(11, 5) == model.value("blocks.1.attention.qkv.weight", 11, 5));
+  CHECK(tensors.at(layer + "self_attn.k_proj.weight").at(0, 5) == model.value("blocks.1.attention.qkv.weight", 12, 5));
+  CHECK(tensors.at(layer + "self_attn.v_proj.weight").at(3, 0) == model.value("blocks.1.attention.qkv.weight", 19, 0));
+  CHECK(tensors.at(layer + "mlp.gate_proj.weight").at(9, 11) == model.value("blocks.1.ffn.in.weight", 9, 11));
+  CHECK(tensors.at(layer + "mlp.up_proj.weight").at(0, 11) == model.value("blocks.1.ffn.in.weight", 10, 11));
+  CHECK(tensors.at(layer + "mlp.down_proj.weight").at(2, 9) == model.value("blocks.1.ffn.out.weight", 2, 9));
+  CHECK(tensors.at("lm_head.weight").at(6, 0) == model.value("head.weight", 6, 0));
+}
+
+TEST_CASE("Every element of a model is exported once", "[hf]") {
+  for (const Overrides& overrides : std::vector<Overrides>{{},
+                                                           {"model.tied_head=false", "model.activation=gelu"},
+                                                           llama,
+                                                           with(llama, {"model.bias=true", "model.tied_head=true"}),
+                                                           with(llama, {"model.qk_norm=true"})}) {
+    const SavedModel model(overrides);
+    export_hf(model.checkpoint(), model.out(), DType::f32);
+    std::vector<float> exported;
+    for (const auto& [name, tensor] : read_exported(model.out())) {
+      for (size_t i = 0; i < tensor.bytes.size() / 4; ++i) exported.push_back(tensor.at(static_cast<int64_t>(i)));
+    }
+    std::vector<float> saved;
+    for (const TensorSpec& tensor : model.spec().tensors) {
+      for (int64_t i = 0; i < tensor.count(); ++i) saved.push_back(model.value(tensor.name, 0, i));
+    }
+    std::sort(exported.begin(), exported.end());
+    std::sort(saved.begin(), saved.end());
+    CHECK(exported == saved);
+  }
+}
+
+TEST_CASE("config.json holds what transformers has to know", "[hf]") {
+  const auto config = [](const Overrides& overrides, DType dtype = DType::f32) {
+    return nlohmann::json(hf_model(config_of(overrides), dtype).config);
+  };
+  auto gpt2 = config({"model.residual_dropout=0.1", "model.attention_dropout=0.2", "model.norm_eps=1e-6"});
+  CHECK(gpt2["architectures"] == nlohmann::json{"GPT2LMHeadModel"});
+  CHECK(gpt2["model_type"] == "gpt2");
+  CHECK(gpt2["activation_function"] == "gelu_new");
+  CHECK(gpt2["n_inner"] == 10);
+  CHECK(gpt2["n_positions"] == 5);
+  CHECK(gpt2["vocab_size"] == vocab);
+  CHECK(gpt2["layer_norm_epsilon"] == 1e-6);
+  CHECK(gpt2["embd_pdrop"] == 0.1);
+  CHECK(gpt2["resid_pdrop"] == 0.1);
+  CHECK(gpt2["attn_pdrop"] == 0.2);
+  CHECK(gpt2["tie_word_embeddings"] == true);
+  CHECK(gpt2["torch_dtype"] == "float32");
+  CHECK(gpt2["eos_token_id"].is_null());
+  CHECK(config({"model.activation=gelu"})["activation_function"] == "gelu");
+
+  auto plain = config(with(llama, {"model.num_kv_heads=1", "model.rope_theta=500000.0"}), DType::bf16);
+  CHECK(plain["model_type"] == "llama");
+  CHECK(plain["num_key_value_heads"] == 1);
+  CHECK(plain["head_dim"] == 4);
+  CHECK(plain["intermediate_size"] == 10);
+  CHECK(plain["rope_theta"] == 500000.0);
+  CHECK(plain["rope_parameters"] == nlohmann::json{{"rope_type", "default"}, {"rope_theta", 500000.0}});
+  CHECK(plain["attention_bias"] == false);
+  CHECK(plain["mlp_bias"] == false);
+  CHECK(plain["tie_word_embeddings"] == false);
+  CHECK(plain["torch_dtype"] == "bfloat16");
+  auto biased = config(with(llama, {"model.bias=true"}));
+  CHECK(biased["attention_bias"] == true);
+  CHECK(biased["mlp_bias"] == true);
+  CHECK(config(with(llama, {"model.qk_norm=true"}))["architectures"] == nlohmann::json{"Qwen3ForCausalLM"});
+}
+
+TEST_CASE("What acts in training only and has no place is reported", "[hf]") {
+  const auto left_out = [](const Overrides& overrides) { return hf_model(config_of(overrides), DType::f32).left_out; };
+  CHECK(left_out({"model.residual_dropout=0.1"}).empty());
+  CHECK(left_out({"model.z_loss=0.001"}) == Overrides{"model.z_loss = 0.001"});
+  CHECK(left_out(with(llama, {"model.dropout=0.1", "model.z_loss=0.001"})) ==
+        Overrides{"model.residual_dropout = 0.1", "model.z_loss = 0.001"});
+}
+
+TEST_CASE("A mix of keys that no class has is refused, naming every key", "[hf]") {
+  CHECK(lacking(refusal({"model.norm=rmsnorm", "model.num_kv_heads=1"}),
+                {"no Hugging Face class", "GPT2LMHeadModel: model.norm = \"rmsnorm\" (must be layernorm)",
+                 "model.num_kv_heads = 1 (must be 3)", "LlamaForCausalLM: model.positions = \"learned\" (must be rope)",
+                 "model.activation = \"gelu_tanh\" (must be swiglu)", "Qwen3ForCausalLM: ",
+                 "model.qk_norm = false (must be true)", "model.bias = true (must be false)"}) == "");
+  CHECK(lacking(refusal({"model.bias=false"}), {"GPT2LMHeadModel: model.bias = false (must be true)"}) == "");
+  CHECK(lacking(refusal(with(llama, {"model.qk_norm=true", "model.bias=true"})),
+                {"LlamaForCausalLM: model.qk_norm = true (must be false)\n",
+                 "Qwen3ForCausalLM: model.bias = true (must be false)"}) == "");
+}
+
+TEST_CASE("bf16 weights are the masters rounded to nearest", "[hf]") {
+  const SavedModel model({});
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::bf16);
+  const auto tensors = read_exported(model.out());
+  const Exported& c_attn = tensors.at("transformer.h.0.attn.c_attn.weight");
+  CHECK(c_attn.dtype == DType::bf16);
+  uint16_t bits = 0;
+  std::memcpy(&bits, c_attn.bytes.data() + 2 * (3 * 36 + 20), 2);
+  CHECK(bits == to_bf16(model.value("blocks.0.attention.qkv.weight", 20, 3)).bits);
+  CHECK(result.bytes < 2 * model.spec().parameters() + 4096);
+  CHECK(read_config(model.out())["torch_dtype"] == "bfloat16");
+}
+
+TEST_CASE("Nothing is overwritten, and nothing is left behind by a failure", "[hf]") {
+  const SavedModel model({});
+  export_hf(model.checkpoint(), model.out(), DType::f32);
+  const std::string before = read_text(model.out() / "model.safetensors");
+  CHECK(lacking(usage_error([&] { export_hf(model.checkpoint(), model.out(), DType::bf16); }),
+                {model.out().string(), "already exists"}) == "");
+  CHECK(read_text(model.out() / "model.safetensors") == before);
+  const fs::path empty = model.folder() / "empty";
+  fs::create_directory(empty);
+  CHECK(lacking(usage_error([&] { export_hf(model.checkpoint(), empty, DType::f32); }), {"already exists"}) == "");
+
+  // A folder that a killed export left does not matter.
+  const fs::path parent = model.folder() / "other";
+  fs::create_directories(parent / ".tmp-hf" / "model.safetensors");
+  export_hf(model.checkpoint(), parent / "hf", DType::f32);
+  CHECK(read_text(parent / "hf" / "model.safetensors") == before);
+
+  const fs::path data = model.checkpoint() / "rank-00000.safetensors";
+  std::string text = read_text(data);
+  text.back() = static_cast<char>(text.back() ^ 1);
+  write_text(data, text);
+  fs::remove_all(parent / "hf");
+  CHECK(lacking(error_of([&] { export_hf(model.checkpoint(), parent / "hf", DType::f32); }),
+                {data.string(), "is damaged", "checksum"}) == "");
+  CHECK(fs::is_empty(parent));
+}
+
+TEST_CASE("Progress tells the bytes written of all", "[hf]") {
+  const SavedModel model({});
+  std::vector<int64_t> steps;
+  int64_t announced = 0;
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, [&](int64_t done, int64_t total) {
+    steps.push_back(done);
+    announced = total;
+  });
+  CHECK(static_cast<int64_t>(steps.size()) == result.tensors);
+  CHECK(std::is_sorted(steps.begin(), steps.end()));
+  CHECK(steps.back() == 4 * model.spec().parameters());
+  CHECK(announced == result.bytes);
+}

@@ -1,0 +1,139 @@
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "report/step_profile.h"
+
+using namespace gptrain;
+
+namespace {
+
+// 10 ms: two products, a copy and a collective, in two actions; 1 ms of waiting, the rest outside.
+StepProfile example() {
+  const auto product = [](const char* shape, double start, double end) {
+    return TimedEvent{.name = "linear_forward",
+                      .shape = shape,
+                      .start_seconds = start,
+                      .end_seconds = end,
+                      .model_flops = 900'000'000,
+                      .executed_flops = 1'000'000'000,
+                      .bytes_moved = 1000};
+  };
+  const auto moves = [](const char* name, const char* shape, double start, double end, int64_t bytes) {
+    return TimedEvent{.name = name, .shape = shape, .start_seconds = start, .end_seconds = end, .bytes_moved = bytes};
+  };
+  StepProfile profile{.step = 7,
+                      .compute = DType::bf16,
+                      .matrix_flops = 1e12,
+                      .start_seconds = 100,
+                      .end_seconds = 100.010,
+                      .data_seconds = 0.001,
+                      .actions = {},
+                      .tracks = {}};
+  profile.actions.push_back({{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1}, 100.001, 100.007});
+  profile.actions.push_back({{.kind = ActionKind::reduce, .unit = 1}, 100.007, 100.009});
+  profile.tracks.push_back(
+      {"ops",
+       10e9,
+       {product("N=4 in=2 out=3 bf16", 100.001, 100.003), moves("cast", "f32", 100.003, 100.004, 5'000'000),
+        product("N=8 in=2 out=3 bf16", 100.004, 100.007)}});
+  profile.tracks.push_back({"collectives", 2e9, {moves("all_reduce", "f32", 100.007, 100.009, 1'000'000)}});
+  return profile;
+}
+
+std::string line_of(const std::string& text, const std::string& start) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(start)) return line;
+  return "";
+}
+
+// The words of the line that starts with `start`.
+std::vector<std::string> words_of(const std::string& text, const std::string& start) {
+  std::istringstream line(line_of(text, start));
+  std::vector<std::string> words;
+  for (std::string word; line >> word;) words.push_back(word);
+  return words;
+}
+
+}  // namespace
+
+TEST_CASE("Rows are summed by op over all tracks, most time first") {
+  const std::vector<ProfileRow> rows = rows_by_op(example());
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0].label == "linear_forward");
+  CHECK(rows[0].calls == 2);
+  CHECK(rows[0].seconds == Approx(0.005));
+  CHECK(static_cast<double>(rows[0].executed_flops) == 2e9);
+  CHECK(rows[0].limit == 1e12);
+  CHECK(rows[1].label == "all_reduce");
+  CHECK(rows[1].limit == 2e9);
+  CHECK(rows[2].label == "cast");
+  CHECK(rows[2].limit == 10e9);
+}
+
+TEST_CASE("Shapes of one op are told apart") {
+  const std::vector<ProfileRow> rows = rows_by_shape(example());
+  REQUIRE(rows.size() == 4);
+  CHECK(rows[0].label == "linear_forward N=8 in=2 out=3 bf16");
+  CHECK(rows[0].calls == 1);
+}
+
+TEST_CASE("The rows of a profile add up to the step") {
+  const StepProfile profile = example();
+  CHECK(seconds_outside(profile) == Approx(0.001));
+  double sum = profile.data_seconds + seconds_outside(profile);
+  for (const ProfileRow& row : rows_by_op(profile)) sum += row.seconds;
+  CHECK(sum == Approx(profile.seconds()));
+}
+
+TEST_CASE("The table gives time, rate and share of the limit") {
+  const std::string text = step_profile_table(example());
+  using Words = std::vector<std::string>;
+  CHECK(line_of(text, "profile of") == "profile of step 7: 10.0 ms, 180.0 model GFLOP/s, mfu 18.0%");
+  CHECK(line_of(text, "limits of") ==
+        "limits of this machine: 1000.0 GFLOP/s in bf16 matrix products, 10.0 GB/s for ops without products, 2.0 GB/s "
+        "for collectives without products");
+  CHECK(words_of(text, "linear_forward ") == Words{"linear_forward", "2", "5.000", "50.0%", "400.0", "GFLOP/s", "40%"});
+  CHECK(words_of(text, "cast ") == Words{"cast", "1", "1.000", "10.0%", "5.0", "GB/s", "50%"});
+  CHECK(words_of(text, "all_reduce ") == Words{"all_reduce", "1", "2.000", "20.0%", "0.5", "GB/s", "25%"});
+  CHECK(words_of(text, "waiting for data") == Words{"waiting", "for", "data", "1.000", "10.0%"});
+  CHECK(words_of(text, "everything else") == Words{"everything", "else", "1.000", "10.0%"});
+  CHECK(words_of(text, "total") == Words{"total", "4", "10.000", "100.0%", "200.0", "GFLOP/s", "20%"});
+  CHECK(words_of(text, "linear_forward N=8") ==
+        Words{"linear_forward", "N=8", "in=2", "out=3", "bf16", "1", "3.000", "30.0%", "333.3", "GFLOP/s", "33%"});
+}
+
+TEST_CASE("The trace holds every action and event once, in a row for each kind of work") {
+  const StepProfile profile = example();
+  const auto trace = nlohmann::json::parse(step_profile_trace(profile));
+  std::map<int, std::string> names;
+  std::map<int, std::vector<nlohmann::json>> rows;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("ph") == "M") {
+      if (event.at("name") == "thread_name") names[event.at("tid")] = event.at("args").at("name");
+      continue;
+    }
+    CHECK(event.at("ph") == "X");
+    rows[event.at("tid")].push_back(event);
+  }
+  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "collectives"}});
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0].size() == 2);
+  CHECK(rows[1].size() == 3);
+  CHECK(rows[2].size() == 1);
+  const auto& action = rows[0][0];
+  CHECK(action.at("name") == "forward");
+  CHECK(action.at("args") == nlohmann::json{{"unit", 1}, {"micro_batch", 0}});
+  CHECK(action.at("ts") == Approx(1000.0));
+  CHECK(action.at("dur") == Approx(6000.0));
+  const auto& op = rows[1][0];
+  CHECK(op.at("name") == "linear_forward");
+  CHECK(op.at("args") == nlohmann::json{{"shape", "N=4 in=2 out=3 bf16"},
+                                        {"model_flops", 900'000'000},
+                                        {"executed_flops", 1'000'000'000},
+                                        {"bytes_moved", 1000}});
+}
