@@ -1,27 +1,27 @@
 #include "train/run.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
-#include "base/output_file.h"
+#include "base/crc32c.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/process_world.h"
+#include "comm/texts.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
+#include "report/formulas.h"
 #include "report/run_page.h"
 #include "report/step_profile.h"
+#include "train/batches.h"
+#include "train/folder.h"
 #include "train/machine_limits.h"
 #include "train/metrics.h"
 #include "train/plan_step.h"
@@ -37,72 +37,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Keeps a second process out of a run's folder for as long as it lives.
-class FolderLock {
- public:
-  explicit FolderLock(const fs::path& out) {
-    const fs::path path = out / ".lock";
-    descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0)
-      throw Error(ExitCode::usage, "run.out: cannot write {}: {}", path.string(), std::strerror(errno));
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      close(descriptor_);
-      throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    }
-  }
-  ~FolderLock() { close(descriptor_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int descriptor_;
-};
-
-void create_out(const fs::path& out) {
-  std::error_code error;
-  fs::create_directories(out, error);
-  if (error) throw Error(ExitCode::usage, "run.out: cannot create {}: {}", out.string(), error.message());
-}
-
-void write_file(const fs::path& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
-// Micro-batches of a dataset, read ahead.
-class PrefetchedBatches : public MicroBatchSource {
- public:
-  PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, std::byte* ring)
-      : prefetcher_(dataset, first_sample, config.batch.micro, config.model.sequence_length, ring, prefetch_depth) {}
-
-  const MicroBatch& next() override { return prefetcher_.next(); }
-  double waited_seconds() const { return prefetcher_.waited_seconds(); }
-
- private:
-  Prefetcher prefetcher_;
-};
-
-// Only the first `samples` samples of a source count, so that the result does not depend on the micro-batch: the
-// targets of the others are marked as not counted.
-class FirstSamples : public MicroBatchSource {
- public:
-  FirstSamples(MicroBatchSource& source, int64_t samples, int64_t batch, int64_t sequence_length)
-      : source_(source), left_(samples), batch_(batch), sequence_length_(sequence_length) {}
-
-  const MicroBatch& next() override {
-    const MicroBatch& batch = source_.next();
-    const int64_t counted = std::min(left_, batch_);
-    std::fill(batch.targets + counted * sequence_length_, batch.targets + batch_ * sequence_length_, -1);
-    left_ -= counted;
-    return batch;
-  }
-
- private:
-  MicroBatchSource& source_;
-  int64_t left_, batch_, sequence_length_;
-};
 
 std::optional<Dataset> open_validation_data(const RunConfig& config) {
   if (config.data.validation.empty()) return std::nullopt;
@@ -123,11 +57,45 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
   return last;
 }
 
+// What rank 0 finds in the run's folder, and all ranks act on.
+struct Start {
+  std::unique_ptr<FolderLock> lock;  // on rank 0
+  std::optional<fs::path> checkpoint;
+};
+
+// Rank 0 chooses, and tells the others.
+Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* world) {
+  Start start;
+  std::string chosen;
+  if (world == nullptr || world->rank() == 0) {
+    start.lock = std::make_unique<FolderLock>(config.run.out);
+    start.checkpoint = checkpoint_to_start_from(config, options.resume);
+    if (start.checkpoint) chosen = start.checkpoint->string();
+  }
+  chosen = broadcast_text(world, chosen, 0);
+  if (!chosen.empty()) start.checkpoint = chosen;
+  return start;
+}
+
+// Ranks with other data than rank 0's would train another model.
+void compare_data(const Dataset& data, Communicator* world, World& ranks) {
+  std::string own;
+  for (const Dataset::SourceReport& source : data.report(1))
+    own += fmt::format("{} tokens in {} documents; ", source.tokens, source.documents);
+  const std::vector<std::string> all = gather_texts(world, own);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw Error(ExitCode::device, "the data of rank {} on {} ({}) differ from rank 0's ({})", rank,
+                  ranks.host(static_cast<int>(rank)), all[rank], all[0]);
+    }
+  }
+}
+
 class Run {
  public:
   // `profiler`, where a step is to be profiled, is what stands between the run and the backend.
   Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-      StepProfiler* profiler, const StepPlan& plan, RankGroups& groups);
+      StepProfiler* profiler, const StepPlan& plan, RankGroups& groups, World& world);
 
   ExitCode loop();
 
@@ -147,12 +115,15 @@ class Run {
   const RunConfig& config_;
   const fs::path out_;
   const StopSignals& signals_;
-  FolderLock lock_;
   Backend& backend_;
+  RankGroups& groups_;
+  World& world_;
+  const bool leads_;        // rank 0 prints and writes; all compute
+  const DataPlace place_;
+  const Start start_;
   StepProfiler* const profiler_;  // not null where a step is profiled
   const int64_t profile_step_;
-  const std::optional<fs::path> checkpoint_;  // that this run goes on from
-  const int64_t last_step_;                   // where this process stops
+  const int64_t last_step_;  // where this call stops
   Dataset train_data_;
   std::optional<Dataset> validation_data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
@@ -164,20 +135,25 @@ class Run {
   bool save_due_ = false;
   int64_t validated_step_ = -1;
   double model_flops_per_step_;
+  double total_matrix_flops_ = 0;  // of all ranks
+  bool stop_agreed_ = false;
   double average_step_seconds_ = 0;
 };
 
 Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-         StepProfiler* profiler, const StepPlan& plan, RankGroups& groups)
+         StepProfiler* profiler, const StepPlan& plan, RankGroups& groups, World& world)
     : config_(config),
       out_(config.run.out),
       signals_(signals),
-      lock_((create_out(out_), out_)),
       backend_(backend),
+      groups_(groups),
+      world_(world),
+      leads_(groups.rank() == 0),
+      place_{groups.data_rank(), groups.data_size()},
+      start_(choose_start(config, options, groups.group(GroupKind::world))),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
-      checkpoint_(checkpoint_to_start_from(config, options.resume)),
-      last_step_(last_step_of_call(config, options, checkpoint_)),
+      last_step_(last_step_of_call(config, options, start_.checkpoint)),
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
       validation_data_(open_validation_data(config)),
       limits_{.compute = config.precision.compute,
@@ -185,28 +161,35 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
       step_(config, plan.memory, backend, groups),
-      model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
+      model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
+  compare_data(train_data_, groups.group(GroupKind::world), world_);
+  total_matrix_flops_ = limits_.matrix_flops;
+  groups_.stream().wait(groups_.stream().all_reduce(groups_.group(GroupKind::world), &total_matrix_flops_, 1, DType::f64));
   start_or_resume();
-  write_file(out_ / "config.json", show_config(config));
-  write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
+  if (!leads_) return;
+  write_whole_file(out_ / "config.json", show_config(config));
+  write_whole_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
 }
 
 void Run::start_or_resume() {
-  if (checkpoint_) {
-    progress_ = load_state(*checkpoint_, step_);
+  if (start_.checkpoint) {
+    progress_ = load_state(*start_.checkpoint, step_);
     saved_step_ = progress_.step;
-    fmt::print("resumed from {} (step {})\n", checkpoint_->string(), progress_.step);
+    if (!leads_) return;
+    fmt::print("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
     for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step)) {
       fmt::print("later checkpoint set aside: {}\n", name);
     }
-  } else {
+  } else if (leads_) {
     fmt::print("starting from scratch (seed {})\n", config_.run.seed);
     std::fflush(stdout);
-    Progress bar("initial weights", step_.spec().parameters());
+    Progress bar("initial weights", elements_of(step_.state()));
     step_.initialize([&](int64_t drawn) { bar.update(drawn); });
     bar.finish();
+  } else {
+    step_.initialize();
   }
-  metrics_.emplace(out_, checkpoint_ ? progress_.step : -1);
+  if (leads_) metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
 }
 
 ExitCode Run::loop() {
@@ -327,7 +310,7 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
 
 void Run::write_profile(const StepProfile& profile) const {
   const fs::path trace = out_ / fmt::format("trace-step{}.json", profile.step);
-  write_file(trace, step_profile_trace(profile));
+  write_whole_file(trace, step_profile_trace(profile));
   fmt::print("{}trace: {}\n", step_profile_table(profile), trace.string());
 }
 
