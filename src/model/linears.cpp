@@ -58,18 +58,13 @@ void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int6
 
 void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& part) {
   // The bias is in the sum once.
-  backend_.run(LinearForward{.x = x,
-                             .w = weight(call, w),
-                             .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{},
-                             .y = part});
+  backend_.run(LinearForward{
+      .x = x, .w = weight(call, w), .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{}, .y = part});
 }
 
 void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {
-  backend_.run(LinearBackwardWeight{.x = x,
-                                    .dy = dy,
-                                    .dw = gradient(call, w),
-                                    .d_bias = gradient(call, bias),
-                                    .accumulate = call.accumulate});
+  backend_.run(LinearBackwardWeight{
+      .x = x, .dy = dy, .dw = gradient(call, w), .d_bias = gradient(call, bias), .accumulate = call.accumulate});
 }
 
 }  // namespace gptrain

@@ -130,8 +130,8 @@ class Units {
   Dropout embedding_dropout(const UnitCall& call) const;
   Dropout branch_dropout(const UnitCall& call, int64_t unit, BranchSite site) const;
   Dropout attention_dropout(const UnitCall& call, int64_t unit) const;
-  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether it
-  // has a place of its own in the gradient record (also where it is gathered).
+  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether
+  // it has a place of its own in the gradient record (also where it is gathered).
   bool branch_gradient_differs() const;
   bool branch_gradient_is_kept() const { return branch_gradient_differs() || tensor_.sequence; }
   // The gradient of a branch, all rows: computes it from that of the residual stream, or finds it again.

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
-#include "report/flops_json.h"
 #include "model/spec/shard.h"
+#include "report/flops_json.h"
 #include "report/formulas.h"
 
 namespace gptrain {

@@ -95,7 +95,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   TrainingStep step(config, plan.memory, backend, groups);
   PlanObserver observer(backend, plan.traffic, static_cast<int32_t>(step.spec().units.size()));
   NoMicroBatches source;
-  step.run(0, source, false, &observer);
+  step.run(0, source, &observer);
   plan.spec = step.spec();
   plan.ops = backend.ops();
   plan.memory.frame_bytes = step.workspace().high_water_bytes();

@@ -33,9 +33,9 @@ struct Layout {
     return name;
   }
   RunConfig config(bool alone) const {
-    std::vector<std::string> overrides = {"batch.global=12", fmt::format("batch.micro={}", alone ? 4 : micro),
-                                          "model.num_heads=6", "model.hidden_size=48", "model.ffn_hidden_size=60",
-                                          "model.sequence_length=20"};
+    std::vector<std::string> overrides = {"batch.global=12",          fmt::format("batch.micro={}", alone ? 4 : micro),
+                                          "model.num_heads=6",        "model.hidden_size=48",
+                                          "model.ffn_hidden_size=60", "model.sequence_length=20"};
     if (family == Family::llama) overrides.push_back("model.num_kv_heads=2");
     if (!alone) {
       overrides.push_back(fmt::format("parallel.tensor={}", tensor));
@@ -60,18 +60,14 @@ double relative_distance(const std::vector<float>& a, const std::vector<float>& 
 }  // namespace
 
 TEST_CASE("first moments") {
-  for (const Layout& layout : {Layout{Family::gpt2, 1, 2, 0, false, 3, {}},
-                               Layout{Family::gpt2, 1, 2, 1, false, 3, {}},
-                               Layout{Family::gpt2, 1, 3, 2, false, 2, {}},
-                               Layout{Family::gpt2, 1, 2, 3, false, 3, {}},
-                               Layout{Family::gpt2, 2, 1, 0, false, 4, {}},
-                               Layout{Family::gpt2, 3, 1, 0, true, 6, {}},
-                               Layout{Family::gpt2, 2, 2, 3, true, 2, {}},
-                               Layout{Family::llama, 2, 1, 0, false, 4, {}},
-                               Layout{Family::llama, 6, 1, 0, false, 6, {}},
-                               Layout{Family::llama, 2, 2, 1, true, 2, {}},
-                               Layout{Family::llama, 6, 1, 0, true, 6, {"model.dropout=0.1"}},
-                               Layout{Family::gpt2, 2, 2, 2, true, 2, {"model.dropout=0.1"}}}) {
+  for (const Layout& layout :
+       {Layout{Family::gpt2, 1, 2, 0, false, 3, {}}, Layout{Family::gpt2, 1, 2, 1, false, 3, {}},
+        Layout{Family::gpt2, 1, 3, 2, false, 2, {}}, Layout{Family::gpt2, 1, 2, 3, false, 3, {}},
+        Layout{Family::gpt2, 2, 1, 0, false, 4, {}}, Layout{Family::gpt2, 3, 1, 0, true, 6, {}},
+        Layout{Family::gpt2, 2, 2, 3, true, 2, {}}, Layout{Family::llama, 2, 1, 0, false, 4, {}},
+        Layout{Family::llama, 6, 1, 0, false, 6, {}}, Layout{Family::llama, 2, 2, 1, true, 2, {}},
+        Layout{Family::llama, 6, 1, 0, true, 6, {"model.dropout=0.1"}},
+        Layout{Family::gpt2, 2, 2, 2, true, 2, {"model.dropout=0.1"}}}) {
     const Outcome start = train_on_ranks(layout.config(true), 1, 10);
     const Outcome one = train_on_ranks(layout.config(true), 1, 1, &start.state, 1000);
     const Outcome many = train_on_ranks(layout.config(false), layout.world_size(), 1, &start.state, 1000);
@@ -80,9 +76,13 @@ TEST_CASE("first moments") {
     for (const auto& [name, values] : one.state) {
       if (!name.starts_with("exp_avg/")) continue;
       const double d = relative_distance(values, many.state.at(name));
-      if (!(d <= worst)) { worst = d; where = name; }
+      if (!(d <= worst)) {
+        worst = d;
+        where = name;
+      }
     }
-    std::printf("%-80s %.2e %s loss %.2e norm %.2e\n", layout.name().c_str(), worst, where.c_str(), many.losses[0] / one.losses[0] - 1, many.norms[0] / one.norms[0] - 1);
+    std::printf("%-80s %.2e %s loss %.2e norm %.2e\n", layout.name().c_str(), worst, where.c_str(),
+                many.losses[0] / one.losses[0] - 1, many.norms[0] / one.norms[0] - 1);
     CHECK(worst < 2e-5);
   }
 }
