@@ -316,8 +316,9 @@ class Loss(RanksTest):
 
     def test_stopped(self):
         moments = {0: lambda run: run.last_logged_step() >= 3, 2: lambda run: run.newest_step() > 1 and run.temporaries()}
-        for mode in self.modes("tcp", "mpi"):
-            seconds = [self.stop_one(mode, victim, condition) for victim, condition in moments.items()]
+        victims = {"tcp": [0, 2], "mpi": [2]}
+        for mode in self.modes(*victims):
+            seconds = [self.stop_one(mode, victim, moments[victim]) for victim in victims[mode]]
             print(f"{mode}: ended {', '.join(f'{time:.1f} s' for time in seconds)} after a rank was stopped")
 
 
@@ -496,7 +497,6 @@ class OtherMesh(RanksTest):
 
     MESHES = {
         1: ("batch.micro=2", "run.threads=2"),
-        2: ("parallel.tensor=2", "parallel.sequence=true", "batch.micro=3", "run.threads=1"),
         3: ("parallel.zero=3", "batch.micro=2", "run.threads=1"),
         6: ("parallel.tensor=2", "parallel.zero=2", "parallel.sequence=true", "batch.micro=1", "run.threads=1"),
     }
