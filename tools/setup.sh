@@ -80,6 +80,9 @@ install_newer() {
   fi
 }
 
+has_mpi() { pkg-config --exists ompi-cxx && command -v mpirun >/dev/null; }
+install_mpi() { apt_get update && apt_get install --no-install-recommends libopenmpi-dev openmpi-bin; }
+
 wanted=$(missing)
 if [[ -n $wanted ]]; then
   command -v apt-get >/dev/null ||
@@ -88,4 +91,8 @@ if [[ -n $wanted ]]; then
   install_newer
   wanted=$(missing)
   [[ -z $wanted ]] || die "still missing after installing: ${wanted//$'\n'/, }"
+fi
+# The build goes on without it.
+if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log install_mpi; }; then
+  say "no Open MPI: ranks will be threads, or processes that TCP connects"
 fi

@@ -12,5 +12,6 @@ void add_data_commands(CLI::App& app);
 void add_checkpoint_commands(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_config_commands(CLI::App& app);
+void add_bench_command(CLI::App& app);
 
 }  // namespace gptrain

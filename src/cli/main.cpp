@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   gptrain::add_checkpoint_commands(app);
   gptrain::add_generate_command(app);
   gptrain::add_config_commands(app);
+  gptrain::add_bench_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -41,7 +42,7 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   } catch (const gptrain::Error& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "gptrain: {}\n", error.what());
+    if (*error.what() != '\0') fmt::print(stderr, "gptrain: {}\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "gptrain: the machine is out of memory\n");

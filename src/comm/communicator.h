@@ -4,13 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 
 namespace gptrain {
 
 enum class ReduceOp : uint8_t { sum, max, min };
+
+// A rank needs another that has left: the consequence of what happened there.
+class PeerGone : public Error {
+ public:
+  explicit PeerGone(const std::string& message) : Error(ExitCode::device, message) {}
+};
 
 // One rank's handle on one group. Every rank of the group calls the same operations in the same order with the same
 // counts; a rank's calls come from one thread. Buffers are caller-owned and must not overlap unless `in` and `out` are
@@ -45,7 +53,8 @@ class Communicator {
 
 // A group whose ranks are threads of this process: element r is rank r's handle. The group lives as long as any handle.
 // size >= 1; a group of one moves nothing. A handle belongs in its thread: destroying it tells the peers that the rank
-// is gone, and whoever still needs it, or waits when every rank waits, gets Error(device) instead of waiting for ever.
+// is gone, and whoever still needs it gets PeerGone, or Error(device) when every rank waits, instead of waiting for
+// ever.
 std::vector<std::unique_ptr<Communicator>> make_local_group(int size);
 
 }  // namespace gptrain

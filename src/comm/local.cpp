@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <mutex>
+#include <sched.h>
 #include <string>
 #include <thread>
 
@@ -20,6 +21,8 @@
 
 namespace gptrain {
 namespace {
+
+constexpr int spins_per_yield = 200;
 
 // What one rank asks for, with its buffers.
 struct LocalCall : Call {
@@ -42,7 +45,7 @@ class LocalGroup {
         left_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
     // Spinning only steals time from the others when there are more ranks than cores.
-    if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 2000;
+    if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }
@@ -158,11 +161,13 @@ class LocalGroup {
   void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     while (!ready()) {
       if (failure_.empty() && ++num_stuck_ + num_left_ == size_) fail_stuck();
+      if (!failure_.empty() && peer_gone_) throw PeerGone(failure_);
       if (!failure_.empty()) throw Error(ExitCode::device, failure_);
       const uint64_t seen = change_;
       lock.unlock();
-      for (int spin = 0; spin < spins_ && change_ == seen; ++spin) {
-      }
+      // Offering the core now and then, as the awaited rank may have been put on the same one.
+      for (int spin = 0; spin < spins_ && change_ == seen; ++spin)
+        if (spin % spins_per_yield == spins_per_yield - 1) sched_yield();
       lock.lock();
       change_seen_.wait(lock, [&] { return change_ != seen; });
     }
@@ -181,8 +186,9 @@ class LocalGroup {
     changed();
   }
   void fail_left(int peer, int rank, const Call& call) {
-    if (failure_.empty())
-      fail(fmt::format("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
+    if (!failure_.empty()) return;
+    peer_gone_ = true;
+    fail(fmt::format("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
   }
   void fail_stuck() {
     std::string message = "the ranks of a group wait for each other:";
@@ -204,7 +210,8 @@ class LocalGroup {
   int num_arrived_ = 0;
   int num_stuck_ = 0;  // looked since the last change and found nothing to do
   int num_left_ = 0;
-  std::string failure_;  // empty: none
+  std::string failure_;     // empty: none
+  bool peer_gone_ = false;  // the failure is that a rank left
 };
 
 // Copies unless both are the same place (an operand that is already where it belongs).

@@ -1,7 +1,10 @@
 // World whose ranks are threads of one process: the first rank that asks for a group makes it for all.
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <mutex>
+#include <thread>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "comm/world.h"
@@ -12,8 +15,13 @@ namespace {
 // The state that the ranks of a world share.
 class LocalWorldState {
  public:
-  explicit LocalWorldState(int size) : num_made_(static_cast<size_t>(size)), left_(static_cast<size_t>(size)) {}
+  explicit LocalWorldState(int size) : num_made_(static_cast<size_t>(size)), left_(static_cast<size_t>(size)) {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    host_ = name;
+  }
 
+  const std::string& host() const { return host_; }
   int size() const { return static_cast<int>(left_.size()); }
 
   // `rank`'s next group.
@@ -59,6 +67,7 @@ class LocalWorldState {
     if (place != group.ranks.end()) group.handles[static_cast<size_t>(place - group.ranks.begin())].reset();
   }
 
+  std::string host_;
   std::mutex mutex_;  // guards all that follows
   std::vector<size_t> num_made_;
   std::vector<bool> left_;
@@ -74,6 +83,7 @@ class LocalWorld final : public World {
 
   int rank() const override { return rank_; }
   int size() const override { return state_->size(); }
+  const std::string& host(int) const override { return state_->host(); }
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
     return state_->make(rank_, ranks);
   }
@@ -91,6 +101,29 @@ std::vector<std::unique_ptr<World>> make_local_world(int size) {
   std::vector<std::unique_ptr<World>> worlds;
   for (int rank = 0; rank < size; ++rank) worlds.push_back(std::make_unique<LocalWorld>(state, rank));
   return worlds;
+}
+
+void run_local_ranks(int size, const std::function<void(World&)>& body) {
+  std::mutex mutex;
+  std::exception_ptr cause;
+  std::exception_ptr consequence;
+  std::vector<std::thread> threads;
+  for (std::unique_ptr<World>& world : make_local_world(size))
+    threads.emplace_back([&, world = std::move(world)]() mutable {
+      try {
+        body(*world);
+      } catch (const PeerGone&) {
+        const std::lock_guard lock(mutex);
+        consequence = std::current_exception();
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!cause) cause = std::current_exception();
+      }
+      world.reset();
+    });
+  for (std::thread& thread : threads) thread.join();
+  if (cause) std::rethrow_exception(cause);
+  if (consequence) std::rethrow_exception(consequence);
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {

@@ -1,33 +1,24 @@
 // Worlds of thread ranks: groups are made collectively, by members and others alike.
+#include <atomic>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "catch.h"
 #include "comm/world.h"
+#include "unit/comm/ranks.h"
 
 using namespace gptrain;
 
 namespace {
 
-// Runs body on every rank, each in its own thread. Element r: what rank r threw, or empty.
 std::vector<std::string> run_world(int size, const std::function<void(World&)>& body) {
   auto worlds = make_local_world(size);
-  std::vector<std::string> messages(worlds.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < worlds.size(); ++r)
-    threads.emplace_back([&, r, world = std::move(worlds[r])]() mutable {
-      try {
-        body(*world);
-      } catch (const Error& error) {
-        messages[r] = error.code() == ExitCode::device ? error.what() : "wrong exit code";
-      }
-      world.reset();
-    });
-  for (std::thread& thread : threads) thread.join();
-  return messages;
+  return run_rank_threads(size, [&](int rank) {
+    const auto world = std::move(worlds[static_cast<size_t>(rank)]);
+    body(*world);
+  });
 }
 
 int64_t sum_of_ranks(Communicator& group, int64_t value) {
@@ -96,4 +87,17 @@ TEST_CASE("lists that are no group are refused") {
   REQUIRE_THROWS_WITH(worlds[0]->make_group({0, 2}), std::string(rule) + "{0,2}");
   REQUIRE_THROWS_WITH(worlds[0]->make_group({-1}), std::string(rule) + "{-1}");
   REQUIRE_THROWS_WITH(worlds[0]->make_group({1, 0, 1}), std::string(rule) + "{1,0,1}");
+}
+
+TEST_CASE("ranks as threads: the first error is the one that is thrown") {
+  std::atomic<int> sum = 0;
+  run_local_ranks(3, [&](World& world) { sum += world.rank(); });
+  REQUIRE(sum == 3);
+  REQUIRE_THROWS_WITH(run_local_ranks(3,
+                                      [](World& world) {
+                                        const auto all = world.make_group({0, 1, 2});
+                                        if (world.rank() == 1) throw Error(ExitCode::data, "no such file");
+                                        all->barrier();
+                                      }),
+                      "no such file");
 }

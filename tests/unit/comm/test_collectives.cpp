@@ -1,45 +1,34 @@
-// Collectives of thread ranks on inputs whose results are known to the bit, and every way in which ranks can disagree.
+// Collectives on inputs whose results are known to the bit, over threads and over sockets, and every way in which
+// thread ranks can disagree.
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/philox.h"
 #include "catch.h"
 #include "comm/communicator.h"
+#include "unit/comm/ranks.h"
 
 using namespace gptrain;
 
 namespace {
 
+constexpr int max_tcp_ranks = 5;
 const std::vector<int> group_sizes = {1, 2, 3, 5, 8};
-const std::vector<int64_t> counts = {0, 1, 2, 7, 127, 1024, 3001};
-
-using RankBody = std::function<void(Communicator&)>;
-
-// Runs body on every rank, each with its handle in its own thread. Element r: what rank r threw, or empty.
-std::vector<std::string> run_ranks(int size, const RankBody& body) {
-  auto handles = make_local_group(size);
-  std::vector<std::string> messages(handles.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < handles.size(); ++r)
-    threads.emplace_back([&, r, handle = std::move(handles[r])]() mutable {
-      try {
-        body(*handle);
-      } catch (const Error& error) {
-        messages[r] = error.code() == ExitCode::device ? error.what() : "wrong exit code";
-      }
-      handle.reset();
-    });
-  for (std::thread& thread : threads) thread.join();
-  return messages;
-}
+// Over sockets the last is more than what is reduced in one exchange.
+const std::vector<int64_t> counts = {0, 1, 2, 7, 127, 1024, 9001};
 
 void require_success(int size, const RankBody& body) {
-  for (const std::string& message : run_ranks(size, body)) REQUIRE(message.empty());
+  for (const std::string& message : run_ranks(size, body)) REQUIRE(message == "");
+}
+
+// The same over threads and over sockets.
+void require_success_anywhere(int size, const RankBody& body) {
+  require_success(size, body);
+  if (size == 1 || size > max_tcp_ranks) return;
+  for (const std::string& message : run_tcp_ranks(size, body)) REQUIRE(message == "");
 }
 
 void require_failure(int size, const std::vector<std::string>& parts, const RankBody& body) {
@@ -138,7 +127,7 @@ void expect(bool condition, const char* what) {
 TEMPLATE_TEST_CASE("reductions equal the exact result, bit by bit", "", float, double, bf16, int32_t, int64_t) {
   using T = TestType;
   for (const int size : group_sizes) {
-    require_success(size, [&](Communicator& group) {
+    require_success_anywhere(size, [&](Communicator& group) {
       for (const int64_t count : counts) {
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
           auto data = inputs<T>(group.rank(), 0, count);
@@ -160,7 +149,7 @@ TEMPLATE_TEST_CASE("copies arrive where they should", "", float, double, bf16, i
   using T = TestType;
   constexpr DType dtype = Element<T>::dtype;
   for (const int size : group_sizes) {
-    require_success(size, [&](Communicator& group) {
+    require_success_anywhere(size, [&](Communicator& group) {
       const int me = group.rank();
       for (const int64_t count : counts) {
         std::vector<T> gathered;
@@ -204,7 +193,7 @@ TEST_CASE("inexact sums are those of rank order, on every rank") {
     for (int rank = 1; rank < size; ++rank) total += value(rank, i);
     expected.push_back(total);
   }
-  require_success(size, [&](Communicator& group) {
+  require_success_anywhere(size, [&](Communicator& group) {
     std::vector<float> data;
     for (int64_t i = 0; i < count; ++i) data.push_back(value(group.rank(), i));
     group.all_reduce(data.data(), count, DType::f32, ReduceOp::sum);
@@ -234,7 +223,7 @@ TEST_CASE("integer sums wrap around") {
 
 TEST_CASE("sends meet receives, in order and in groups") {
   SECTION("a chain, as pipeline stages use it") {
-    require_success(5, [](Communicator& group) {
+    require_success_anywhere(5, [](Communicator& group) {
       for (int64_t round = 0; round < 50; ++round) {
         int64_t value = round;
         if (group.rank() > 0) group.receive(&value, 1, DType::i64, group.rank() - 1);
@@ -246,7 +235,7 @@ TEST_CASE("sends meet receives, in order and in groups") {
   }
   SECTION("everyone to everyone at once, itself included, two messages per pair") {
     for (const int size : group_sizes) {
-      require_success(size, [&](Communicator& group) {
+      require_success_anywhere(size, [&](Communicator& group) {
         for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{1009}}) {
           const auto in = inputs<float>(group.rank(), 0, 2 * count);
           auto out = zeros<float>(2 * size * count);

@@ -1,0 +1,96 @@
+#include <fmt/format.h>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "cli/commands.h"
+#include "cli/numbers.h"
+#include "comm/bench.h"
+#include "comm/bootstrap.h"
+#include "comm/process_world.h"
+
+namespace gptrain {
+namespace {
+
+struct CommArguments {
+  int ranks = 0;
+  int group_size = 0;
+  std::string dtype = "f32";
+  double timeout_seconds = WorldOptions().timeout_seconds;
+  BenchOptions options;
+};
+
+void print_row(const BenchRow& row) {
+  fmt::print("{:<16}{:>10}{:>14.2f}{:>14.2f}{:>14.2f}\n", row.operation, format_bytes(static_cast<double>(row.bytes)),
+             row.seconds * 1e6, row.algorithm_bandwidth / 1e9, row.bus_bandwidth / 1e9);
+  std::fflush(stdout);
+}
+
+// Every group of neighbouring ranks measures at the same time; the first one's figures are shown.
+void bench_world(World& world, const CommArguments& arguments, const std::string& how) {
+  const int size = arguments.group_size > 0 ? arguments.group_size : world.size();
+  if (world.size() % size != 0)
+    throw Error(ExitCode::usage, "--group-size {}: must divide the number of ranks, {}", size, world.size());
+  std::unique_ptr<Communicator> group;
+  for (int first = 0; first < world.size(); first += size) {
+    std::vector<int> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), first);
+    if (auto made = world.make_group(ranks)) group = std::move(made);
+  }
+  world.activity().set_phase("bench");
+  const bool shows = world.rank() == 0;
+  if (shows) {
+    fmt::print("{} ranks ({}) in groups of {}, {}; results are checked bit by bit\n", world.size(), how, size,
+               arguments.dtype);
+    fmt::print("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
+  }
+  bench_collectives(*group, arguments.options, [&](const BenchRow& row) {
+    if (shows) print_row(row);
+  });
+}
+
+void bench_comm(CommArguments& arguments) {
+  arguments.options.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
+  const Launch launch = find_launch();
+  if (launch.size > 1) {
+    if (arguments.ranks > 0)
+      throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments.ranks,
+                  describe(launch));
+    WorldOptions options;
+    options.timeout_seconds = arguments.timeout_seconds;
+    const auto world = make_process_world(launch, options);
+    bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
+    return;
+  }
+  run_local_ranks(arguments.ranks > 0 ? arguments.ranks : 2,
+                  [&](World& world) { bench_world(world, arguments, "threads"); });
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "measure this machine")->require_subcommand(1);
+  auto arguments = std::make_shared<CommArguments>();
+  CLI::App* comm = bench->add_subcommand("comm", "speed of the collectives, whose results are checked");
+  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process (2), where no launcher starts them")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  comm->add_option("--group-size", arguments->group_size, "groups of this many neighbouring ranks (all)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
+  comm->add_option("--max-bytes", arguments->options.max_bytes, "largest size, from 1 KiB on (268435456)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  comm->add_option("--seconds", arguments->options.seconds, "to measure each row for (0.2)")
+      ->check(positive_number())
+      ->type_name("S");
+  comm->add_option("--timeout", arguments->timeout_seconds, "to wait for peers, and for a silent one (60)")
+      ->check(positive_number())
+      ->type_name("S");
+  comm->callback([arguments] { bench_comm(*arguments); });
+}
+
+}  // namespace gptrain

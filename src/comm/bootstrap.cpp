@@ -1,0 +1,227 @@
+#include "comm/bootstrap.h"
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fmt/format.h>
+#include <limits>
+#include <sched.h>
+#include <string_view>
+#include <sys/prctl.h>
+#include <unistd.h>
+#include <vector>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int lowest_job_port = 20000;  // below the ports that systems give out by themselves
+constexpr int num_job_ports = 12000;
+constexpr int64_t first_special_step = 0xfffffff0;  // Slurm's batch, external and interactive steps
+
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  bool has(const char* name) const {
+    const char* value = environment_(name);
+    return value != nullptr && *value != '\0';
+  }
+  std::string text(const char* name) const { return has(name) ? environment_(name) : ""; }
+
+  int64_t number(const char* name, int64_t least, int64_t most) const {
+    if (!has(name)) throw Error(ExitCode::device, "{} is not set, though this is a step of Slurm", name);
+    const std::string value = text(name);
+    int64_t number = 0;
+    const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (fault != std::errc() || end != value.data() + value.size() || number < least || number > most)
+      throw Error(ExitCode::device, "{}={}: must be a whole number from {} to {}", name, value, least, most);
+    return number;
+  }
+  int integer(const char* name, int least, int most = std::numeric_limits<int32_t>::max()) const {
+    return static_cast<int>(number(name, least, most));
+  }
+  int integer_or(const char* name, int fallback, int least, int most) const {
+    return has(name) ? integer(name, least, most) : fallback;
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+// rank, size and local rank from the variables of these names; the local ones may be missing, and local_size null.
+void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
+                const char* local_size) {
+  if (!variables.has(rank) || !variables.has(size))
+    throw Error(ExitCode::device, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
+                variables.has(rank) ? size : rank);
+  launch.size = variables.integer(size, 1);
+  launch.rank = variables.integer(rank, 0);
+  if (launch.rank >= launch.size)
+    throw Error(ExitCode::device, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);
+  launch.local_size = local_size == nullptr ? 0 : variables.integer_or(local_size, 0, 1, launch.size);
+  launch.local_rank = variables.integer_or(local_rank, launch.size == 1 ? 0 : -1, 0, launch.size - 1);
+  if (launch.local_size > 0 && launch.local_rank >= launch.local_size)
+    throw Error(ExitCode::device, "{}={}: must be below {}={}", local_rank, launch.local_rank, local_size,
+                launch.local_size);
+}
+
+void read_master(const Variables& variables, Launch& launch) {
+  if (!variables.has("MASTER_ADDR"))
+    throw Error(ExitCode::device, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
+                launch.size);
+  if (!variables.has("MASTER_PORT"))
+    throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
+                launch.size);
+  launch.master_addresses = {variables.text("MASTER_ADDR")};
+  launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
+  launch.job = variables.text("TORCHELASTIC_RUN_ID");
+}
+
+// Element `node` of Slurm's short form of a list: "4(x2),3" is 4, 4, 3. 0 if it is not there.
+int tasks_on_node(const std::string& list, int node) {
+  const char* at = list.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    const long tasks = std::strtol(at, &end, 10);
+    const long times = std::strncmp(end, "(x", 2) == 0 ? std::strtol(end + 2, &end, 10) : 1;
+    if (node < times) return static_cast<int>(tasks);
+    node -= static_cast<int>(times);
+    at = std::strchr(end, ',');
+    if (at == nullptr) return 0;
+    ++at;
+  }
+  return 0;
+}
+
+bool in_slurm_step(const Variables& variables) {
+  if (!variables.has("SLURM_STEP_ID") || !variables.has("SLURM_PROCID")) return false;
+  return variables.number("SLURM_STEP_ID", 0, std::numeric_limits<uint32_t>::max()) < first_special_step;
+}
+
+void read_slurm(const Variables& variables, Launch& launch) {
+  launch.source = Launch::Source::slurm;
+  read_place(variables, launch, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr);
+  if (variables.has("SLURM_STEP_TASKS_PER_NODE") && variables.has("SLURM_NODEID"))
+    launch.local_size =
+        tasks_on_node(variables.text("SLURM_STEP_TASKS_PER_NODE"), variables.integer("SLURM_NODEID", 0));
+  const int64_t job = variables.number("SLURM_JOB_ID", 0, std::numeric_limits<uint32_t>::max());
+  const int64_t step = variables.number("SLURM_STEP_ID", 0, std::numeric_limits<uint32_t>::max());
+  launch.mpi = variables.has("PMIX_RANK");
+  launch.job = fmt::format("{}.{}", job, step);
+  const char* nodes = variables.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+  const std::string first_node = first_host(variables.text(nodes));
+  for (const std::string& address : {first_node, variables.text("SLURM_LAUNCH_NODE_IPADDR")})
+    if (!address.empty()) launch.master_addresses.push_back(address);
+  if (variables.has("MASTER_ADDR")) launch.master_addresses = {variables.text("MASTER_ADDR")};
+  if (launch.master_addresses.empty() && launch.size > 1)
+    throw Error(ExitCode::device, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+  launch.master_port = variables.integer_or(
+      "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);
+}
+
+// That RANK and WORLD_SIZE, which are set besides, mean the same place.
+void check_same_place(const Variables& variables, const Launch& launch, const char* rank, const char* size) {
+  if (!variables.has("RANK") || !variables.has("WORLD_SIZE")) return;
+  const std::string given = variables.text("RANK") + " of " + variables.text("WORLD_SIZE");
+  if (given != fmt::format("{} of {}", launch.rank, launch.size))
+    throw Error(ExitCode::device,
+                "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}: unset them, or start without {}",
+                variables.text("RANK"), variables.text("WORLD_SIZE"), rank, launch.rank, size, launch.size,
+                launch.source == Launch::Source::open_mpi ? "mpirun" : "srun");
+}
+
+std::vector<int> cores_of(pid_t process) {
+  cpu_set_t set;
+  std::vector<int> cores;
+  if (sched_getaffinity(process, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+}  // namespace
+
+Launch find_launch(const Environment& environment) {
+  const Variables variables(environment);
+  Launch launch;
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  launch.host = host;
+  const bool plain = variables.has("RANK") || variables.has("WORLD_SIZE");
+  if (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE")) {
+    launch.source = Launch::Source::open_mpi;
+    launch.mpi = true;
+    read_place(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+               "OMPI_COMM_WORLD_LOCAL_SIZE");
+    check_same_place(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  } else if (plain) {
+    launch.source = Launch::Source::variables;
+    read_place(variables, launch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    if (launch.size > 1) read_master(variables, launch);
+    if (in_slurm_step(variables)) {
+      // A launcher of its own may run in a Slurm step, once per node; but not with the same number of ranks.
+      Launch slurm;
+      read_slurm(variables, slurm);
+      if (slurm.size == launch.size) check_same_place(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+    }
+  } else if (in_slurm_step(variables)) {
+    read_slurm(variables, launch);
+  }
+  return launch;
+}
+
+Launch find_launch() {
+  return find_launch([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+std::string describe(const Launch& launch) {
+  static constexpr const char* names[] = {"alone", "RANK and WORLD_SIZE", "Slurm", "mpirun"};
+  return fmt::format("rank {} of {} ({})", launch.rank, launch.size, names[static_cast<int>(launch.source)]);
+}
+
+std::string first_host(const std::string& list) {
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const size_t close = list.find(']', i);
+    if (close == std::string::npos) return "";
+    host += list.substr(i + 1, list.find_first_of(",-]", i) - i - 1);
+    i = close;
+  }
+  return host;
+}
+
+bool settle_on_node(const Launch& launch) {
+  const bool launched = launch.source == Launch::Source::open_mpi || launch.source == Launch::Source::slurm;
+  if (launched) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::vector<int> cores = cores_of(0);
+  const auto num_ranks = static_cast<size_t>(std::max(launch.local_size, 1));
+  const bool bound = static_cast<long>(cores.size()) < sysconf(_SC_NPROCESSORS_ONLN);
+  if (launch.source == Launch::Source::open_mpi && bound) {
+    // mpirun itself is not bound.
+    const std::vector<int> all = cores_of(getppid());
+    if (all.size() > cores.size()) cores = all;
+  } else if (bound) {
+    return true;
+  }
+  if (cores.empty() || launch.size == 1) return true;
+  cpu_set_t share;
+  CPU_ZERO(&share);
+  const bool enough = cores.size() >= num_ranks;
+  const auto place = static_cast<size_t>(std::max(launch.local_rank, 0));
+  const size_t first = enough ? cores.size() * place / num_ranks : 0;
+  const size_t end = enough ? cores.size() * (place + 1) / num_ranks : cores.size();
+  for (size_t i = first; i < end; ++i) CPU_SET(static_cast<size_t>(cores[i]), &share);
+  sched_setaffinity(0, sizeof share, &share);
+  return enough;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,296 @@
+#include "comm/exchange.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/reduce.h"
+
+namespace gptrain {
+namespace {
+
+// Latency rules below, bandwidth above.
+constexpr int64_t small_bytes = 16 * 1024;
+// One peer's share of the scratch memory: large enough that a message costs more than its start, small enough that what
+// arrived is still in the cache when it is summed, and that large groups need not much.
+constexpr int64_t largest_slot_bytes = 256 * 1024;
+constexpr int64_t large_group_bytes = 16 << 20;
+int64_t slot_bytes(int group_size) {
+  return std::clamp(large_group_bytes / group_size / 64 * 64, small_bytes, largest_slot_bytes);
+}
+
+void copy(void* out, const void* in, int64_t bytes) {
+  if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
+}
+
+const std::byte* at(const void* data, int64_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
+std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+
+class ExchangeCommunicator final : public Communicator {
+ public:
+  ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group)
+      : transport_(std::move(transport)),
+        activity_(std::move(activity)),
+        group_(std::move(group)),
+        rank_(transport_->rank()),
+        size_(transport_->size()),
+        scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(exchange_scratch_bytes(size_)))),
+        inputs_(static_cast<size_t>(size_)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
+    const Running running(*this, {Operation::all_reduce, dtype, op, 0, count});
+    if (count * dtype_bytes(dtype) <= small_bytes) return reduce_whole(data, count);
+    const auto slice = [&](int rank) { return count * rank / size_; };
+    reduce_slices(data, at(data, slice(rank_) * dtype_bytes(dtype)), slice);
+    gather_slices(at(data, slice(rank_) * dtype_bytes(dtype)), data, slice);
+  }
+
+  void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
+    const Running running(*this, {Operation::reduce_scatter, dtype, op, 0, count});
+    reduce_slices(in, out, [&](int rank) { return count * rank; });
+  }
+
+  void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
+    const Running running(*this, {Operation::all_gather, dtype, ReduceOp::sum, 0, count});
+    copy(at(out, rank_ * count * dtype_bytes(dtype)), in, count * dtype_bytes(dtype));
+    gather_slices(in, out, [&](int rank) { return count * rank; });
+  }
+
+  void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
+    const Running running(*this, {Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
+    const int64_t bytes = count * dtype_bytes(dtype);
+    copy(at(out, rank_ * bytes), at(in, rank_ * bytes), bytes);
+    for_each_peer([&](int to, int from) {
+      send_to(to, at(in, to * bytes), bytes);
+      receive_from(from, at(out, from * bytes), bytes);
+    });
+    run();
+  }
+
+  void broadcast(void* data, int64_t count, DType dtype, int root) override {
+    const Running running(*this, {Operation::broadcast, dtype, ReduceOp::sum, root, count});
+    const int64_t bytes = count * dtype_bytes(dtype);
+    const bool small = bytes <= small_bytes || size_ == 2;
+    const auto slice = [&](int rank) { return count * rank / size_; };
+    const auto first = [&](int rank) { return small ? 0 : slice(rank) * dtype_bytes(dtype); };
+    const auto length = [&](int rank) { return small ? bytes : slice(rank + 1) * dtype_bytes(dtype) - first(rank); };
+    if (rank_ == root) {
+      for_each_peer([&](int to, int) { send_to(to, at(data, first(to)), length(to)); });
+    } else {
+      receive_from(root, at(data, first(rank_)), length(rank_));
+    }
+    run();
+    if (!small) gather_slices(at(data, first(rank_)), data, slice);
+  }
+
+  void send(const void* data, int64_t count, DType dtype, int peer) override {
+    transfer(
+        {{Operation::send, dtype, ReduceOp::sum, peer, count}, peer, true, data, nullptr, count * dtype_bytes(dtype)});
+  }
+  void receive(void* data, int64_t count, DType dtype, int peer) override {
+    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count},
+              peer,
+              false,
+              nullptr,
+              data,
+              count * dtype_bytes(dtype)});
+  }
+  void group_start() override {
+    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
+    grouping_ = true;
+  }
+  void group_end() override {
+    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
+    grouping_ = false;
+    run_transfers();
+  }
+
+  void barrier() override {
+    const Running running(*this, {});
+    for (int distance = 1; distance < size_; distance *= 2) {
+      send_to((rank_ + distance) % size_, nullptr, 0);
+      receive_from((rank_ - distance + size_) % size_, nullptr, 0);
+      run();
+    }
+  }
+  void synchronize() override {}  // every call has finished when it returns
+
+ private:
+  // Checks a call, and says while it lives that it runs.
+  class Running {
+   public:
+    Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
+      check_call(call, group.size_);
+      if (group.grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+      group.start(call);
+    }
+    ~Running() { group_.activity_->end(); }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    ExchangeCommunicator& group_;
+  };
+
+  void start(const Call& call) {
+    if (!failure_.empty()) throw Error(ExitCode::device, failure_);
+    call_ = call;
+    activity_->begin(group_, call);
+  }
+
+  void send_to(int peer, const void* data, int64_t bytes) {
+    messages_.push_back({call_, peer, true, data, nullptr, bytes});
+  }
+  void receive_from(int peer, void* data, int64_t bytes) {
+    messages_.push_back({call_, peer, false, nullptr, data, bytes});
+  }
+  void run() {
+    try {
+      transport_->exchange(messages_);
+      messages_.clear();
+    } catch (const Error& error) {
+      failure_ = error.what();
+      throw;
+    }
+  }
+
+  // body(to, from) for every distance: all ranks work on different pairs at a time.
+  template <typename Body>
+  void for_each_peer(const Body& body) {
+    for (int distance = 1; distance < size_; ++distance)
+      body((rank_ + distance) % size_, (rank_ - distance + size_) % size_);
+  }
+
+  // data = reduction over ranks, each of which sends all of its own to all.
+  void reduce_whole(void* data, int64_t count) {
+    const int64_t bytes = count * dtype_bytes(call_.dtype);
+    for_each_peer([&](int to, int from) {
+      send_to(to, data, bytes);
+      receive_from(from, slot(from, bytes), bytes);
+    });
+    run();
+    sum(data, bytes, data, count);
+  }
+
+  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
+  // element. out may be that slice of in.
+  template <typename Slice>
+  void reduce_slices(const void* in, void* out, const Slice& slice) {
+    const int64_t width = dtype_bytes(call_.dtype);
+    const int64_t step = slot_bytes(size_) / width;
+    // Part `start` of rank r's slice; may be empty for a shorter slice.
+    const auto part = [&](int rank, int64_t start) {
+      const int64_t first = std::min(slice(rank) + start, slice(rank + 1));
+      return std::pair{first, std::min(step, slice(rank + 1) - first)};
+    };
+    int64_t longest = 0;
+    for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, slice(rank + 1) - slice(rank));
+    for (int64_t start = 0; start < longest; start += step) {
+      const auto [mine, count] = part(rank_, start);
+      const int64_t bytes = count * width;
+      for_each_peer([&](int to, int from) {
+        const auto [first, length] = part(to, start);
+        send_to(to, at(in, first * width), length * width);
+        receive_from(from, slot(from, bytes), bytes);
+      });
+      run();
+      sum(at(in, mine * width), bytes, at(out, start * width), count);
+    }
+  }
+
+  // out[slice r] = in of rank r; this rank's own is in its place already.
+  template <typename Slice>
+  void gather_slices(const void* in, void* out, const Slice& slice) {
+    const int64_t width = dtype_bytes(call_.dtype);
+    const auto bytes = [&](int rank) { return (slice(rank + 1) - slice(rank)) * width; };
+    for_each_peer([&](int to, int from) {
+      send_to(to, in, bytes(rank_));
+      receive_from(from, at(out, slice(from) * width), bytes(from));
+    });
+    run();
+  }
+
+  // Where the piece of a peer is received; neighbours are apart by whole cache lines.
+  std::byte* slot(int peer, int64_t bytes) { return scratch_.get() + peer * ((bytes + 63) / 64 * 64); }
+
+  // out = own op slots, in rank order.
+  void sum(const void* own, int64_t bytes, void* out, int64_t count) {
+    if (count == 0) return;
+    for (int rank = 0; rank < size_; ++rank)
+      inputs_[static_cast<size_t>(rank)] = rank == rank_ ? own : slot(rank, bytes);
+    reduce(inputs_, out, count, call_.dtype, call_.op);
+  }
+
+  void transfer(const Message& message) {
+    check_call(message.call, size_);
+    if (!failure_.empty()) throw Error(ExitCode::device, failure_);
+    messages_.push_back(message);
+    if (!grouping_) run_transfers();
+  }
+
+  void run_transfers() {
+    if (messages_.empty()) return;
+    const Call call = messages_.front().call;
+    deliver_own();
+    const Running running(*this, call);
+    run();
+  }
+
+  // Messages to oneself: the n-th send meets the n-th receive.
+  void deliver_own() {
+    const auto own = [&](bool sending) {
+      return std::find_if(messages_.begin(), messages_.end(),
+                          [&](const Message& message) { return message.peer == rank_ && message.sending == sending; });
+    };
+    for (;;) {
+      const auto sent = own(true);
+      const auto received = own(false);
+      if (sent == messages_.end() && received == messages_.end()) return;
+      if (sent == messages_.end() || received == messages_.end()) {
+        const Call call = (sent == messages_.end() ? received : sent)->call;
+        messages_.clear();
+        throw Error(ExitCode::device, "the ranks of a group wait for each other: rank {} in {}", rank_, describe(call));
+      }
+      check_arrival(sent->call, sent->bytes, *received, rank_);
+      copy(received->out, sent->in, sent->bytes);
+      messages_.erase(std::max(sent, received));
+      messages_.erase(std::min(sent, received));
+    }
+  }
+
+  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Activity> activity_;
+  std::string group_;
+  int rank_;
+  int size_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::vector<const void*> inputs_;  // of a sum
+  std::vector<Message> messages_;    // gathered for the next exchange
+  Call call_;                        // the one that runs
+  bool grouping_ = false;
+  std::string failure_;  // empty: none
+};
+
+}  // namespace
+
+int64_t exchange_scratch_bytes(int group_size) { return group_size == 1 ? 0 : group_size * slot_bytes(group_size); }
+
+void check_arrival(const Call& sent, int64_t sent_bytes, const Message& expected, int rank) {
+  const bool transfer = sent.operation == Operation::send && expected.call.operation == Operation::receive;
+  const char* what = transfer ? transfer_difference(sent, expected.call) : difference(sent, expected.call);
+  if (what == nullptr && sent_bytes != expected.bytes) what = "size of a message";
+  if (what != nullptr) throw disagreement(what, expected.peer, sent, rank, expected.call);
+}
+
+std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transport> transport,
+                                                         std::shared_ptr<Activity> activity, std::string group) {
+  return std::make_unique<ExchangeCommunicator>(std::move(transport), std::move(activity), std::move(group));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,270 @@
+#include "comm/heartbeat.h"
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <thread>
+#include <unistd.h>
+
+#include "base/units.h"
+
+namespace gptrain {
+namespace {
+
+using Json = nlohmann::json;
+using namespace std::chrono_literals;
+
+constexpr auto longest_interval = 500ms;  // between two beats
+constexpr auto gathering_time = 200ms;    // from a loss to its report: ranks of one node are lost together
+constexpr auto farewell_time = 1s;        // for a run that fails on all ranks to end by itself
+constexpr auto send_time = 200ms;         // for one small frame
+
+enum class Condition : uint8_t { alive, finished, failed, closed, silent };
+
+// What is known of one rank.
+struct Member {
+  Condition condition = Condition::alive;
+  Clock::time_point heard;    // when it was last heard of
+  Clock::time_point changed;  // when its condition ceased to be alive
+  std::string doing = "nothing is known of it";
+};
+
+std::string describe(const Activity::State& state) {
+  std::string text = "at the start";
+  if (!state.group.empty()) {
+    const int64_t bytes = state.call.count * dtype_bytes(state.call.dtype);
+    text = fmt::format("{} {}, {}, of {}", state.in_progress ? "in" : "after", describe(state.call),
+                       format_bytes(static_cast<double>(bytes)), state.group);
+  }
+  if (state.step >= 0) text += fmt::format("; step {}", state.step);
+  if (!state.phase.empty()) text += fmt::format("; {}", state.phase);
+  return text;
+}
+
+bool lost(const Member& member) { return member.condition >= Condition::failed; }
+
+}  // namespace
+
+class Heartbeat::Watch {
+ public:
+  Watch(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity, End end)
+      : meeting_(std::move(meeting)),
+        rank_(rank),
+        timeout_(seconds_duration(timeout_seconds)),
+        interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),
+        activity_(std::move(activity)),
+        end_(std::move(end)),
+        members_(meeting_.peers.size()),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    for (Member& member : members_) member.heard = Clock::now();
+    thread_ = std::thread([this] { run(); });
+  }
+
+  void leave(bool finished) {
+    farewell_ = finished ? Condition::finished : Condition::failed;
+    leaving_ = true;
+    const uint64_t one = 1;
+    if (write(wake_.descriptor(), &one, sizeof one) != sizeof one) return;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  ~Watch() {
+    if (thread_.joinable()) leave(false);
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  bool leading() const { return rank_ == 0; }
+
+  void run() {
+    // Signals belong to the threads that can act on them.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    auto next_beat = Clock::now();
+    auto last_look = Clock::now();
+    while (!leaving_) {
+      if (Clock::now() >= next_beat) {
+        beat("beat");
+        next_beat = Clock::now() + interval_;
+      }
+      const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
+      wait_until(somebody_lost ? std::min(next_beat, Clock::now() + gathering_time / 4) : next_beat);
+      const auto now = Clock::now();
+      const bool was_stopped = now - last_look > interval_ + timeout_ / 2;
+      // Silence during which this process did not listen is no silence.
+      if (was_stopped)
+        for (Member& member : members_) member.heard = now;
+      last_look = now;
+      listen();
+      if (leading()) {
+        look_at_members(was_stopped);
+      } else {
+        look_at_leader(was_stopped);
+      }
+    }
+    beat(farewell_ == Condition::finished ? "finished" : "failed");
+  }
+
+  // Sleeps until a frame comes, this rank leaves, or the time has come.
+  void wait_until(Clock::time_point time) {
+    std::vector<pollfd> waiting{{wake_.descriptor(), POLLIN, 0}};
+    for (const FrameChannel& channel : meeting_.channels)
+      if (channel.open()) waiting.push_back({channel.socket().descriptor(), POLLIN, 0});
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now()).count();
+    poll(waiting.data(), waiting.size(), static_cast<int>(std::max<int64_t>(left, 0)));
+  }
+
+  void beat(const char* kind) {
+    const std::string frame = Json{{"kind", kind}, {"doing", describe(activity_->state())}}.dump();
+    for (FrameChannel& channel : meeting_.channels)
+      if (channel.open()) channel.send(frame, Clock::now() + send_time);
+  }
+
+  void listen() {
+    for (size_t i = 0; i < meeting_.channels.size(); ++i) {
+      FrameChannel& channel = meeting_.channels[i];
+      Member& member = members_[i];  // a member's only channel is that to rank 0
+      if (channel.open()) channel.read_available();
+      while (const auto frame = channel.next_frame()) take(*frame, member);
+      if (!channel.open() && (i > 0 || !leading())) set_condition(member, Condition::closed);
+    }
+  }
+
+  void take(const std::string& frame, Member& member) {
+    const Json message = Json::parse(frame, nullptr, false);
+    const std::string kind = message.is_object() ? message.value("kind", "") : "";
+    member.heard = Clock::now();
+    if (kind == "beat") member.doing = message.value("doing", "");
+    if (kind == "finished") set_condition(member, Condition::finished);
+    if (kind == "failed") set_condition(member, Condition::failed);
+    if (kind == "end") end_(false);
+  }
+
+  static void set_condition(Member& member, Condition condition) {
+    if (member.condition != Condition::alive) return;
+    member.condition = condition;
+    member.changed = Clock::now();
+  }
+
+  void note_silence(Member& member) const {
+    if (Clock::now() - member.heard > timeout_) set_condition(member, Condition::silent);
+  }
+
+  // Rank 0: reports when somebody has been lost for long enough to know who else is.
+  void look_at_members(bool was_stopped) {
+    bool due = false;
+    size_t num_closed = 0;
+    for (size_t rank = 1; rank < members_.size(); ++rank) {
+      note_silence(members_[rank]);
+      if (lost(members_[rank])) due = due || Clock::now() - members_[rank].changed >= patience(members_[rank]);
+      if (members_[rank].condition == Condition::closed) ++num_closed;
+    }
+    if (was_stopped && num_closed > 0) end_after_stop();
+    if (due) report_and_end(0);
+  }
+
+  static Clock::duration patience(const Member& member) {
+    return member.condition == Condition::failed ? Clock::duration(farewell_time) : Clock::duration(gathering_time);
+  }
+
+  void look_at_leader(bool was_stopped) {
+    Member& leader = members_[0];
+    note_silence(leader);
+    if (leader.condition == Condition::failed && Clock::now() - leader.changed >= farewell_time) end_(false);
+    if (was_stopped && leader.condition == Condition::closed) end_after_stop();
+    if (leader.condition == Condition::closed || leader.condition == Condition::silent) succeed();
+  }
+
+  // Rank 0 is lost: the others turn to the lowest rank that answers, which reports; then all end.
+  void succeed() {
+    for (int candidate = 1; candidate < rank_; ++candidate) {
+      auto channel = call_peer(meeting_.peers[static_cast<size_t>(candidate)], self(), PeerPort::heartbeat,
+                               takeover_greeting(), Clock::now() + gathering_time);
+      if (!channel) continue;
+      // It reports and ends the run once it has heard of all it can; one that is stopped does not.
+      if (channel->receive(Clock::now() + 3 * interval_ + farewell_time) || !channel->open()) end_(false);
+    }
+    // The others notice a silence up to a beat later.
+    auto deadline = Clock::now() + gathering_time;
+    if (members_[0].condition == Condition::silent) deadline += 2 * interval_;
+    for (size_t rank = 1; rank < members_.size(); ++rank)
+      if (static_cast<int>(rank) != rank_) set_condition(members_[rank], Condition::closed);
+    std::vector<FrameChannel> followers;
+    while (auto accepted = accept_from(meeting_.heartbeat_listener, deadline)) {
+      FrameChannel channel(std::move(accepted->socket));
+      const auto text = channel.receive(deadline);
+      const Json greeting = text ? Json::parse(*text, nullptr, false) : Json();
+      if (!greeting.is_object() || greeting.value("token", "") != meeting_.token || !greeting.contains("rank"))
+        continue;
+      const auto rank = greeting.at("rank").get<size_t>();
+      if (rank < members_.size()) members_[rank].condition = Condition::alive;
+      followers.push_back(std::move(channel));
+    }
+    meeting_.channels = std::move(followers);
+    report_and_end(rank_);
+  }
+
+  const Peer& self() const { return meeting_.peers[static_cast<size_t>(rank_)]; }
+
+  std::string takeover_greeting() const {
+    return Json{{"kind", "takeover"}, {"token", meeting_.token}, {"rank", rank_}}.dump();
+  }
+
+  void report_and_end(int reporter) {
+    std::string report;
+    size_t num_lost = 0;
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      const Member& member = members_[rank];
+      if (static_cast<int>(rank) == reporter || !lost(member)) continue;
+      ++num_lost;
+      report +=
+          fmt::format("  rank {} ({}) {}; last seen {}\n", rank, meeting_.peers[rank].host, fate(member), member.doing);
+    }
+    fmt::print(stderr, "gptrain: {} of {} ranks lost; rank {} ({}) ends the run, nothing more is saved\n{}", num_lost,
+               members_.size(), reporter, self().host, report);
+    std::fflush(stderr);
+    for (FrameChannel& channel : meeting_.channels)
+      if (channel.open()) channel.send(Json{{"kind", "end"}}.dump(), Clock::now() + send_time);
+    end_(true);
+  }
+
+  std::string fate(const Member& member) const {
+    if (member.condition == Condition::failed) return "ended with an error of its own";
+    if (member.condition == Condition::closed) return "is gone";
+    return fmt::format("is silent for more than {:g} s (comm.timeout_seconds)",
+                       std::chrono::duration<double>(timeout_).count());
+  }
+
+  void end_after_stop() {
+    fmt::print(stderr, "gptrain: rank {} ({}) was stopped, and the others have ended without it\n", rank_, self().host);
+    end_(false);
+  }
+
+  Meeting meeting_;
+  int rank_;
+  Clock::duration timeout_;
+  Clock::duration interval_;
+  std::shared_ptr<const Activity> activity_;
+  End end_;
+  std::vector<Member> members_;
+  Socket wake_;  // readable once this rank leaves
+  std::atomic<bool> leaving_ = false;
+  Condition farewell_ = Condition::failed;
+  std::thread thread_;
+};
+
+Heartbeat::Heartbeat(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity,
+                     End end)
+    : watch_(std::make_unique<Watch>(std::move(meeting), rank, timeout_seconds, std::move(activity), std::move(end))) {}
+
+Heartbeat::~Heartbeat() = default;
+
+void Heartbeat::leave(bool finished) { watch_->leave(finished); }
+
+}  // namespace gptrain

@@ -1,0 +1,132 @@
+#include "comm/process_world.h"
+
+#include <algorithm>
+#include <exception>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/exchange.h"
+#include "comm/heartbeat.h"
+#include "comm/links.h"
+
+namespace gptrain {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string name_of(const std::vector<int>& ranks) {
+  constexpr size_t max_listed = 8;
+  if (ranks.size() <= max_listed) return "ranks " + list_ranks(ranks);
+  return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
+}
+
+class ProcessWorld final : public World {
+ public:
+  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, double timeout_seconds)
+      : rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
+    for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout_seconds, activity_,
+                                             [links = links_.get()](bool reporter) { links->end_process(reporter); });
+    std::vector<int> all(static_cast<size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
+    all_ = make_group(all);
+  }
+  ProcessWorld(const ProcessWorld&) = delete;
+  ProcessWorld& operator=(const ProcessWorld&) = delete;
+
+  ~ProcessWorld() override {
+    bool finished = std::uncaught_exceptions() == exceptions_at_start_;
+    try {
+      // Nobody may leave while another still needs it, or the heartbeat.
+      if (finished) all_->barrier();
+    } catch (const Error&) {
+      finished = false;
+    }
+    all_.reset();
+    heartbeat_->leave(finished);
+    links_->close(finished);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::string& host(int rank) const override { return hosts_[static_cast<size_t>(rank)]; }
+
+  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
+    check_group(ranks, size_);
+    const int index = num_groups_++;
+    const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+    if (place == ranks.end()) return nullptr;
+    if (ranks.size() == 1) return std::move(make_local_group(1).front());
+    return make_exchange_communicator(links_->connect(ranks, static_cast<int>(place - ranks.begin()), index), activity_,
+                                      name_of(ranks));
+  }
+
+ private:
+  int rank_;
+  int size_;
+  int exceptions_at_start_ = std::uncaught_exceptions();
+  std::vector<std::string> hosts_;
+  std::unique_ptr<Links> links_;
+  std::unique_ptr<Heartbeat> heartbeat_;
+  std::unique_ptr<Communicator> all_;
+  int num_groups_ = 0;
+};
+
+std::vector<Fact> all_facts(const WorldOptions& options) {
+  std::vector<Fact> facts = build_facts();
+  if (!options.same_instruction_set)
+    std::erase_if(facts, [](const Fact& fact) { return fact.name == "instruction set"; });
+  facts.insert(facts.end(), options.facts.begin(), options.facts.end());
+  return facts;
+}
+
+std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).front()); }
+
+}  // namespace
+
+std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options) {
+  if (launch.size == 1) return world_of_one();
+  settle_on_node(launch);
+  Socket master = launch.rank == 0 ? listen_as_master(launch) : Socket();
+  Meeting meeting =
+      meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout_seconds);
+  auto links = make_tcp_links(meeting, launch.rank, options.timeout_seconds);
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout_seconds);
+}
+
+std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
+  if (launch.size == 1) return world_of_one();
+  if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
+  const bool yielding = !settle_on_node(launch);
+  std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
+  // MPI knows where rank 0 is, and no port needs to be agreed on.
+  Launch meeting_place = launch;
+  meeting_place.master_port = 0;
+  Socket master;
+  std::string place;
+  if (launch.rank == 0) {
+    master = listen_as_master(meeting_place);
+    std::vector<std::string> addresses = interface_addresses();
+    addresses.push_back("127.0.0.1");
+    place = Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}}.dump();
+  }
+  const Json shared = Json::parse(links->share(place));
+  std::vector<std::string> addresses = shared.at("addresses");
+  if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());
+  meeting_place.master_port = shared.at("port");
+  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout_seconds);
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout_seconds);
+}
+
+std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options) {
+  return uses_mpi(launch) ? make_mpi_world(launch, options) : make_tcp_world(launch, options);
+}
+
+bool uses_mpi(const Launch& launch) {
+  return launch.mpi && (built_with_mpi() || launch.source == Launch::Source::open_mpi);
+}
+
+}  // namespace gptrain

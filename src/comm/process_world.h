@@ -1,0 +1,34 @@
+// Worlds whose ranks are processes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "comm/rendezvous.h"
+#include "comm/world.h"
+
+namespace gptrain {
+
+struct WorldOptions {
+  std::vector<Fact> facts;  // what must be the same on every rank, besides build and instruction set
+  bool same_instruction_set = true;
+  double timeout_seconds = 60;  // for peers to come, and for a silent one to count as lost
+};
+
+// Finds the peers, compares the facts, starts the heartbeat. A world of one process has no heartbeat. While the world
+// lives, a peer that is lost ends this process with exit code 5. Destroying it is collective (a barrier) unless an
+// exception is on its way: then the others end as well. Error(device): see rendezvous.h; an empty message if rank 0
+// reports it.
+//
+// Chooses MPI if uses_mpi(launch), else TCP.
+std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options);
+std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options);
+// Error(device): this build has no MPI, or the launcher does not start it.
+std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options);
+
+// Whether this build has MPI and the launcher starts it. mpirun has no other way; srun --mpi=pmix has.
+bool built_with_mpi();
+bool uses_mpi(const Launch& launch);
+
+}  // namespace gptrain

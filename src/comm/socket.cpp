@@ -1,0 +1,237 @@
+#include "comm/socket.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ifaddrs.h>
+#include <memory>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr char frame_magic[4] = {'G', 'P', 'T', 'R'};
+constexpr size_t header_bytes = sizeof frame_magic + sizeof(uint32_t);
+constexpr uint32_t max_frame_bytes = 64 << 20;  // a table of a hundred thousand ranks fits
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 3'600'000));
+}
+
+bool wait_for(const Socket& socket, short events, Clock::time_point deadline) {
+  for (;;) {
+    pollfd waiting{socket.descriptor(), events, 0};
+    const int ready = poll(&waiting, 1, milliseconds_until(deadline));
+    if (ready > 0) return true;
+    if (ready == 0 && Clock::now() >= deadline) return false;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+void set_option(int descriptor, int level, int option, int value) {
+  setsockopt(descriptor, level, option, &value, sizeof value);
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t length) {
+  char text[NI_MAXHOST] = "";
+  getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  // An IPv4 peer of a listener for both families.
+  constexpr std::string_view mapped = "::ffff:";
+  return std::string_view(text).substr(0, mapped.size()) == mapped ? text + mapped.size() : text;
+}
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  return {found, &freeaddrinfo};
+}
+
+// Of the frame that `bytes`, at least a header, begins with.
+uint32_t frame_length(const std::string& bytes) {
+  uint32_t length = 0;
+  for (size_t i = 0; i < sizeof length; ++i)
+    length |= static_cast<uint32_t>(static_cast<unsigned char>(bytes[sizeof frame_magic + i])) << (8 * i);
+  return length;
+}
+
+}  // namespace
+
+Clock::duration seconds_duration(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this != &other) {
+    close();
+    descriptor_ = other.release();
+  }
+  return *this;
+}
+
+void Socket::close() {
+  if (descriptor_ >= 0) ::close(release());
+}
+
+int Socket::release() { return std::exchange(descriptor_, -1); }
+
+Socket listen_on(int port) {
+  // A machine without IPv6 has no such sockets.
+  for (const int family : {AF_INET6, AF_INET}) {
+    Socket listener(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!listener) continue;
+    set_option(listener.descriptor(), SOL_SOCKET, SO_REUSEADDR, 1);
+    sockaddr_storage address{};
+    socklen_t length = sizeof(sockaddr_in);
+    if (family == AF_INET6) {
+      set_option(listener.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+      auto& any = reinterpret_cast<sockaddr_in6&>(address);
+      any.sin6_port = htons(static_cast<uint16_t>(port));
+      length = sizeof any;
+    } else {
+      reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
+    }
+    address.ss_family = static_cast<sa_family_t>(family);
+    if (bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+        listen(listener.descriptor(), SOMAXCONN) == 0)
+      return listener;
+    if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) continue;
+    break;
+  }
+  throw Error(ExitCode::device, "cannot listen on port {}: {} (is another run using it?)", port, std::strerror(errno));
+}
+
+int port_of(const Socket& listener) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  getsockname(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point deadline) {
+  while (wait_readable(listener, deadline)) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    Socket socket(
+        accept4(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) continue;  // it has gone again
+    set_option(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return Accepted{std::move(socket), numeric_address(reinterpret_cast<const sockaddr*>(&address), length)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_point deadline) {
+  const AddressList addresses = resolve(host, port);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    Socket candidate(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!candidate) continue;
+    if (connect(candidate.descriptor(), address->ai_addr, address->ai_addrlen) != 0) {
+      if (errno != EINPROGRESS || !wait_writable(candidate, deadline)) continue;
+      int fault = 0;
+      socklen_t length = sizeof fault;
+      getsockopt(candidate.descriptor(), SOL_SOCKET, SO_ERROR, &fault, &length);
+      if (fault != 0) continue;
+    }
+    set_option(candidate.descriptor(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return candidate;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  std::vector<std::string> addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0)
+      continue;
+    if (entry->ifa_addr->sa_family == AF_INET)
+      addresses.push_back(numeric_address(entry->ifa_addr, sizeof(sockaddr_in)));
+    if (entry->ifa_addr->sa_family == AF_INET6)
+      addresses.push_back(numeric_address(entry->ifa_addr, sizeof(sockaddr_in6)));
+  }
+  return addresses;
+}
+
+bool wait_readable(const Socket& socket, Clock::time_point deadline) { return wait_for(socket, POLLIN, deadline); }
+bool wait_writable(const Socket& socket, Clock::time_point deadline) { return wait_for(socket, POLLOUT, deadline); }
+
+bool FrameChannel::send(std::string_view text, Clock::time_point deadline) {
+  std::string frame(frame_magic, sizeof frame_magic);
+  for (int shift = 0; shift < 32; shift += 8) frame.push_back(static_cast<char>(text.size() >> shift & 0xffU));
+  frame += text;
+  for (size_t sent = 0; open() && sent < frame.size();) {
+    const ssize_t n = ::send(socket_.descriptor(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    if (n > 0) {
+      sent += static_cast<size_t>(n);
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_writable(socket_, deadline))) {
+      close();
+    }
+  }
+  return open();
+}
+
+// False if nothing more can be read at the moment.
+bool FrameChannel::read_some(size_t limit) {
+  char buffer[16384];
+  const ssize_t n = recv(socket_.descriptor(), buffer, std::min(limit, sizeof buffer), 0);
+  if (n > 0) {
+    bytes_.append(buffer, static_cast<size_t>(n));
+    return true;
+  }
+  if (n < 0 && errno == EINTR) return true;
+  if (n == 0 || errno != EAGAIN) close();
+  return false;
+}
+
+void FrameChannel::read_available() {
+  while (open() && read_some(SIZE_MAX)) {
+  }
+}
+
+size_t FrameChannel::missing_bytes() const {
+  if (bytes_.size() < header_bytes) return header_bytes - bytes_.size();
+  const size_t whole = header_bytes + frame_length(bytes_);
+  return whole > bytes_.size() ? whole - bytes_.size() : 0;
+}
+
+std::optional<std::string> FrameChannel::next_frame() {
+  if (bytes_.size() < header_bytes) return std::nullopt;
+  const uint32_t length = frame_length(bytes_);
+  if (std::memcmp(bytes_.data(), frame_magic, sizeof frame_magic) != 0 || length > max_frame_bytes) {
+    close();
+    bytes_.clear();
+    return std::nullopt;
+  }
+  if (missing_bytes() > 0) return std::nullopt;
+  std::string text = bytes_.substr(header_bytes, length);
+  bytes_.erase(0, header_bytes + length);
+  return text;
+}
+
+std::optional<std::string> FrameChannel::receive(Clock::time_point deadline) {
+  for (;;) {
+    if (auto frame = next_frame()) return frame;
+    if (!open() || !wait_readable(socket_, deadline)) return std::nullopt;
+    read_some(missing_bytes());
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,161 @@
+// Who a process is, from the variables of each launcher; and every way in which they can be wrong.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "comm/bootstrap.h"
+
+using namespace gptrain;
+
+namespace {
+
+using Settings = std::map<std::string, std::string>;
+
+Launch launch_with(const Settings& settings) {
+  return find_launch([&](const char* name) -> const char* {
+    const auto found = settings.find(name);
+    return found == settings.end() ? nullptr : found->second.c_str();
+  });
+}
+
+Settings with(Settings settings, const Settings& changes) {
+  for (const auto& [name, value] : changes) settings[name] = value;
+  return settings;
+}
+
+void require_refusal(const Settings& settings, const std::string& message) {
+  try {
+    launch_with(settings);
+    FAIL("not refused: " << message);
+  } catch (const Error& error) {
+    REQUIRE(error.what() == message);
+    REQUIRE(error.code() == ExitCode::device);
+  }
+}
+
+const Settings plain = {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "29500"}};
+const Settings mpirun = {{"OMPI_COMM_WORLD_RANK", "2"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+const Settings slurm = {{"SLURM_JOB_ID", "1234"},
+                        {"SLURM_STEP_ID", "2"},
+                        {"SLURM_PROCID", "5"},
+                        {"SLURM_STEP_NUM_TASKS", "6"},
+                        {"SLURM_LOCALID", "1"},
+                        {"SLURM_NODEID", "2"},
+                        {"SLURM_STEP_NODELIST", "cpu[07-09]"},
+                        {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"}};
+
+}  // namespace
+
+TEST_CASE("a process without a launcher is alone") {
+  const Launch launch = launch_with({});
+  REQUIRE(launch.source == Launch::Source::alone);
+  REQUIRE(launch.rank == 0);
+  REQUIRE(launch.size == 1);
+  REQUIRE_FALSE(launch.host.empty());
+  REQUIRE(describe(launch) == "rank 0 of 1 (alone)");
+}
+
+TEST_CASE("RANK and WORLD_SIZE") {
+  Launch launch = launch_with(plain);
+  REQUIRE(launch.source == Launch::Source::variables);
+  REQUIRE(launch.rank == 3);
+  REQUIRE(launch.size == 8);
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"head"});
+  REQUIRE(launch.master_port == 29500);
+  REQUIRE_FALSE(launch.mpi);
+  REQUIRE(launch.local_size == 0);
+  launch = launch_with(with(plain, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));
+  REQUIRE(launch.local_rank == 1);
+  REQUIRE(launch.local_size == 2);
+  // One rank needs no place to meet.
+  REQUIRE(launch_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size == 1);
+}
+
+TEST_CASE("mpirun") {
+  const Launch launch = launch_with(mpirun);
+  REQUIRE(launch.source == Launch::Source::open_mpi);
+  REQUIRE(launch.mpi);
+  REQUIRE(launch.rank == 2);
+  REQUIRE(launch.size == 4);
+  REQUIRE(launch.local_rank == 0);
+  REQUIRE(launch.local_size == 2);
+  SECTION("its daemon may run in a step of Slurm") {
+    REQUIRE(launch_with(with(slurm, mpirun)).source == Launch::Source::open_mpi);
+  }
+}
+
+TEST_CASE("a step of Slurm") {
+  Launch launch = launch_with(slurm);
+  REQUIRE(launch.source == Launch::Source::slurm);
+  REQUIRE(launch.rank == 5);
+  REQUIRE(launch.size == 6);
+  REQUIRE(launch.local_rank == 1);
+  REQUIRE(launch.local_size == 2);
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"cpu07"});
+  REQUIRE(launch.master_port == 20000 + (1234 * 7 + 2) % 12000);
+  REQUIRE(launch.job == "1234.2");
+  REQUIRE_FALSE(launch.mpi);
+  REQUIRE(launch_with(with(slurm, {{"PMIX_RANK", "5"}})).mpi);
+  launch = launch_with(with(slurm, {{"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"}}));
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"cpu07", "10.0.0.7"});
+  launch = launch_with(with(slurm, {{"MASTER_ADDR", "other"}, {"MASTER_PORT", "1"}}));
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"other"});
+  REQUIRE(launch.master_port == 1);
+  launch = launch_with(with(slurm, {{"SLURM_STEP_TASKS_PER_NODE", "3,1(x2)"}}));
+  REQUIRE(launch.local_size == 1);
+  SECTION("a batch script and an interactive shell are none") {
+    Settings batch = slurm;
+    batch.erase("SLURM_STEP_ID");
+    REQUIRE(launch_with(batch).source == Launch::Source::alone);
+    REQUIRE(launch_with(with(slurm, {{"SLURM_STEP_ID", "4294967290"}})).source == Launch::Source::alone);
+  }
+  SECTION("a launcher of its own may run in it") {
+    REQUIRE(launch_with(with(slurm, plain)).source == Launch::Source::variables);
+  }
+}
+
+TEST_CASE("the first host of Slurm's lists") {
+  REQUIRE(first_host("").empty());
+  REQUIRE(first_host("login") == "login");
+  REQUIRE(first_host("a1,b[2-3]") == "a1");
+  REQUIRE(first_host("node[07-09,12],login") == "node07");
+  REQUIRE(first_host("node[12]") == "node12");
+  REQUIRE(first_host("rack[1-2]-node[3,5]-ib") == "rack1-node3-ib");
+  REQUIRE(first_host("broken[1").empty());
+}
+
+TEST_CASE("variables that are missing, no numbers, out of range, or contradict each other are refused") {
+  require_refusal({{"RANK", "0"}}, "RANK is set, but WORLD_SIZE is not: set both or neither");
+  require_refusal({{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set, but RANK is not: set both or neither");
+  require_refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}},
+                  "MASTER_ADDR is not set: with WORLD_SIZE=2 it must name the host of rank 0");
+  require_refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}},
+                  "MASTER_PORT is not set: with WORLD_SIZE=2 it must be a port that rank 0 can take");
+  require_refusal(with(plain, {{"RANK", "8"}}), "RANK=8: must be below WORLD_SIZE=8");
+  require_refusal(with(plain, {{"RANK", "-1"}}), "RANK=-1: must be a whole number from 0 to 2147483647");
+  require_refusal(with(plain, {{"RANK", "1x"}}), "RANK=1x: must be a whole number from 0 to 2147483647");
+  require_refusal(with(plain, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE=0: must be a whole number from 1 to 2147483647");
+  require_refusal(with(plain, {{"WORLD_SIZE", "99999999999"}}),
+                  "WORLD_SIZE=99999999999: must be a whole number from 1 to 2147483647");
+  require_refusal(with(plain, {{"MASTER_PORT", "70000"}}), "MASTER_PORT=70000: must be a whole number from 1 to 65535");
+  require_refusal(with(plain, {{"LOCAL_RANK", "8"}}), "LOCAL_RANK=8: must be a whole number from 0 to 7");
+  require_refusal(with(plain, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+                  "LOCAL_RANK=2: must be below LOCAL_WORLD_SIZE=2");
+  require_refusal(with(mpirun, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}),
+                  "RANK=1 and WORLD_SIZE=4 contradict OMPI_COMM_WORLD_RANK=2 and OMPI_COMM_WORLD_SIZE=4: unset them, "
+                  "or start without mpirun");
+  require_refusal(with(slurm, with(plain, {{"WORLD_SIZE", "6"}})),
+                  "RANK=3 and WORLD_SIZE=6 contradict SLURM_PROCID=5 and SLURM_STEP_NUM_TASKS=6: unset them, or start "
+                  "without srun");
+  Settings incomplete = slurm;
+  incomplete.erase("SLURM_JOB_ID");
+  require_refusal(incomplete, "SLURM_JOB_ID is not set, though this is a step of Slurm");
+  incomplete = slurm;
+  incomplete.erase("SLURM_STEP_NODELIST");
+  require_refusal(incomplete, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+}
