@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "config/load.h"
 #include "comm/world.h"
+#include "config/load.h"
 #include "model/micro_batch.h"
 #include "parallel/groups.h"
 
@@ -38,8 +38,7 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
 
 // The groups of a rank that is alone.
 struct OneRank {
-  explicit OneRank(const RunConfig& config)
-      : world(std::move(make_local_world(1).front())), groups(config, *world) {}
+  explicit OneRank(const RunConfig& config) : world(std::move(make_local_world(1).front())), groups(config, *world) {}
 
   std::unique_ptr<World> world;
   RankGroups groups;

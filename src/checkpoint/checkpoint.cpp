@@ -82,6 +82,10 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
   return wanted;
 }
 
+fs::path temporary_folder(const fs::path& out, int64_t step) {
+  return checkpoints_folder(out) / temporary_folder_name(step);
+}
+
 // One box of the checkpoint and the copies that it feeds.
 struct Transfer {
   const StoredBox* stored;
@@ -110,28 +114,49 @@ void run_transfers(const Contents& contents, std::vector<Transfer> transfers) {
 }  // namespace
 
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
-  const fs::path folder = checkpoints_folder(out);
-  create_folders(folder);
-  const fs::path temporary = folder / temporary_folder_name(manifest.step);
+  std::set<std::string> tensors;
+  for (const Slice& slice : slices) tensors.insert(slice.name);
+  begin_checkpoint(out, manifest.step);
+  try {
+    publish_checkpoint(out, manifest, static_cast<int64_t>(tensors.size()),
+                       {write_checkpoint_part(out, manifest.step, 0, slices)});
+  } catch (...) {
+    discard_checkpoint(out, manifest.step);
+    throw;
+  }
+}
+
+void begin_checkpoint(const fs::path& out, int64_t step) {
+  const fs::path temporary = temporary_folder(out, step);
+  create_folders(temporary.parent_path());
   if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
     throw Error(ExitCode::checkpoint, leftover);
   }
   try {
     create_folders(temporary);
-    std::set<std::string> tensors;
-    for (const Slice& slice : slices) tensors.insert(slice.name);
-    StoredManifest stored{manifest, static_cast<int64_t>(tensors.size()), {}};
-    stored.files.push_back(write_rank_file(temporary, 0, slices));
-    // The name of every file is durable before the manifest says that they are there.
-    sync_folder(temporary);
-    write_manifest(temporary, stored);
-    sync_folder(temporary);
-    publish_folder(temporary, folder / step_folder_name(manifest.step));
   } catch (...) {
     remove_folder(temporary);
     throw;
   }
 }
+
+std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t rank, const std::vector<Slice>& slices) {
+  return format_file_record(write_rank_file(temporary_folder(out, step), rank, slices));
+}
+
+void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
+                        const std::vector<std::string>& parts) {
+  const fs::path temporary = temporary_folder(out, manifest.step);
+  StoredManifest stored{manifest, num_tensors, {}};
+  for (const std::string& part : parts) stored.files.push_back(parse_file_record(part));
+  // The name of every file is durable before the manifest says that they are there.
+  sync_folder(temporary);
+  write_manifest(temporary, stored);
+  sync_folder(temporary);
+  publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.step));
+}
+
+void discard_checkpoint(const fs::path& out, int64_t step) { remove_folder(temporary_folder(out, step)); }
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   const fs::path folder = checkpoints_folder(out);

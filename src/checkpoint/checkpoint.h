@@ -49,6 +49,18 @@ struct Manifest {
 // checkpoints are untouched. An existing step-N is replaced.
 void save_checkpoint(const std::filesystem::path& out, const Manifest& manifest, const std::vector<Slice>& slices);
 
+// The same by several ranks that share the file system: the first one begins; each writes its part once it has begun;
+// the first one publishes once all parts are written, or discards if a part could not be. Error(checkpoint) as above;
+// what was written then stays until it is discarded.
+void begin_checkpoint(const std::filesystem::path& out, int64_t step);
+// Returns what the first rank has to know of the part.
+std::string write_checkpoint_part(const std::filesystem::path& out, int64_t step, int64_t rank,
+                                  const std::vector<Slice>& slices);
+// `num_tensors`: global tensors over all parts, each counted once.
+void publish_checkpoint(const std::filesystem::path& out, const Manifest& manifest, int64_t num_tensors,
+                        const std::vector<std::string>& parts);
+void discard_checkpoint(const std::filesystem::path& out, int64_t step);
+
 struct CheckpointInfo {
   std::filesystem::path path;
   int64_t step = 0;

@@ -76,6 +76,15 @@ FileRecord parse_file(const json& object) {
   return file;
 }
 
+ordered_json file_object(const FileRecord& file) {
+  json slices = json::object();
+  for (const auto& [key, crc] : file.slices_crc32c) slices[key] = format_crc(crc);
+  return {{"name", file.name},
+          {"bytes", file.bytes},
+          {"header_crc32c", format_crc(file.header_crc32c)},
+          {"slices", std::move(slices)}};
+}
+
 StoredManifest parse_manifest(const std::string& text) {
   const size_t covered = text.size() < tail_bytes ? 0 : text.size() - tail_bytes;
   if (text.substr(covered) != format_tail(crc32c(text.data(), covered))) {
@@ -117,6 +126,16 @@ StoredManifest parse_manifest(const std::string& text) {
 
 }  // namespace
 
+std::string format_file_record(const FileRecord& record) { return file_object(record).dump(); }
+
+FileRecord parse_file_record(const std::string& text) {
+  try {
+    return parse_file(json::parse(text));
+  } catch (const json::exception& e) {
+    throw Error(ExitCode::checkpoint, "a rank's record of its file is not valid JSON: {}", e.what());
+  }
+}
+
 std::string format_manifest(const StoredManifest& stored) {
   const Manifest& manifest = stored.manifest;
   ordered_json root = {{"format", manifest_format},
@@ -132,14 +151,7 @@ std::string format_manifest(const StoredManifest& stored) {
                        {"config", manifest.config},
                        {"tensors", stored.num_tensors},
                        {"files", ordered_json::array()}};
-  for (const FileRecord& file : stored.files) {
-    json slices = json::object();
-    for (const auto& [key, crc] : file.slices_crc32c) slices[key] = format_crc(crc);
-    root["files"].push_back({{"name", file.name},
-                             {"bytes", file.bytes},
-                             {"header_crc32c", format_crc(file.header_crc32c)},
-                             {"slices", std::move(slices)}});
-  }
+  for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));
   std::string text;
   try {
     text = root.dump(2);

@@ -26,6 +26,10 @@ struct StoredManifest {
   std::vector<FileRecord> files;
 };
 
+// One file's record as text, for the rank that writes the manifest. parse_file_record throws Error(checkpoint).
+std::string format_file_record(const FileRecord& record);
+FileRecord parse_file_record(const std::string& text);
+
 // JSON that ends with the CRC-32C of all that stands before it. Throws Error(checkpoint) for what cannot be
 // read again: text that is not UTF-8, a negative count.
 std::string format_manifest(const StoredManifest& stored);

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/numbers.h"
+#include "comm/bootstrap.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "report/dry_run.h"
@@ -27,7 +28,8 @@ struct TrainArguments {
   std::string resume = "latest";
   int64_t steps = 0;
   int64_t profile_step = 0;
-  int64_t world_size = 1;
+  int64_t world_size = 0;  // not given
+  int64_t ranks = 1;
   std::string target;
   double tokens_per_second = 0;
   bool dry_run = false;
@@ -71,20 +73,27 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   return forecasts;
 }
 
-void dry_run(const RunConfig& config, const TrainArguments& arguments) {
-  if (arguments.world_size != 1) {
-    throw Error(ExitCode::usage, "--world-size {}: this build plans and runs one rank (use 1)", arguments.world_size);
-  }
+// As many ranks as were asked for, else the fewest that the mesh can have.
+int64_t planned_world_size(const TrainArguments& arguments) {
+  if (arguments.world_size > 0) return arguments.world_size;
+  const ParallelConfig parallel = load_config(arguments.config, arguments.overrides).parallel;
+  return parallel.tensor * parallel.pipeline;
+}
+
+void dry_run(const TrainArguments& arguments) {
+  const int64_t world_size = planned_world_size(arguments);
+  const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
   const Target target =
       arguments.target.empty() ? this_machine(static_cast<int>(config.run.threads)) : find_target(arguments.target);
-  StepPlan plan = plan_step(config, target);
+  WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,
-                    .spec = std::move(plan.spec),
-                    .memory = plan.memory.arenas,
+                    .spec = std::move(plan.rank0.spec),
+                    .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .rate = std::nullopt,
-                    .sources = forecast_sources(config)};
+                    .sources = forecast_sources(config),
+                    .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank}};
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {
@@ -118,7 +127,12 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
   dry->excludes(resume)->excludes(steps)->excludes(profile_step);
-  command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
+  CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
+                           ->check(whole_number_from(1))
+                           ->type_name("N");
+  dry->excludes(ranks);
+  command
+      ->add_option("--world-size", arguments->world_size, "number of ranks to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry);
@@ -131,13 +145,23 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, steps, profile_step, &result] {
-    const RunConfig config = load_config(arguments->config, arguments->overrides);
-    if (arguments->dry_run) return dry_run(config, *arguments);
+    if (arguments->dry_run) {
+      dry_run(*arguments);
+      return;
+    }
+    const Launch launch = find_launch();
+    if (launch.size > 1 && arguments->ranks > 1) {
+      throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments->ranks,
+                  describe(launch));
+    }
+    const RunConfig config =
+        load_config(arguments->config, arguments->overrides, std::max<int64_t>(launch.size, arguments->ranks));
     TrainOptions options;
+    options.ranks = arguments->ranks;
     if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
-    result = train(config, options);
+    result = train(config, options, launch);
   });
 }
 

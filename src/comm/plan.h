@@ -10,7 +10,15 @@
 
 namespace gptrain {
 
-enum class Collective : uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, point_to_point, count };
+enum class Collective : uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  point_to_point,
+  count
+};
 constexpr size_t num_collectives = static_cast<size_t>(Collective::count);
 constexpr std::array<std::string_view, num_collectives> collective_names = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "point_to_point"};

@@ -155,7 +155,8 @@ class Settler {
       return faults_.add("batch.global", "", "must be given, or both batch.micro and batch.accumulation",
                          find_field("batch.global")->example);
     }
-    if (!has_global && batch.micro <= max_batch_sequences / data) batch.global = batch.micro * data * batch.accumulation;
+    if (!has_global && batch.micro <= max_batch_sequences / data)
+      batch.global = batch.micro * data * batch.accumulation;
     if (!has_global && (batch.global == 0 || batch.global > max_batch_sequences)) {
       return fault("batch.accumulation",
                    fmt::format("times batch.micro = {}{} must be at most {}", batch.micro,
@@ -164,8 +165,7 @@ class Settler {
     }
     if (batch.global % data != 0) {
       return fault("batch.global", fmt::format("must be a multiple of the {} data ranks", data),
-                   nearest_integers(batch.global, data, max_batch_sequences,
-                                    [&](int64_t n) { return n % data == 0; }));
+                   nearest_integers(batch.global, data, max_batch_sequences, [&](int64_t n) { return n % data == 0; }));
     }
     const int64_t sequences = batch.global / data;  // of a data rank
     for (const auto& [path, value] :

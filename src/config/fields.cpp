@@ -343,6 +343,10 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
           field("log.every_steps", &RunConfig::log, &LogConfig::every_steps, IntegerRule{1, max_steps, {}},
                 "steps from one logged step to the next")
               .changeable(),
+          field("comm.timeout_seconds", &RunConfig::comm, &CommConfig::timeout_seconds,
+                NumberRule{.min = 1, .max = 86'400},
+                "time for the other ranks to come at the start, and for one that is silent to count as lost")
+              .changeable(),
       });
 }
 

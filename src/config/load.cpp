@@ -118,8 +118,7 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
   return config;
 }
 
-RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
-                      int64_t world_size) {
+RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides, int64_t world_size) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status)) {

@@ -97,6 +97,10 @@ struct LogConfig {
   int64_t every_steps = 1;
 };
 
+struct CommConfig {
+  double timeout_seconds = 60;  // for peers to come, and for a silent one to count as lost
+};
+
 struct RunSettings {
   int64_t steps = 0;
   uint64_t seed = 1;
@@ -119,6 +123,7 @@ struct RunConfig {
   MemoryConfig memory;
   CheckpointConfig checkpoint;
   LogConfig log;
+  CommConfig comm;
   RunSettings run;
 };
 

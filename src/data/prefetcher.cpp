@@ -37,9 +37,13 @@ class StopSignalsBlocked {
 }  // namespace
 
 struct Prefetcher::Impl {
-  Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t sequence_length_, std::byte* ring,
-       int depth)
-      : dataset(dataset_), first_sample(first_sample_), batch(batch_), sequence_length(sequence_length_) {
+  Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t stride_, int64_t sequence_length_,
+       std::byte* ring, int depth)
+      : dataset(dataset_),
+        first_sample(first_sample_),
+        batch(batch_),
+        stride(stride_),
+        sequence_length(sequence_length_) {
     const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length);
     for (int i = 0; i < depth; ++i) slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length));
     const StopSignalsBlocked blocked;
@@ -93,7 +97,7 @@ struct Prefetcher::Impl {
     const MicroBatch& target = slot(micro_batch);
     for (int64_t b = 0; b < batch; ++b) {
       if (stopping) return false;
-      target.sample_ids[b] = first_sample + micro_batch * batch + b;
+      target.sample_ids[b] = first_sample + micro_batch * stride + b;
       dataset.read(target.sample_ids[b], target.tokens + b * sequence_length, target.targets + b * sequence_length);
     }
     return true;
@@ -115,6 +119,7 @@ struct Prefetcher::Impl {
   const Dataset& dataset;
   const int64_t first_sample;
   const int64_t batch;
+  const int64_t stride;
   const int64_t sequence_length;
   std::vector<MicroBatch> slots;
   double waited_seconds = 0;
@@ -130,9 +135,9 @@ struct Prefetcher::Impl {
   std::thread thread;  // last: starts when everything else is there
 };
 
-Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t sequence_length,
-                       std::byte* ring, int depth)
-    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, sequence_length, ring, depth)) {}
+Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride,
+                       int64_t sequence_length, std::byte* ring, int depth)
+    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth)) {}
 
 Prefetcher::~Prefetcher() = default;
 

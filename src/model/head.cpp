@@ -15,8 +15,7 @@ Units::NormSite Units::head_norm_site(const UnitCall& call) const {
 }
 
 void Units::head_forward(const UnitCall& call) {
-  norm_forward(call, head_norm_site(call), stream(call.input),
-               head_fields_.saved.at(call.saved, head_fields_.norm));
+  norm_forward(call, head_norm_site(call), stream(call.input), head_fields_.saved.at(call.saved, head_fields_.norm));
 }
 
 void Units::loss(const UnitCall& call) {

@@ -31,7 +31,8 @@ Matrix Units::wait(const Reduction& reduction) {
 
 void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
   const auto product = [&](const Matrix& from, const Matrix& to) {
-    backend_.run(LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to});
+    backend_.run(
+        LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to, .true_out = model_rows(w)});
   };
   if (!tensor_.sequence) {
     product(x, y);
@@ -58,10 +59,8 @@ void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int6
 
 void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& part) {
   // The bias is in the sum once.
-  backend_.run(LinearForward{.x = x,
-                             .w = weight(call, w),
-                             .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{},
-                             .y = part});
+  backend_.run(LinearForward{
+      .x = x, .w = weight(call, w), .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{}, .y = part});
 }
 
 void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {
@@ -69,7 +68,8 @@ void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& 
                                     .dy = dy,
                                     .dw = gradient(call, w),
                                     .d_bias = gradient(call, bias),
-                                    .accumulate = call.accumulate});
+                                    .accumulate = call.accumulate,
+                                    .true_out = model_rows(w)});
 }
 
 }  // namespace gptrain

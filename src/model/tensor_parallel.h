@@ -7,8 +7,8 @@
 namespace gptrain {
 
 // Column-parallel linears compute a rank's share of the outputs, row-parallel ones a rank's part of every output, which
-// is summed. With `sequence`, the residual stream, norms and dropout hold rows [rank N / size, (rank + 1) N / size) of a
-// micro-batch only: sums become reduce-scatters, and column-parallel linears gather their inputs.
+// is summed. With `sequence`, the residual stream, norms and dropout hold rows [rank N / size, (rank + 1) N / size) of
+// a micro-batch only: sums become reduce-scatters, and column-parallel linears gather their inputs.
 struct TensorParallel {
   TensorPlace place;
   bool sequence = false;

@@ -9,6 +9,10 @@ Units::Units(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
     : shape_(shape), layout_(layout), tensor_(tensor), backend_(backend) {
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     tensor_shapes_.push_back(shards[i].shape);
+    int64_t counted = 0;
+    for (const ShardBox& box : shards[i].boxes)
+      counted += box.owned || spec.tensors[i].split == Split::none ? box.shape[0] : 0;
+    model_rows_.push_back(counted);
     tensor_offsets_.push_back(layout.segments[i].offset -
                               layout.units[static_cast<size_t>(spec.tensors[i].unit)].offset);
   }
@@ -218,15 +222,14 @@ void Units::embedding_forward(const UnitCall& call) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix out = stream(call.output);
   const Matrix part = tensor_.sequence ? frame.take(out.dtype, shape_.rows(), out.cols) : out;
-  backend_.run(EmbeddingForward{
-      .tokens = call.tokens,
-      .sequence_length = shape_.sequence_length,
-      .token_table = weight(call, token_table_),
-      .position_table = tensor_.place.rank == 0 ? weight(call, position_table_) : Matrix{},
-      .dropout = embedding_dropout(call),
-      .x = part,
-      .first_token = first_token(),
-      .num_tokens = is_split() ? tensor_.place.size * weight(call, token_table_).rows : 0});
+  backend_.run(EmbeddingForward{.tokens = call.tokens,
+                                .sequence_length = shape_.sequence_length,
+                                .token_table = weight(call, token_table_),
+                                .position_table = tensor_.place.rank == 0 ? weight(call, position_table_) : Matrix{},
+                                .dropout = embedding_dropout(call),
+                                .x = part,
+                                .first_token = first_token(),
+                                .num_tokens = is_split() ? tensor_.place.size * weight(call, token_table_).rows : 0});
   if (!is_split()) return;
   CollectiveStream& stream = *tensor_.stream;
   stream.wait(tensor_.sequence ? stream.reduce_scatter(tensor_.group, part.data, out.data, out.count(), out.dtype)
@@ -238,16 +241,17 @@ void Units::embedding_backward(const UnitCall& call) {
   const Matrix rows = stream(call.d_output);
   const Matrix dx = wait(begin_gather(rows, room_for_all_rows(frame, rows)));
   // With a tied head the loss action has already written this micro-batch's share of the token table's gradient.
-  backend_.run(EmbeddingBackward{.tokens = call.tokens,
-                                 .sequence_length = shape_.sequence_length,
-                                 .dx = dx,
-                                 .dropout = embedding_dropout(call),
-                                 .d_token_table = gradient(call, token_table_),
-                                 .d_position_table = gradient(call, position_table_),
-                                 .accumulate_token = call.accumulate || shape_.model.tied_head,
-                                 .accumulate_position = call.accumulate,
-                                 .first_token = first_token(),
-                                 .num_tokens = is_split() ? tensor_.place.size * gradient(call, token_table_).rows : 0});
+  backend_.run(
+      EmbeddingBackward{.tokens = call.tokens,
+                        .sequence_length = shape_.sequence_length,
+                        .dx = dx,
+                        .dropout = embedding_dropout(call),
+                        .d_token_table = gradient(call, token_table_),
+                        .d_position_table = gradient(call, position_table_),
+                        .accumulate_token = call.accumulate || shape_.model.tied_head,
+                        .accumulate_position = call.accumulate,
+                        .first_token = first_token(),
+                        .num_tokens = is_split() ? tensor_.place.size * gradient(call, token_table_).rows : 0});
 }
 
 }  // namespace gptrain

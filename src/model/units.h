@@ -130,8 +130,8 @@ class Units {
   Dropout embedding_dropout(const UnitCall& call) const;
   Dropout branch_dropout(const UnitCall& call, int64_t unit, BranchSite site) const;
   Dropout attention_dropout(const UnitCall& call, int64_t unit) const;
-  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether it
-  // has a place of its own in the gradient record (also where it is gathered).
+  // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether
+  // it has a place of its own in the gradient record (also where it is gathered).
   bool branch_gradient_differs() const;
   bool branch_gradient_is_kept() const { return branch_gradient_differs() || tensor_.sequence; }
   // The gradient of a branch, all rows: computes it from that of the residual stream, or finds it again.
@@ -161,6 +161,8 @@ class Units {
   void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
   // This rank's part of y = x w^T + bias.
   void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
+  // Rows of a weight that count in the model on this rank: all, but for keys' and values' heads that a lower rank has.
+  int64_t model_rows(int64_t tensor) const { return model_rows_[static_cast<size_t>(tensor)]; }
   void weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t weight, int64_t bias);
 
   void embedding_forward(const UnitCall& call);
@@ -219,6 +221,7 @@ class Units {
   TensorParallel tensor_;
   Backend& backend_;
   std::vector<std::vector<int64_t>> tensor_shapes_;  // of the rank's shards, by tensor
+  std::vector<int64_t> model_rows_;                  // by tensor
   std::vector<int64_t> tensor_offsets_;              // elements from the start of the unit, by tensor
   int64_t token_table_ = -1, position_table_ = -1, final_norm_ = -1, final_norm_bias_ = -1, head_weight_ = -1;
   std::vector<BlockTensors> blocks_;

@@ -114,8 +114,7 @@ Footprint footprint(const QueryKeyBackward& op, const Target& target) {
 }
 
 Footprint footprint(const AttentionForward& op, const Target& target) {
-  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}),
-                   .scratch_bytes = cpu_scratch(op, target)};
+  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = cpu_scratch(op, target)};
   count_attention(op, 2, 2, result);  // q k^T, p v
   return result;
 }
@@ -123,9 +122,8 @@ Footprint footprint(const AttentionForward& op, const Target& target) {
 Footprint footprint(const AttentionBackward& op, const Target& target) {
   // A GPU kernel sums dq in f32 and keeps the row sums of do * o.
   const int64_t gpu_scratch = (op.q.count() + op.batch * op.num_heads * op.sequence_length) * dtype_bytes(DType::f32);
-  Footprint result{
-      .bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
-      .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_scratch};
+  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
+                   .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_scratch};
   count_attention(op, 4, 5, result);  // dv, dp, dq, dk; executed: q k^T once more
   return result;
 }
@@ -149,8 +147,7 @@ Footprint footprint(const CrossEntropy& op, const Target&) {
 Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_moved = moved({op.losses})}; }
 
 Footprint footprint(const SquaredNorm& op, const Target& target) {
-  return {.bytes_moved = moved({op.gradients, op.partials}),
-          .scratch_bytes = cpu_scratch(op, target)};
+  return {.bytes_moved = moved({op.gradients, op.partials}), .scratch_bytes = cpu_scratch(op, target)};
 }
 
 Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }

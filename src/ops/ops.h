@@ -43,8 +43,8 @@ struct Dropout {
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 // x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
-// The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`: other tokens
-// contribute zero, and the sum of x over the slices is the whole (dropout is linear).
+// The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`: other
+// tokens contribute zero, and the sum of x over the slices is the whole (dropout is linear).
 struct EmbeddingForward {
   static constexpr std::string_view name = "embedding_forward";
   const int32_t* tokens;  // [N]
@@ -133,19 +133,19 @@ struct BranchBackward {
 // y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is bf16 (logits).
 struct LinearForward {
   static constexpr std::string_view name = "linear_forward";
-  Matrix x;              // [N, in]
-  Matrix w;              // [out, in]
-  Matrix bias;           // [1, out] or not given
-  Matrix y;              // [N, out] out
+  Matrix x;               // [N, in]
+  Matrix w;               // [out, in]
+  Matrix bias;            // [1, out] or not given
+  Matrix y;               // [N, out] out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
 };
 
 // dx = dy w.
 struct LinearBackwardInput {
   static constexpr std::string_view name = "linear_backward_input";
-  Matrix dy;             // [N, out] C
-  Matrix w;              // [out, in] C
-  Matrix dx;             // [N, in] C out
+  Matrix dy;              // [N, out] C
+  Matrix w;               // [out, in] C
+  Matrix dx;              // [N, in] C out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
 };
 
@@ -247,8 +247,8 @@ struct ActivationBackward {
 };
 
 // Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the
-// sum of e^(logit - m), and the target's logit (0 where the target is in another slice). Where the slice has padding only, m is
-// minus infinity and the sum 0.
+// sum of e^(logit - m), and the target's logit (0 where the target is in another slice). Where the slice has padding
+// only, m is minus infinity and the sum 0.
 struct CrossEntropyStatistics {
   static constexpr std::string_view name = "cross_entropy_statistics";
   int64_t vocab_size;  // V
@@ -268,9 +268,9 @@ struct CrossEntropy {
   double z_loss;
   const int32_t* targets;  // [N]
   const StepState* state;
-  Matrix logits;    // [N, Vp] f32 or bf16
-  Matrix d_logits;  // [N, Vp] C out, or not given (evaluation)
-  Matrix losses;    // [1, N] f32 out
+  Matrix logits;           // [N, Vp] f32 or bf16
+  Matrix d_logits;         // [N, Vp] C out, or not given (evaluation)
+  Matrix losses;           // [1, N] f32 out
   Matrix statistics = {};  // [3 slices, N] f32, or not given
   int64_t first_token = 0;
 };
@@ -282,7 +282,8 @@ struct AccumulateLoss {
   StepState* state;
 };
 
-// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; 0 where there is none.
+// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; 0 where there is
+// none.
 struct SquaredNorm {
   static constexpr std::string_view name = "squared_norm";
   struct Segment {

@@ -70,7 +70,7 @@ AdamWRule::AdamWRule(const OptimizerConfig& config, const ModelSpec& spec, const
                   static_cast<int64_t>(segments.norm.size() * sizeof(SquaredNorm::Segment)));
   backend_.upload(tables_.update, segments.update.data(),
                   static_cast<int64_t>(segments.update.size() * sizeof(AdamW::Segment)));
-  request_stop(false);
+  put_stop(false);
 }
 
 int64_t AdamWRule::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -78,12 +78,19 @@ int64_t AdamWRule::table_bytes(const ModelSpec& spec, const std::vector<TensorSh
   return tables_at(nullptr, static_cast<int64_t>(spec.tensors.size()), make_segments(spec, shards, parameters)).bytes;
 }
 
-void AdamWRule::request_stop(bool requested) {
-  const double count = requested ? 1 : 0;
+void AdamWRule::put_stop(bool wanted) {
+  const double count = wanted ? 1 : 0;
   backend_.upload(tables_.partials + num_tensors_, &count, sizeof count);
 }
 
-bool AdamWRule::stop_requested() const {
+bool AdamWRule::agree_to_stop(bool wanted) {
+  put_stop(wanted);
+  CollectiveStream& stream = groups_.stream();
+  stream.wait(stream.all_reduce(groups_.group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
+  return stop_agreed();
+}
+
+bool AdamWRule::stop_agreed() const {
   double count = 0;
   backend_.download(&count, tables_.partials + num_tensors_, sizeof count);
   backend_.synchronize();
@@ -96,6 +103,7 @@ void AdamWRule::norm() {
                            .num_segments = num_norm_segments_,
                            .gradients = parameters_.summed_gradients(),
                            .partials = partials});
+  put_stop(stop_wanted_ != nullptr && *stop_wanted_ && (*stop_wanted_)());
   CollectiveStream& stream = groups_.stream();
   stream.all_reduce(groups_.group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   // Ranks of a tensor group have the same loss.
@@ -112,19 +120,19 @@ void AdamWRule::update(int64_t unit) {
   const UpdateRange range = parameters_.update_range(unit);
   const int64_t first = first_update_[static_cast<size_t>(unit)];
   const auto row = [&](void* data, DType dtype) { return Matrix(data, dtype, 1, range.elements); };
-  backend_.run(AdamW{.segments = tables_.update + first,
-                     .num_segments = first_update_[static_cast<size_t>(unit) + 1] - first,
-                     .beta1 = config_.beta1,
-                     .beta2 = config_.beta2,
-                     .eps = config_.eps,
-                     .weight_decay = config_.weight_decay,
-                     .state = state_,
-                     .gradients = row(range.gradients, DType::f32),
-                     .master = row(range.master, DType::f32),
-                     .exp_avg = row(range.exp_avg, DType::f32),
-                     .exp_avg_sq = row(range.exp_avg_sq, DType::f32),
-                     .weights = range.weights != nullptr ? row(range.weights, parameters_.sharding().compute)
-                                                         : Matrix{}});
+  backend_.run(
+      AdamW{.segments = tables_.update + first,
+            .num_segments = first_update_[static_cast<size_t>(unit) + 1] - first,
+            .beta1 = config_.beta1,
+            .beta2 = config_.beta2,
+            .eps = config_.eps,
+            .weight_decay = config_.weight_decay,
+            .state = state_,
+            .gradients = row(range.gradients, DType::f32),
+            .master = row(range.master, DType::f32),
+            .exp_avg = row(range.exp_avg, DType::f32),
+            .exp_avg_sq = row(range.exp_avg_sq, DType::f32),
+            .weights = range.weights != nullptr ? row(range.weights, parameters_.sharding().compute) : Matrix{}});
 }
 
 }  // namespace gptrain

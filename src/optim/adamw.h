@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "config/run_config.h"
@@ -31,9 +32,13 @@ class AdamWRule : public UpdateRule {
   void norm() override;
   void update(int64_t unit) override;
 
-  // Whether this rank asks to stop after the step that comes, and whether any rank asked before the one that was.
-  void request_stop(bool requested);
-  bool stop_requested() const;
+  // Asked once in every norm, as late as the ranks can still agree: whether this rank wants to stop. Empty: it does
+  // not.
+  void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = &stop_wanted; }
+  // Whether any rank wanted to, in the last norm.
+  bool stop_agreed() const;
+  // The same apart from a norm. Collective over the world.
+  bool agree_to_stop(bool wanted);
 
  private:
   struct Segments {
@@ -49,6 +54,7 @@ class AdamWRule : public UpdateRule {
     AdamW::Segment* update;
     int64_t bytes;
   };
+  void put_stop(bool wanted);
   static Tables tables_at(std::byte* memory, int64_t num_tensors, const Segments& segments);
 
   OptimizerConfig config_;
@@ -60,6 +66,7 @@ class AdamWRule : public UpdateRule {
   StepState* state_;
   RankGroups& groups_;
   Backend& backend_;
+  const std::function<bool()>* stop_wanted_ = nullptr;
 };
 
 }  // namespace gptrain

@@ -8,12 +8,10 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
     const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-    const bool partial =
-        tensor.norm_use == NormUse::of_heads || (tensor.norm_use == NormUse::of_rows && sequence);
+    const bool partial = tensor.norm_use == NormUse::of_heads || (tensor.norm_use == NormUse::of_rows && sequence);
     if (partial) sums.push_back({tensor.unit, start, shards[i].count(), GroupKind::tensor});
     if (shards[i].replicas_count > 0) {
-      sums.push_back(
-          {tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
+      sums.push_back({tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
     }
   }
   return sums;
@@ -123,16 +121,16 @@ void Executor::reduce(int64_t unit) {
   ticket = CollectiveStream::done;
   for (const PartialSum& sum : partial_sums_) {
     if (sum.unit == unit)
-      ticket = std::max(ticket, stream.all_reduce(groups_.group(sum.group), gradients + sum.first, sum.count,
-                                                  DType::f32));
+      ticket =
+          std::max(ticket, stream.all_reduce(groups_.group(sum.group), gradients + sum.first, sum.count, DType::f32));
   }
   Communicator* const data = groups_.group(GroupKind::data);
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);
-  ticket = std::max(ticket, sharding.zero == 0
-                                ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
-                                : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece,
-                                                        DType::f32));
+  ticket = std::max(
+      ticket, sharding.zero == 0
+                  ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
+                  : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
 }
 
 void Executor::await_gradients(const Action& action) {

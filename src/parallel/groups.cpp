@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <set>
 
-
 #include "base/error.h"
 
 namespace gptrain {

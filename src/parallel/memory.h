@@ -29,8 +29,7 @@ enum class MemoryClass : uint8_t {
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
-    "weights", "gradients",   "master",    "moments", "gathered",
-    "buckets", "activations", "workspace", "data",    "state"};
+    "weights", "gradients", "master", "moments", "gathered", "buckets", "activations", "workspace", "data", "state"};
 
 struct MemoryPlan {
   std::array<int64_t, num_memory_classes> bytes{};

@@ -56,8 +56,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                               const ParameterLayout& layout, const Sharding& sharding,
-                               const ParameterBuffers& buffers)
+                               const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers)
     : spec_(spec), shards_(shards), layout_(layout), sharding_(sharding), buffers_(buffers) {
   const SlotOffsets offsets = slot_offsets(layout);
   std::copy(offsets.begin(), offsets.end() - 1, slot_offset_.begin());
@@ -111,7 +110,8 @@ float* ParameterStore::gradients_piece(int64_t unit) const {
 }
 
 Matrix ParameterStore::summed_gradients() const {
-  return {buffers_.gradients, DType::f32, 1, sharding_.zero >= 2 ? layout_.elements / layout_.pieces : layout_.elements};
+  return {buffers_.gradients, DType::f32, 1,
+          sharding_.zero >= 2 ? layout_.elements / layout_.pieces : layout_.elements};
 }
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {

@@ -143,9 +143,8 @@ class Checker {
   void check_parameters(const Action& a) {
     if (!is_of_micro_batch(a.kind)) return;
     const bool uses_head_matrix = a.kind == ActionKind::loss || a.kind == ActionKind::evaluate;
-    const bool whole_gradients =
-        a.kind == ActionKind::loss || a.kind == ActionKind::backward_input || a.kind == ActionKind::backward_weight ||
-        a.kind == ActionKind::backward;
+    const bool whole_gradients = a.kind == ActionKind::loss || a.kind == ActionKind::backward_input ||
+                                 a.kind == ActionKind::backward_weight || a.kind == ActionKind::backward;
     check_parameters_of(a.unit, a.kind == ActionKind::backward_weight, whole_gradients);
     if (uses_head_matrix && schedule_.tied_head) check_parameters_of(0, false, whole_gradients);
   }

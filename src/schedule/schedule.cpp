@@ -95,10 +95,10 @@ class ParameterTraffic {
   }
 
   Schedule& schedule_;
-  std::array<int32_t, num_parameter_slots> held_{};  // unit whose weights are in a slot, or on their way there
+  std::array<int32_t, num_parameter_slots> held_{};     // unit whose weights are in a slot, or on their way there
   std::array<int32_t, num_parameter_slots> arrived_{};  // unit whose weights are known to be there
-  std::array<Sum, num_parameter_slots> pending_{};  // sums that still read their slot
-  std::vector<Sum> unawaited_;                      // in the order in which they began
+  std::array<Sum, num_parameter_slots> pending_{};      // sums that still read their slot
+  std::vector<Sum> unawaited_;                          // in the order in which they began
 };
 
 class OneStage {

@@ -133,8 +133,8 @@ class Inference {
  private:
   // The forward actions of an evaluation, without its loss.
   static Schedule forward_schedule(const Model& model) {
-    Schedule schedule = evaluation_schedule({.recomputed = std::vector<bool>(model.spec.units.size(), false),
-                                             .tied_head = model.config.tied_head});
+    Schedule schedule = evaluation_schedule(
+        {.recomputed = std::vector<bool>(model.spec.units.size(), false), .tied_head = model.config.tied_head});
     schedule.actions.pop_back();
     return schedule;
   }
@@ -195,8 +195,7 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
   const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
-  RunConfig config =
-      parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
+  RunConfig config = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
   if (config.model.vocab_size != bytes_vocabulary) {
     throw Error(ExitCode::usage, "{}: has a vocabulary of {}, and generate knows the tokenizer \"bytes\" only ({})",
                 checkpoint.string(), config.model.vocab_size, bytes_vocabulary);

@@ -1,27 +1,28 @@
 #include "train/run.h"
 
 #include <algorithm>
-#include <cerrno>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
-#include "base/output_file.h"
+#include "base/crc32c.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/process_world.h"
+#include "comm/texts.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
+#include "report/formulas.h"
 #include "report/run_page.h"
 #include "report/step_profile.h"
+#include "train/batches.h"
+#include "train/folder.h"
 #include "train/machine_limits.h"
 #include "train/metrics.h"
 #include "train/plan_step.h"
@@ -37,72 +38,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Keeps a second process out of a run's folder for as long as it lives.
-class FolderLock {
- public:
-  explicit FolderLock(const fs::path& out) {
-    const fs::path path = out / ".lock";
-    descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0)
-      throw Error(ExitCode::usage, "run.out: cannot write {}: {}", path.string(), std::strerror(errno));
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      close(descriptor_);
-      throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    }
-  }
-  ~FolderLock() { close(descriptor_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int descriptor_;
-};
-
-void create_out(const fs::path& out) {
-  std::error_code error;
-  fs::create_directories(out, error);
-  if (error) throw Error(ExitCode::usage, "run.out: cannot create {}: {}", out.string(), error.message());
-}
-
-void write_file(const fs::path& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
-// Micro-batches of a dataset, read ahead.
-class PrefetchedBatches : public MicroBatchSource {
- public:
-  PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, std::byte* ring)
-      : prefetcher_(dataset, first_sample, config.batch.micro, config.model.sequence_length, ring, prefetch_depth) {}
-
-  const MicroBatch& next() override { return prefetcher_.next(); }
-  double waited_seconds() const { return prefetcher_.waited_seconds(); }
-
- private:
-  Prefetcher prefetcher_;
-};
-
-// Only the first `samples` samples of a source count, so that the result does not depend on the micro-batch: the
-// targets of the others are marked as not counted.
-class FirstSamples : public MicroBatchSource {
- public:
-  FirstSamples(MicroBatchSource& source, int64_t samples, int64_t batch, int64_t sequence_length)
-      : source_(source), left_(samples), batch_(batch), sequence_length_(sequence_length) {}
-
-  const MicroBatch& next() override {
-    const MicroBatch& batch = source_.next();
-    const int64_t counted = std::min(left_, batch_);
-    std::fill(batch.targets + counted * sequence_length_, batch.targets + batch_ * sequence_length_, -1);
-    left_ -= counted;
-    return batch;
-  }
-
- private:
-  MicroBatchSource& source_;
-  int64_t left_, batch_, sequence_length_;
-};
 
 std::optional<Dataset> open_validation_data(const RunConfig& config) {
   if (config.data.validation.empty()) return std::nullopt;
@@ -123,17 +58,60 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
   return last;
 }
 
+int64_t elements_of(const std::vector<StatePiece>& state) {
+  int64_t elements = 0;
+  for (const StatePiece& piece : state) elements += piece.count();
+  return elements;
+}
+
+// What rank 0 finds in the run's folder, and all ranks act on.
+struct Start {
+  std::unique_ptr<FolderLock> lock;  // on rank 0
+  std::optional<fs::path> checkpoint;
+};
+
+// Rank 0 chooses, and tells the others.
+Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* world) {
+  Start start;
+  std::string chosen;
+  if (world == nullptr || world->rank() == 0) {
+    start.lock = std::make_unique<FolderLock>(config.run.out);
+    start.checkpoint = checkpoint_to_start_from(config, options.resume);
+    if (start.checkpoint) chosen = start.checkpoint->string();
+  }
+  chosen = broadcast_text(world, chosen, 0);
+  if (!chosen.empty()) start.checkpoint = chosen;
+  return start;
+}
+
+// Ranks with other data than rank 0's would train another model.
+void compare_data(const Dataset& data, Communicator* world, World& ranks) {
+  std::string own;
+  for (const Dataset::SourceReport& source : data.report(1))
+    own += fmt::format("{} tokens in {} documents; ", source.tokens, source.documents);
+  const std::vector<std::string> all = gather_texts(world, own);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw Error(ExitCode::device, "the data of rank {} on {} ({}) differ from rank 0's ({})", rank,
+                  ranks.host(static_cast<int>(rank)), all[rank], all[0]);
+    }
+  }
+}
+
 class Run {
  public:
   // `profiler`, where a step is to be profiled, is what stands between the run and the backend.
   Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-      StepProfiler* profiler, const StepPlan& plan, RankGroups& groups);
+      StepProfiler* profiler, const StepPlan& plan, RankGroups& groups, World& world);
 
   ExitCode loop();
 
  private:
   void start_or_resume();
+  void print_machine() const;
+  bool stopping();
   ExitCode stopped() const;
+  Error diverged(const std::string& when) const;
   void one_step(PrefetchedBatches& batches);
   void report(const StepResult& result, double lr, double seconds, double data_seconds);
   void write_profile(const StepProfile& profile) const;
@@ -147,12 +125,15 @@ class Run {
   const RunConfig& config_;
   const fs::path out_;
   const StopSignals& signals_;
-  FolderLock lock_;
   Backend& backend_;
+  RankGroups& groups_;
+  World& world_;
+  const bool leads_;  // rank 0 prints and writes; all compute
+  const DataPlace place_;
+  const Start start_;
   StepProfiler* const profiler_;  // not null where a step is profiled
   const int64_t profile_step_;
-  const std::optional<fs::path> checkpoint_;  // that this run goes on from
-  const int64_t last_step_;                   // where this process stops
+  const int64_t last_step_;  // where this call stops
   Dataset train_data_;
   std::optional<Dataset> validation_data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
@@ -164,20 +145,26 @@ class Run {
   bool save_due_ = false;
   int64_t validated_step_ = -1;
   double model_flops_per_step_;
+  double total_matrix_flops_ = 0;  // of all ranks
+  bool stop_agreed_ = false;
+  int64_t started_at_step_ = 0;
   double average_step_seconds_ = 0;
 };
 
 Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, Backend& backend,
-         StepProfiler* profiler, const StepPlan& plan, RankGroups& groups)
+         StepProfiler* profiler, const StepPlan& plan, RankGroups& groups, World& world)
     : config_(config),
       out_(config.run.out),
       signals_(signals),
-      lock_((create_out(out_), out_)),
       backend_(backend),
+      groups_(groups),
+      world_(world),
+      leads_(groups.rank() == 0),
+      place_{groups.data_rank(), groups.data_size()},
+      start_(choose_start(config, options, groups.group(GroupKind::world))),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
-      checkpoint_(checkpoint_to_start_from(config, options.resume)),
-      last_step_(last_step_of_call(config, options, checkpoint_)),
+      last_step_(last_step_of_call(config, options, start_.checkpoint)),
       train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
       validation_data_(open_validation_data(config)),
       limits_{.compute = config.precision.compute,
@@ -185,28 +172,37 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
       step_(config, plan.memory, backend, groups),
-      model_flops_per_step_(static_cast<double>(plan.total().model_flops)) {
+      model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
+  compare_data(train_data_, groups.group(GroupKind::world), world_);
+  total_matrix_flops_ = limits_.matrix_flops;
+  groups_.stream().wait(
+      groups_.stream().all_reduce(groups_.group(GroupKind::world), &total_matrix_flops_, 1, DType::f64));
   start_or_resume();
-  write_file(out_ / "config.json", show_config(config));
-  write_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
+  if (!leads_) return;
+  write_whole_file(out_ / "config.json", show_config(config));
+  write_whole_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
 }
 
 void Run::start_or_resume() {
-  if (checkpoint_) {
-    progress_ = load_state(*checkpoint_, step_);
+  if (start_.checkpoint) {
+    progress_ = load_state(*start_.checkpoint, step_);
     saved_step_ = progress_.step;
-    fmt::print("resumed from {} (step {})\n", checkpoint_->string(), progress_.step);
-    for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step)) {
-      fmt::print("later checkpoint set aside: {}\n", name);
+    if (leads_) {
+      fmt::print("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
+      for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
+        fmt::print("later checkpoint set aside: {}\n", name);
     }
-  } else {
+  } else if (leads_) {
     fmt::print("starting from scratch (seed {})\n", config_.run.seed);
     std::fflush(stdout);
-    Progress bar("initial weights", step_.spec().parameters());
+    Progress bar("initial weights", elements_of(step_.state()));
     step_.initialize([&](int64_t drawn) { bar.update(drawn); });
     bar.finish();
+  } else {
+    step_.initialize();
   }
-  metrics_.emplace(out_, checkpoint_ ? progress_.step : -1);
+  started_at_step_ = progress_.step;
+  if (leads_) metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
 }
 
 ExitCode Run::loop() {
@@ -215,16 +211,14 @@ ExitCode Run::loop() {
     if (!validation_recorded()) validate();
     retain();
     finish();
-    fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
+    if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
-  fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
-             limits_.matrix_flops / 1e9, dtype_name(limits_.compute));
-  std::fflush(stdout);
+  if (leads_) print_machine();
   if (validation_due() && !validation_recorded()) validate();
   {
-    PrefetchedBatches batches(config_, train_data_, progress_.samples, ring_.get());
-    while (progress_.step < last_step_ && !signals_.requested()) {
+    PrefetchedBatches batches(config_, train_data_, progress_.samples, place_, ring_.get());
+    while (progress_.step < last_step_ && !stopping()) {
       one_step(batches);
       std::fflush(stdout);
     }
@@ -238,21 +232,48 @@ ExitCode Run::loop() {
   save();
   finish();
   if (progress_.skipped_in_a_row > 0) {
-    throw Error(
-        ExitCode::diverged,
-        "training diverged: loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept",
-        format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string());
+    throw diverged(fmt::format("in the last {}; earlier checkpoints in {} are kept",
+                               format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string()));
   }
   // The last validation was stopped; whoever resumes makes up for it.
   if (validation_data_ && validated_step_ != progress_.step) return stopped();
-  fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
+  if (leads_)
+    fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
 }
 
+void Run::print_machine() const {
+  const int64_t ranks = groups_.mesh().world_size();
+  if (ranks > 1) {
+    fmt::print(
+        "{} ranks: {} tensor x {} data, ZeRO {}{}; {} threads each, {:.0f} GFLOP/s in {} matrix products in all\n",
+        ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
+        config_.parallel.sequence ? ", sequence parallel" : "", backend_.target().num_threads,
+        total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
+  } else {
+    fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
+               limits_.matrix_flops / 1e9, dtype_name(limits_.compute));
+  }
+  std::fflush(stdout);
+}
+
+// All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
+bool Run::stopping() {
+  if (groups_.group(GroupKind::world) == nullptr) return signals_.requested();
+  if (!stop_agreed_ && progress_.step == started_at_step_) stop_agreed_ = step_.agree_to_stop(signals_.requested());
+  return stop_agreed_;
+}
+
+// What has happened on all ranks alike is said by one.
+Error Run::diverged(const std::string& when) const {
+  return {ExitCode::diverged, leads_ ? "training diverged: loss or gradients were not finite " + when : std::string()};
+}
+
 ExitCode Run::stopped() const {
+  if (!leads_) return ExitCode::requeue;
   if (profile_step_ > progress_.step) fmt::print("step {} was not reached, so there is no profile\n", profile_step_);
-  fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n", signals_.name(),
-             progress_.step);
+  fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n",
+             signals_.requested() ? signals_.name() : "a signal to another rank", progress_.step);
   return ExitCode::requeue;
 }
 
@@ -262,7 +283,10 @@ void Run::one_step(PrefetchedBatches& batches) {
   const double lr = learning_rate(config_, progress_.step);
   StepProfiler* const profiler = progress_.step + 1 == profile_step_ ? profiler_ : nullptr;
   if (profiler != nullptr) profiler->start();
-  const StepResult result = step_.run(lr, batches, false, profiler);
+  world_.activity().set_step(progress_.step + 1);
+  world_.activity().set_phase("step");
+  const StepResult result = step_.run(lr, batches, profiler, [this] { return signals_.requested(); });
+  stop_agreed_ = result.stop;
   progress_.step += 1;
   std::optional<StepProfile> profile;
   if (profiler != nullptr)
@@ -275,11 +299,9 @@ void Run::one_step(PrefetchedBatches& batches) {
   if (profile) write_profile(*profile);
   if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
     finish();
-    throw Error(ExitCode::diverged,
-                "training diverged: loss or gradients were not finite for {} steps in a row (run.max_skipped_steps = "
-                "{}); the last "
-                "checkpoint in {} is untouched",
-                progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string());
+    throw diverged(
+        fmt::format("for {} steps in a row (run.max_skipped_steps = {}); the last checkpoint in {} is untouched",
+                    progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string()));
   }
   const bool last = progress_.step == last_step_;
   if (!last && validation_due()) validate();
@@ -296,15 +318,20 @@ bool Run::validation_due() const {
 
 // A stop during a validation leaves it out; whoever resumes that step makes up for it.
 bool Run::validation_recorded() const {
-  const RunHistory history = read_run_history(out_ / "metrics.jsonl");
-  return std::any_of(history.validations.begin(), history.validations.end(),
-                     [&](const RunHistory::Validation& validation) { return validation.step == progress_.step; });
+  bool recorded = false;
+  if (leads_) {
+    const RunHistory history = read_run_history(out_ / "metrics.jsonl");
+    recorded = std::any_of(history.validations.begin(), history.validations.end(),
+                           [&](const RunHistory::Validation& validation) { return validation.step == progress_.step; });
+  }
+  return !broadcast_text(groups_.group(GroupKind::world), recorded ? "yes" : "", 0).empty();
 }
 
 void Run::report(const StepResult& result, double lr, double seconds, double data_seconds) {
   // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress_.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
+  if (!leads_) return;
   const int64_t every = config_.log.every_steps;
   if (progress_.step % every != 0 && progress_.step != last_step_ && !result.skipped) return;
   const int64_t tokens_per_step = step_.counted_tokens();
@@ -317,7 +344,7 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
                             .step_seconds = seconds,
                             .data_seconds = data_seconds,
                             .tokens_per_second = static_cast<double>(tokens_per_step) / seconds,
-                            .mfu = model_flops_per_step_ / seconds / limits_.matrix_flops,
+                            .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
                             .peak_bytes = step_.taken().total(),
                             .skipped = result.skipped};
   metrics_->write_step(metrics);
@@ -326,64 +353,98 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
 }
 
 void Run::write_profile(const StepProfile& profile) const {
+  if (!leads_) return;
   const fs::path trace = out_ / fmt::format("trace-step{}.json", profile.step);
-  write_file(trace, step_profile_trace(profile));
+  write_whole_file(trace, step_profile_trace(profile));
   fmt::print("{}trace: {}\n", step_profile_table(profile), trace.string());
 }
 
 void Run::validate() {
   if (!validation_data_ || validated_step_ == progress_.step) return;
   const int64_t samples = config_.run.validation_samples;
-  const int64_t micro = config_.batch.micro;
-  PrefetchedBatches batches(config_, *validation_data_, 0, ring_.get() + prefetch_ring_bytes(config_));
-  FirstSamples counted(batches, samples, micro, config_.model.sequence_length);
+  world_.activity().set_phase("validation");
+  PrefetchedBatches batches(config_, *validation_data_, 0, place_, ring_.get() + prefetch_ring_bytes(config_));
+  FirstSamples counted(batches, samples, config_, place_);
   double sum = 0;
-  for (int64_t first = 0; first < samples; first += micro) {
+  for (int64_t first = 0; first < samples; first += config_.batch.micro * place_.size) {
     // Nothing is lost: the run that is resumed validates this step.
-    if (signals_.requested()) return;
+    if (step_.agree_to_stop(signals_.requested())) {
+      stop_agreed_ = true;
+      return;
+    }
     sum += step_.evaluate(1, counted);
   }
+  validated_step_ = progress_.step;
+  if (!leads_) return;
   const double loss = sum / static_cast<double>(samples * config_.model.sequence_length);
   metrics_->write_validation(progress_.step, loss);
   fmt::print("validation after step {}: loss {:.4f} over {}\n", progress_.step,
              std::isnan(loss) ? std::abs(loss) : loss, format_counted(samples, "sequence"));
-  validated_step_ = progress_.step;
 }
 
 void Run::save() {
   if (saved_step_ == progress_.step) return;
   const auto start = Clock::now();
-  metrics_->sync();
-  save_state(config_, step_, progress_);
+  world_.activity().set_phase("checkpoint");
+  if (leads_) metrics_->sync();
+  save_state(config_, step_, progress_, groups_);
   saved_step_ = progress_.step;
   save_due_ = false;
-  fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
+  if (leads_) fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
   // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
   if (progress_.skipped_in_a_row == 0) retain();
 }
 
 void Run::retain() {
+  if (!leads_) return;
   const std::string warning = apply_retention(out_, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
   if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
 }
 
-void Run::finish() { write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_)); }
+void Run::finish() {
+  if (leads_) write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_));
+}
 
-}  // namespace
-
-ExitCode train(const RunConfig& config, const TrainOptions& options) {
-  // First of all: a request to stop that comes while the run is being set up is honoured too.
-  const StopSignals signals;
-  const auto device = make_cpu_backend(static_cast<int>(config.run.threads));
-  const StepPlan plan = plan_step(config, device->target());
-  const std::string shortage = memory_shortage(config, plan.memory.arenas, device->target());
+// One rank of the run, from its groups to the end. `local_ranks` share this machine.
+ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world,
+                  int local_ranks) {
+  RankGroups groups(config, world);
+  const int cores = this_machine(0).num_threads;
+  const auto device = make_cpu_backend(config.run.threads > 0 ? static_cast<int>(config.run.threads)
+                                                              : std::max(1, cores / local_ranks));
+  const StepPlan plan = plan_step(config, device->target(), world.size(), world.rank());
+  Target share = device->target();
+  share.memory_bytes /= local_ranks;
+  const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device);
   Backend& backend = profiler ? profiler->backend() : *device;
-  const auto worlds = make_local_world(1);
-  RankGroups groups(config, *worlds.front());
-  return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups).loop();
+  return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
+}
+
+}  // namespace
+
+ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch) {
+  // First of all: a request to stop that comes while the run is being set up is honoured too.
+  const StopSignals signals;
+  if (launch.size > 1) {
+    make_mesh(config, launch.size);
+    const std::string text = show_config(config);
+    const auto world =
+        make_process_world(launch, {.facts = {{"config", fmt::format("{:08x}", crc32c(text.data(), text.size()))}},
+                                    .timeout_seconds = config.comm.timeout_seconds});
+    return run_rank(config, options, signals, *world, std::max(1, launch.local_size));
+  }
+  make_mesh(config, options.ranks);
+  const auto ranks = static_cast<int>(options.ranks);
+  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front(), 1);
+  std::atomic<ExitCode> code = ExitCode::finished;
+  run_local_ranks(ranks, [&](World& world) {
+    const ExitCode own = run_rank(config, options, signals, world, ranks);
+    if (world.rank() == 0) code = own;
+  });
+  return code;
 }
 
 }  // namespace gptrain

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/bootstrap.h"
 #include "config/run_config.h"
 
 namespace gptrain {
@@ -14,12 +15,14 @@ struct TrainOptions {
   std::optional<std::string>
       resume;  // "latest" or a folder; not given: from scratch, refused where run.out holds checkpoints
   std::optional<int64_t> steps;         // run this many and stop as at the end
+  int64_t ranks = 1;                    // threads of this process, each a rank
   std::optional<int64_t> profile_step;  // time this step op by op: a table on standard output, and a trace in run.out
 };
 
-// Trains on this machine. Writes the step lines to standard output and everything else to config.run.out. Returns
-// finished, or requeue after a stop by signal (the state is then saved). Throws Error with the code and the message for
-// the user otherwise.
-ExitCode train(const RunConfig& config, const TrainOptions& options);
+// Trains, as the process that `launch` says, or where this process is alone on options.ranks threads of it. The config
+// was loaded for as many ranks. Rank 0 writes the step lines to standard output and everything else to config.run.out.
+// Returns finished, or requeue after a stop by signal (the state is then saved). Throws Error with the code and the
+// message for the user otherwise.
+ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch);
 
 }  // namespace gptrain

@@ -1,9 +1,11 @@
 #include "train/run_state.h"
 
 #include <fmt/format.h>
+#include <functional>
 
 #include "base/error.h"
 #include "base/version.h"
+#include "comm/texts.h"
 #include "config/load.h"
 
 namespace gptrain {
@@ -29,19 +31,59 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only) {
   return slices;
 }
 
+// What `work` returns on each rank. Where it throws on one, all ranks throw what the lowest of them has thrown.
+std::vector<std::string> agree(Communicator* world, const std::function<std::string()>& work) {
+  constexpr char done = '+';
+  std::string outcome;
+  try {
+    outcome = done + work();
+  } catch (const Error& error) {
+    outcome = error.what();
+  }
+  std::vector<std::string> outcomes = gather_texts(world, outcome);
+  for (std::string& text : outcomes) {
+    if (text.empty() || text.front() != done) throw Error(ExitCode::checkpoint, "{}", text);
+    text.erase(0, 1);
+  }
+  return outcomes;
+}
+
 }  // namespace
 
-void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress) {
+void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                const RankGroups& groups) {
+  Communicator* const world = groups.group(GroupKind::world);
+  const bool leads = groups.rank() == 0;
   const Manifest manifest{.step = progress.step,
                           .samples = progress.samples,
                           .updates = progress.updates,
                           .skipped = progress.skipped,
                           .skipped_in_a_row = progress.skipped_in_a_row,
                           .seed = config.run.seed,
-                          .world_size = 1,
+                          .world_size = groups.mesh().world_size(),
                           .config = show_config(config),
                           .build = version};
-  save_checkpoint(config.run.out, manifest, slices_of(step, true));
+  const fs::path out = config.run.out;
+  if (world == nullptr) return save_checkpoint(out, manifest, slices_of(step, true));
+  agree(world, [&] {
+    if (leads) begin_checkpoint(out, progress.step);
+    return std::string();
+  });
+  try {
+    const std::vector<std::string> parts =
+        agree(world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true)); });
+    agree(world, [&] {
+      constexpr int64_t tensors_per_parameter = 3;  // weight, exp_avg, exp_avg_sq
+      const auto num_tensors = static_cast<int64_t>(step.spec().tensors.size()) * tensors_per_parameter;
+      if (leads) publish_checkpoint(out, manifest, num_tensors, parts);
+      return std::string();
+    });
+  } catch (const PeerGone&) {
+    throw;
+  } catch (...) {
+    if (leads) discard_checkpoint(out, progress.step);
+    throw;
+  }
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step) {

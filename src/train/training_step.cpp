@@ -111,24 +111,22 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
-  parameters_ = std::make_unique<ParameterStore>(
-      spec_, shards_, layout_, sharding_,
-      ParameterBuffers{.weights = arena(MemoryClass::weights),
-                       .gradients = arena(MemoryClass::gradients),
-                       .master = arena(MemoryClass::master),
-                       .moments = arena(MemoryClass::moments),
-                       .gathered_weights = arena(MemoryClass::gathered),
-                       .gradient_buckets = arena(MemoryClass::buckets)});
+  parameters_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
+                                                 ParameterBuffers{.weights = arena(MemoryClass::weights),
+                                                                  .gradients = arena(MemoryClass::gradients),
+                                                                  .master = arena(MemoryClass::master),
+                                                                  .moments = arena(MemoryClass::moments),
+                                                                  .gathered_weights = arena(MemoryClass::gathered),
+                                                                  .gradient_buckets = arena(MemoryClass::buckets)});
   units_ = std::make_unique<Units>(step_shape(config, true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, shards_, layout_, tensor, backend_);
-  update_ = std::make_unique<AdamWRule>(config.optimizer, spec_, shards_, *parameters_,
-                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
-                                        backend_);
+  update_ =
+      std::make_unique<AdamWRule>(config.optimizer, spec_, shards_, *parameters_,
+                                  arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_, backend_);
   executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
                                          backend_, groups_, gathers_, update_.get());
-  evaluation_executor_ =
-      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
-                                 workspace_, backend_, groups_, gathers_, nullptr);
+  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_,
+                                                    arena_memory(), workspace_, backend_, groups_, gathers_, nullptr);
 }
 
 TrainingStep::~TrainingStep() {
@@ -176,9 +174,8 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     const bool together = piece.shape.size() == 1 || width == row;
     const int64_t run = together ? piece.count() : width;
     for (int64_t start = 0; start < piece.count(); start += run) {
-      const int64_t first = piece.shape.size() == 1
-                                ? piece.offset[0]
-                                : (piece.offset[0] + start / width) * row + piece.offset[1];
+      const int64_t first =
+          piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];
       for (int64_t done = 0; done < run; done += upload_chunk_elements) {
         const int64_t count = std::min(upload_chunk_elements, run - done);
         initial_values(tensor, config_.run.seed, first + done, count, chunk.data());
@@ -209,7 +206,8 @@ void TrainingStep::set_updates(int64_t updates) {
   backend_.upload(state_, &host_state_, sizeof(StepState));
 }
 
-StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, bool stop, ActionObserver* observer) {
+StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
+                             const std::function<bool()>& stop_wanted) {
   host_state_.learning_rate = static_cast<float>(learning_rate);
   host_state_.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(counted_tokens_));
   host_state_.loss_sum = 0;
@@ -217,12 +215,12 @@ StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, boo
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
-  update_->request_stop(stop);
+  update_->ask_for_stop(stop_wanted);
   executor_->play(source, observer);
   backend_.download(&host_state_, state_, sizeof(StepState));
-  const bool agreed_to_stop = update_->stop_requested();
+  const bool stop = update_->stop_agreed();
   return {host_state_.loss_sum / static_cast<double>(counted_tokens_), std::sqrt(host_state_.squared_norm),
-          host_state_.skip != 0, agreed_to_stop, host_state_.updates};
+          host_state_.skip != 0, stop, host_state_.updates};
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {

@@ -37,7 +37,7 @@ struct StepResult {
   double loss = 0;       // mean cross-entropy of the counted tokens, nats
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // the loss or the norm was not finite; nothing was updated
-  bool stop = false;     // some rank asked to stop before the step
+  bool stop = false;     // some rank wants to stop
   int64_t updates = 0;   // steps of the run that were not skipped
 };
 
@@ -65,8 +65,12 @@ class TrainingStep {
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
 
-  // `stop`: this rank asks to stop; all ranks hear of it in the result. The source brings this rank's micro-batches.
-  StepResult run(double learning_rate, MicroBatchSource& source, bool stop = false, ActionObserver* observer = nullptr);
+  // The source brings this rank's micro-batches. `stop_wanted` is asked late in the step; what any rank answers, all
+  // find in the result.
+  StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
+                 const std::function<bool()>& stop_wanted = {});
+  // Whether any rank wants to stop. Collective over the world.
+  bool agree_to_stop(bool wanted) { return update_->agree_to_stop(wanted); }
   // Sum of the cross-entropy over `micro_batches` micro-batches of every data rank, without dropout. Weights do not
   // change.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);

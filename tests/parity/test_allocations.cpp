@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
-#include "train/step_profiler.h"
 #include "train/plan_step.h"
+#include "train/step_profiler.h"
 
 extern "C" {
 void* __libc_malloc(size_t size);
@@ -108,7 +108,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);
   profiler.start();
-  step.run(1e-3, batches, false, &profiler);
+  step.run(1e-3, batches, &profiler);
   profiler.finish(2, 0, {config.precision.compute, 1, 1});
   num_callers = 0;
   live_bytes = 0;

@@ -6,8 +6,8 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/step_profiler.h"
 #include "train/plan_step.h"
+#include "train/step_profiler.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -48,11 +48,10 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   for (int64_t n = 1; n <= num_steps; ++n) {
     const bool profiled = n == profiled_step;
     if (profiled) profiler.start();
-    result.losses.push_back(step.run(1e-3, batches, false, profiled ? &profiler : nullptr).loss);
+    result.losses.push_back(step.run(1e-3, batches, profiled ? &profiler : nullptr).loss);
     if (profiled) result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10});
   }
-  for (const auto& tensor : step.state())
-    result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count());
+  for (const auto& tensor : step.state()) result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count());
   return result;
 }
 
@@ -95,8 +94,7 @@ TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does") {
 TEST_CASE("a profile holds every action of the schedule in order, and every op lies in one of them") {
   for (const RunConfig& config : configs()) {
     const StepProfile profile = train_steps(config, num_steps).profile;
-    const Schedule schedule =
-        one_stage_schedule(schedule_options(config, testing::OneRank(config).groups));
+    const Schedule schedule = one_stage_schedule(schedule_options(config, testing::OneRank(config).groups));
     REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
     size_t op = 0;

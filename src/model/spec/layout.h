@@ -19,8 +19,8 @@ struct Segment {
 
 // A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest.
 struct UnitRange {
-  int64_t offset;        // elements; the unit's tensors fill [offset, offset + elements)
-  int64_t elements;      // a multiple of segment_multiple times `pieces`
+  int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
+  int64_t elements;       // a multiple of segment_multiple times `pieces`
   int64_t norm_elements;  // of which the first hold the norms, padding included
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;

@@ -28,8 +28,8 @@ struct ShardBox {
 struct TensorShard {
   std::vector<int64_t> shape;   // local, padding included
   std::vector<ShardBox> boxes;  // disjoint, in the order of their local offsets; none where the rank has padding only
-  // Elements [replicas_first, replicas_first + replicas_count) of the local tensor are keys' and values' heads that this
-  // and other ranks hold (fewer heads than ranks): their gradients are summed over those ranks.
+  // Elements [replicas_first, replicas_first + replicas_count) of the local tensor are keys' and values' heads that
+  // this and other ranks hold (fewer heads than ranks): their gradients are summed over those ranks.
   int64_t replicas_first = 0;
   int64_t replicas_count = 0;
 

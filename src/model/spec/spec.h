@@ -25,9 +25,10 @@ enum class Init : uint8_t { normal, zeros, ones };
 // (dim 0: column-parallel linears), by columns (dim 1: row-parallel linears), or by rows of the padded vocabulary.
 enum class Split : uint8_t { none, rows, columns, vocabulary };
 
-// The weights of norms are held by every rank of the tensor axis, and their ops read them in f32: they lie near 1, where
-// rounding them to bf16 shifts a whole feature by up to 0.4%, in every row alike. A rank's gradient of such a tensor is
-// that of its own rows of the residual stream (under sequence parallelism), or of its own heads, and summed over ranks.
+// The weights of norms are held by every rank of the tensor axis, and their ops read them in f32: they lie near 1,
+// where rounding them to bf16 shifts a whole feature by up to 0.4%, in every row alike. A rank's gradient of such a
+// tensor is that of its own rows of the residual stream (under sequence parallelism), or of its own heads, and summed
+// over ranks.
 enum class NormUse : uint8_t { no_norm, of_rows, of_heads };
 
 // Rows that are split on their own, and how many of them stay together (a head's).

@@ -56,15 +56,13 @@ void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& b
 }  // namespace
 
 void cpu_cast(const Cast& op, const CpuContext& context) {
-  for_each_chunk_of_rows(context.num_threads, op.from, [&](int64_t row, int64_t first, int64_t end) {
-    context.kernels->cast(op, row, first, end);
-  });
+  for_each_chunk_of_rows(context.num_threads, op.from,
+                         [&](int64_t row, int64_t first, int64_t end) { context.kernels->cast(op, row, first, end); });
 }
 
 void cpu_add(const Add& op, const CpuContext& context) {
-  for_each_chunk_of_rows(context.num_threads, op.to, [&](int64_t row, int64_t first, int64_t end) {
-    context.kernels->add(op, row, first, end);
-  });
+  for_each_chunk_of_rows(context.num_threads, op.to,
+                         [&](int64_t row, int64_t first, int64_t end) { context.kernels->add(op, row, first, end); });
 }
 
 }  // namespace gptrain

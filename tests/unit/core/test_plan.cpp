@@ -126,8 +126,8 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());
-  const DryRunInput input{config,           cpu_target(), plan.spec, plan.memory.arenas, plan.ops, TokenRate{1000, "given"},
-                          {{"x", 1.0, 2.5}}};
+  const DryRunInput input{
+      config, cpu_target(), plan.spec, plan.memory.arenas, plan.ops, TokenRate{1000, "given"}, {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;

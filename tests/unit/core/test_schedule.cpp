@@ -7,7 +7,9 @@ using namespace gptrain;
 
 namespace {
 
-Schedule with_recompute() { return one_stage_schedule({.micro_batches = 3, .recomputed = {false, true, false, true, false}}); }
+Schedule with_recompute() {
+  return one_stage_schedule({.micro_batches = 3, .recomputed = {false, true, false, true, false}});
+}
 
 size_t find(const Schedule& schedule, ActionKind kind, int32_t unit) {
   const auto place = std::find_if(schedule.actions.begin(), schedule.actions.end(),
@@ -19,7 +21,8 @@ size_t find(const Schedule& schedule, ActionKind kind, int32_t unit) {
 
 TEST_CASE("generated schedules are sound and hold no more than they need") {
   for (const int32_t micro_batches : {1, 2, 5}) {
-    const Schedule plain = one_stage_schedule({.micro_batches = micro_batches, .recomputed = std::vector<bool>(6, false)});
+    const Schedule plain =
+        one_stage_schedule({.micro_batches = micro_batches, .recomputed = std::vector<bool>(6, false)});
     CHECK(check(plain).empty());
     CHECK(plain.activation_slots == 1);
     CHECK(plain.replay_slots == 0);

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <numeric>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <vector>
 

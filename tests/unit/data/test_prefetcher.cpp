@@ -57,7 +57,7 @@ TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Datas
   const Dataset dataset = open();
   for (const int64_t batch : {1, 3, 8}) {
     for (const int depth : {1, 2, 5}) {
-      Prefetcher prefetcher(dataset, 17, batch, sequence_length, make_ring(batch, depth), depth);
+      Prefetcher prefetcher(dataset, 17, batch, batch, sequence_length, make_ring(batch, depth), depth);
       std::vector<int32_t> tokens(sequence_length);
       std::vector<int32_t> targets(sequence_length);
       for (int64_t sample = 17; sample < 17 + 20 * batch;) {
@@ -77,7 +77,7 @@ TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Datas
 TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") {
   const Dataset dataset = open();
   constexpr int depth = 3;
-  Prefetcher prefetcher(dataset, 0, 2, sequence_length, make_ring(2, depth), depth);
+  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, make_ring(2, depth), depth);
   std::vector<const int32_t*> places;
   for (int64_t k = 0; k < 2 * depth; ++k) {
     const MicroBatch& micro_batch = prefetcher.next();
@@ -92,7 +92,7 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
 
 TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {
   const Dataset dataset = open();
-  Prefetcher prefetcher(dataset, 0, 4, sequence_length, make_ring(4, 2), 2);
+  Prefetcher prefetcher(dataset, 0, 4, 4, sequence_length, make_ring(4, 2), 2);
   prefetcher.next();
   const int64_t before = test::num_allocations();
   int64_t last = 0;
@@ -107,7 +107,7 @@ TEST_CASE("What the reader throws comes out of next(), after what was read befor
   RawTokenFile::of({{1, 2, 3, 4, 5, 6, 999, 8, 9}}, 8).write(folder / "bad");
   const Dataset dataset({{folder / "bad", 1}}, 2, 257, 1, false);
   std::vector<std::byte> ring(static_cast<size_t>(4 * MicroBatch::bytes(1, 2)));
-  Prefetcher prefetcher(dataset, 0, 1, 2, ring.data(), 4);
+  Prefetcher prefetcher(dataset, 0, 1, 1, 2, ring.data(), 4);
   CHECK(prefetcher.next().tokens[0] == 1);
   CHECK(prefetcher.next().tokens[0] == 3);
   for (int i = 0; i < 2; ++i) {
@@ -118,7 +118,7 @@ TEST_CASE("What the reader throws comes out of next(), after what was read befor
 TEST_CASE_METHOD(Fixture, "A prefetcher may end at any time") {
   const Dataset dataset = open();
   for (int i = 0; i < 50; ++i) {
-    Prefetcher prefetcher(dataset, 0, 3, sequence_length, make_ring(3, 1 + i % 4), 1 + i % 4);
+    Prefetcher prefetcher(dataset, 0, 3, 3, sequence_length, make_ring(3, 1 + i % 4), 1 + i % 4);
     for (int k = 0; k < i % 6; ++k) prefetcher.next();
   }
   CHECK(guard_intact());
@@ -126,7 +126,7 @@ TEST_CASE_METHOD(Fixture, "A prefetcher may end at any time") {
 
 TEST_CASE_METHOD(Fixture, "Waiting is measured") {
   const Dataset dataset = open();
-  Prefetcher prefetcher(dataset, 0, 1, sequence_length, make_ring(1, 2), 2);
+  Prefetcher prefetcher(dataset, 0, 1, 1, sequence_length, make_ring(1, 2), 2);
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 500; ++i) prefetcher.next();
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -152,7 +152,7 @@ TEST_CASE_METHOD(Fixture, "The reader runs at nice 19 and leaves stop signals to
   const Dataset dataset = open();
   std::set<std::filesystem::path> before;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) before.insert(entry.path());
-  Prefetcher prefetcher(dataset, 0, 1, sequence_length, make_ring(1, 2), 2);
+  Prefetcher prefetcher(dataset, 0, 1, 1, sequence_length, make_ring(1, 2), 2);
   prefetcher.next();
   std::vector<std::filesystem::path> added;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
