@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/progress.h"
@@ -109,6 +110,8 @@ class Run {
  private:
   void start_or_resume();
   void print_machine() const;
+  void compare_replicas();
+  void warn_of_spread_tensor_groups() const;
   bool stopping();
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
@@ -214,7 +217,10 @@ ExitCode Run::loop() {
     if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
-  if (leads_) print_machine();
+  if (leads_) {
+    print_machine();
+    warn_of_spread_tensor_groups();
+  }
   if (validation_due() && !validation_recorded()) validate();
   {
     PrefetchedBatches batches(config_, train_data_, progress_.samples, place_, ring_.get());
@@ -303,12 +309,47 @@ void Run::one_step(PrefetchedBatches& batches) {
         fmt::format("for {} steps in a row (run.max_skipped_steps = {}); the last checkpoint in {} is untouched",
                     progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string()));
   }
+  const int64_t compare_every = config_.comm.compare_every_steps;
+  if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas();
   const bool last = progress_.step == last_step_;
   if (!last && validation_due()) validate();
   const int64_t save_every = config_.checkpoint.every_steps;
   save_due_ = save_due_ || (save_every > 0 && progress_.step % save_every == 0);
   // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
   if (!last && save_due_ && !result.skipped) save();
+}
+
+// A fault of memory or network that no checksum has caught leaves ranks that hold the same weights with different ones.
+void Run::compare_replicas() {
+  const auto compare = [&](GroupKind kind, const char* what, uint32_t checksum) {
+    Communicator* const group = groups_.group(kind);
+    const std::vector<std::string> all = gather_texts(group, fmt::format("{:08x}", checksum));
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i] == all[0]) continue;
+      const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), kind);
+      const auto rank = static_cast<int>(ranks[i]);
+      throw Error(ExitCode::device,
+                  "after step {} the {} of rank {} on {} differ from those of rank {} on {}, which should be the same: "
+                  "memory or network at fault; go on from a checkpoint with --resume latest",
+                  progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
+    }
+  };
+  if (groups_.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step_.weights_checksum());
+  if (groups_.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step_.norms_checksum());
+}
+
+// A tensor group exchanges activations all the time, which wants the links within a node.
+void Run::warn_of_spread_tensor_groups() const {
+  const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), GroupKind::tensor);
+  for (const int64_t rank : ranks) {
+    const std::string& host = world_.host(static_cast<int>(rank));
+    if (host == world_.host(static_cast<int>(ranks[0]))) continue;
+    fmt::print(stderr,
+               "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
+               "holds\n",
+               groups_.rank(), world_.host(static_cast<int>(ranks[0])), host, config_.parallel.tensor);
+    return;
+  }
 }
 
 bool Run::validation_due() const {
@@ -405,16 +446,28 @@ void Run::finish() {
   if (leads_) write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_));
 }
 
-// One rank of the run, from its groups to the end. `local_ranks` share this machine.
+// Who shares a machine with a rank, itself included.
+struct Sharers {
+  int ranks = 1;      // threads of this process
+  int processes = 1;  // of this run, on this node
+};
+
+// A rank's share of the cores that its process may use; where these are all, of the process' share of them.
+int threads_of_rank(const Sharers& sharers) {
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / sharers.processes));
+  return std::max(1, of_process / sharers.ranks);
+}
+
+// One rank of the run, from its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world,
-                  int local_ranks) {
+                  const Sharers& sharers) {
   RankGroups groups(config, world);
-  const int cores = this_machine(0).num_threads;
-  const auto device = make_cpu_backend(config.run.threads > 0 ? static_cast<int>(config.run.threads)
-                                                              : std::max(1, cores / local_ranks));
+  const auto device =
+      make_cpu_backend(config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads_of_rank(sharers));
   const StepPlan plan = plan_step(config, device->target(), world.size(), world.rank());
   Target share = device->target();
-  share.memory_bytes /= local_ranks;
+  share.memory_bytes /= sharers.ranks * sharers.processes;
   const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   std::optional<StepProfiler> profiler;
@@ -433,15 +486,16 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
     const std::string text = show_config(config);
     const auto world =
         make_process_world(launch, {.facts = {{"config", fmt::format("{:08x}", crc32c(text.data(), text.size()))}},
+                                    .same_instruction_set = !config.comm.mixed_machines,
                                     .timeout_seconds = config.comm.timeout_seconds});
-    return run_rank(config, options, signals, *world, std::max(1, launch.local_size));
+    return run_rank(config, options, signals, *world, {1, std::max(1, launch.local_size)});
   }
   make_mesh(config, options.ranks);
   const auto ranks = static_cast<int>(options.ranks);
-  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front(), 1);
+  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front(), {1, 1});
   std::atomic<ExitCode> code = ExitCode::finished;
   run_local_ranks(ranks, [&](World& world) {
-    const ExitCode own = run_rank(config, options, signals, world, ranks);
+    const ExitCode own = run_rank(config, options, signals, world, {ranks, 1});
     if (world.rank() == 0) code = own;
   });
   return code;
