@@ -13,6 +13,7 @@
 #include "comm/bootstrap.h"
 #include "config/load.h"
 #include "data/dataset.h"
+#include "parallel/groups.h"
 #include "report/dry_run.h"
 #include "train/plan_step.h"
 #include "train/run.h"
@@ -102,6 +103,18 @@ void dry_run(const TrainArguments& arguments) {
   fmt::print("{}", arguments.json ? dry_run_json(input) : dry_run_text(input));
 }
 
+// The config of the ranks that this process is one of, or starts.
+RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
+  if (launch.size > 1 && arguments.ranks > 1) {
+    throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave it out",
+                arguments.ranks, launch.size);
+  }
+  const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
+  RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
+  make_mesh(config, num_ranks);
+  return config;
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app, ExitCode& result) {
@@ -150,12 +163,12 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       return;
     }
     const Launch launch = find_launch();
-    if (launch.size > 1 && arguments->ranks > 1) {
-      throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments->ranks,
-                  describe(launch));
+    RunConfig config;
+    try {
+      config = load_for_ranks(*arguments, launch);
+    } catch (const Error& error) {
+      refuse_together(launch, error);
     }
-    const RunConfig config =
-        load_config(arguments->config, arguments->overrides, std::max<int64_t>(launch.size, arguments->ranks));
     TrainOptions options;
     options.ranks = arguments->ranks;
     if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;
