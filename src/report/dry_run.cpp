@@ -75,10 +75,9 @@ std::string row(std::string_view label, const std::string& value, const std::str
 }
 
 std::string memory_section(const DryRunInput& input) {
-  std::string text =
-      input.world.mesh.world_size() == 1
-          ? "\nmemory\n"
-          : fmt::format("\nmemory of a rank (rank {}, of which none takes more)\n", input.world.largest_rank);
+  std::string text = "\nmemory\n";
+  if (input.world.mesh.world_size() > 1)
+    text += row("rank", format_grouped(input.world.largest_rank), "none takes more");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory.bytes[c];
     if (bytes > 0) text += row(memory_class_names[c], format_grouped(bytes), format_bytes(static_cast<double>(bytes)));

@@ -152,6 +152,8 @@ class Run {
   void start_or_resume();
   void prepare_folder();
   void print_machine() const;
+  void compare_replicas();
+  void warn_of_spread_tensor_groups() const;
   bool stopping();
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
@@ -258,7 +260,10 @@ ExitCode Run::loop() {
     if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
-  if (leads_) print_machine();
+  if (leads_) {
+    print_machine();
+    warn_of_spread_tensor_groups();
+  }
   if (validation_due() && !validation_recorded()) validate();
   {
     PrefetchedBatches batches(config_, data_.train, progress_.samples, place_, ring_.get());
@@ -347,12 +352,47 @@ void Run::one_step(PrefetchedBatches& batches) {
         fmt::format("for {} steps in a row (run.max_skipped_steps = {}); the last checkpoint in {} is untouched",
                     progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string()));
   }
+  const int64_t compare_every = config_.comm.compare_every_steps;
+  if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas();
   const bool last = progress_.step == start_.last_step;
   if (!last && validation_due()) validate();
   const int64_t save_every = config_.checkpoint.every_steps;
   save_due_ = save_due_ || (save_every > 0 && progress_.step % save_every == 0);
   // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
   if (!last && save_due_ && !result.skipped) save();
+}
+
+// A fault of memory or network that no checksum has caught leaves ranks that hold the same weights with different ones.
+void Run::compare_replicas() {
+  const auto compare = [&](GroupKind kind, const char* what, uint32_t checksum) {
+    Communicator* const group = groups_.group(kind);
+    const std::vector<std::string> all = gather_texts(group, fmt::format("{:08x}", checksum));
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i] == all[0]) continue;
+      const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), kind);
+      const auto rank = static_cast<int>(ranks[i]);
+      throw Error(ExitCode::device,
+                  "after step {} the {} of rank {} on {} differ from those of rank {} on {}, which should be the same: "
+                  "memory or network at fault; go on from a checkpoint with --resume latest",
+                  progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
+    }
+  };
+  if (groups_.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step_->weights_checksum());
+  if (groups_.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step_->norms_checksum());
+}
+
+// A tensor group exchanges activations all the time, which wants the links within a node.
+void Run::warn_of_spread_tensor_groups() const {
+  const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), GroupKind::tensor);
+  for (const int64_t rank : ranks) {
+    const std::string& host = world_.host(static_cast<int>(rank));
+    if (host == world_.host(static_cast<int>(ranks[0]))) continue;
+    fmt::print(stderr,
+               "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
+               "holds\n",
+               groups_.rank(), world_.host(static_cast<int>(ranks[0])), host, config_.parallel.tensor);
+    return;
+  }
 }
 
 bool Run::validation_due() const {
@@ -455,12 +495,14 @@ int ranks_on_this_host(const World& world) {
   return count;
 }
 
-// The cores that the process may use are its own where it is bound to some of the machine's.
-int threads_of_rank(const RunConfig& config, int local_ranks) {
+// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
+// processes of the node then share.
+int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks) {
   if (config.run.threads > 0) return static_cast<int>(config.run.threads);
-  const int cores = this_machine(0).num_threads;
-  const bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
-  return bound ? cores : std::max(1, cores / local_ranks);
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int processes = std::max(1, local_ranks / ranks_of_process);
+  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / processes));
+  return std::max(1, of_process / ranks_of_process);
 }
 
 // One rank of the run, from its groups to the end.
@@ -468,7 +510,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
-  const auto device = make_cpu_backend(threads_of_rank(config, local_ranks));
+  const auto device = make_cpu_backend(threads_of_rank(config, static_cast<int>(options.ranks), local_ranks));
   StepPlan plan;
   agree_on(groups.group(GroupKind::world), world, [&] {
     plan = plan_step(config, device->target(), world.size(), world.rank());
@@ -495,7 +537,9 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
                           const Launch& launch) {
   try {
     const auto world = make_process_world(
-        launch, {.facts = {{config_fact_name, config_fact(config)}}, .timeout_seconds = config.comm.timeout_seconds});
+        launch, {.facts = {{config_fact_name, config_fact(config)}},
+                 .same_instruction_set = !config.comm.mixed_machines,
+                 .timeout_seconds = config.comm.timeout_seconds});
     return run_rank(config, options, signals, *world);
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();
