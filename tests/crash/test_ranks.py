@@ -259,11 +259,12 @@ class Loss(RanksTest):
             self.assertEqual(set(codes), {0}, output)
             return False
         self.check_end(mode, victim, codes, output)
-        # Ranks that had not met yet wait for all to come.
-        meeting = COMM_TIMEOUT_SECONDS + ANSWER_SECONDS if moment == "startup" else 0
+        # Ranks that had not met yet wait for all to come. Leftovers of an earlier kill look like a save.
+        started = f"{RANKS} ranks: " in output
+        meeting = 0 if started else COMM_TIMEOUT_SECONDS + ANSWER_SECONDS
         self.assertLess(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
         # Who is no longer needed is not missed.
-        if moment != "startup" and mode != "threads" and "\ndone: " not in output:
+        if started and mode != "threads" and "\ndone: " not in output:
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
             self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}")
         killer.count(moment, run)
@@ -271,7 +272,8 @@ class Loss(RanksTest):
 
     def check_end(self, mode, victim, codes, output):
         if mode == "mpi":
-            self.assertEqual(codes, [128 + signal.SIGKILL], output)
+            # mpirun's own code for a killed rank, unless the report and the abort that follows it come first.
+            self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE]), output)
         elif mode == "threads":
             self.assertEqual(codes, [-signal.SIGKILL], output)
         else:
