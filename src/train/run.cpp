@@ -373,7 +373,7 @@ void Run::finish() { write_run_page(out_, fmt::format("gptrain: {}", out_.string
 ExitCode train(const RunConfig& config, const TrainOptions& options) {
   // First of all: a request to stop that comes while the run is being set up is honoured too.
   const StopSignals signals;
-  const auto device = make_cpu_backend(static_cast<int>(config.run.threads));
+  const auto device = make_cpu_backend(static_cast<int>(config.run.threads), config.run.thread_independent);
   const StepPlan plan = plan_step(config, device->target());
   const std::string shortage = memory_shortage(config, plan.memory, device->target());
   if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
