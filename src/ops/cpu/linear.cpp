@@ -185,14 +185,17 @@ class CpuLinear::Products {
   }
 
  private:
-  // Each part by one thread, which is the faster way as long as there are parts for all threads: they need not wait for
-  // each other. False, and nothing done, when there are not, or when oneDNN does not serve the parts.
+  // Each part by one thread, which is the faster way as long as there are large parts for all threads: they need not
+  // wait for each other. False, and nothing done, when there are not, or when oneDNN does not serve the parts.
   bool run_parts(const Product& product) {
     // A multiple that feeds most thread counts evenly, where the parts must not depend on the thread count.
     constexpr int64_t fixed_divisor = 8;
     const Cut cut = cut_of(product, thread_independent_ ? fixed_divisor : num_threads_);
     const int64_t num_parts = cut.num_parts();
-    if (!is_dense(product) || (!thread_independent_ && num_parts < num_threads_)) return false;
+    // Every part of rows reads and packs all of w: few rows do not repay that.
+    constexpr int64_t least_rows = 192;
+    const bool small = num_parts < num_threads_ || (!cut.columns && !product.a_transposed && cut.size < least_rows);
+    if (!is_dense(product) || (!thread_independent_ && small)) return false;
     const ThreadCount one(1);
     const Primitive* const usual = find(cut.part(product, 0), 1);
     const Primitive* const last = find(cut.part(product, num_parts - 1), 1);
