@@ -510,7 +510,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
-  const auto device = make_cpu_backend(threads_of_rank(config, static_cast<int>(options.ranks), local_ranks));
+  const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
+  const auto device = make_cpu_backend(threads, config.run.thread_independent);
   StepPlan plan;
   agree_on(groups.group(GroupKind::world), world, [&] {
     plan = plan_step(config, device->target(), world.size(), world.rank());
