@@ -63,6 +63,9 @@ const std::map<std::string, Sample> samples = {
     {"checkpoint.keep_last", {"5", {}}},
     {"checkpoint.keep_every", {"100", {}}},
     {"log.every_steps", {"5", {}}},
+    {"comm.timeout_seconds", {"7.5", {}}},
+    {"comm.mixed_machines", {"true", {}}},
+    {"comm.compare_every_steps", {"7", {}}},
     {"run.steps", {"7", {}}},
     {"run.seed", {"9223372036854775808", {}}},
     {"run.out", {R"("runs/other")", {}}},
@@ -101,7 +104,7 @@ TEST_CASE("every sample but those of one value differs from the base config") {
 
 TEST_CASE("the table lists sections in order and each key once") {
   CHECK(section_names() == std::vector<std::string>{"model", "data", "batch", "parallel", "precision", "optimizer",
-                                                    "schedule", "memory", "checkpoint", "log", "run"});
+                                                    "schedule", "memory", "checkpoint", "log", "comm", "run"});
   std::set<std::string> paths;
   for (const Field& field : fields()) {
     INFO(field.path);
