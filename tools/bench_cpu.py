@@ -22,7 +22,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 # Sequences, tokens, steps that are not timed, steps that are.
 SHAPES = {"small": (4, 64, 3, 8), "long": (1, 1024, 2, 4), "large": (8, 1024, 1, 2)}
-# Threads that wait spin as long as gptrain's do: with OpenMP's default, other work on the machine slows PyTorch tenfold.
+# Threads that wait spin as long as gptrain's do: OpenMP's default makes PyTorch several times slower when other work
+# shares the cores.
 TORCH_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 
 
@@ -108,8 +109,8 @@ def main():
     options = parser.parse_args()
 
     version = output_of([options.python, "-c", "import torch; print(torch.__version__)"]).strip()
-    print(f"GPT-2 124M, {options.threads} threads, forward + backward + update, PyTorch {version}; milliseconds a step, "
-          f"medians of {options.rounds} rounds")
+    print(f"GPT-2 124M, {options.threads} threads, forward + backward + update, PyTorch {version}; milliseconds a "
+          f"step, medians of {options.rounds} rounds")
     print(f"{'shape':<11}{'dtype':<7}{'gptrain':>10}{'eager':>10}{'compiled':>10}{'gptrain tok/s':>15}{'ratio':>8}"
           f"{'MFU':>8}{'load':>7}")
     with tempfile.TemporaryDirectory() as name:
