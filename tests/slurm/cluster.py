@@ -48,7 +48,8 @@ MinJobAge=3600
 PropagateResourceLimits=NONE
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_node_port}-{last_node_port}] \
 CPUs={cpus} RealMemory=1024 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=main Nodes=n[1-{main_nodes}] Default=YES MaxTime=INFINITE State=UP
+PartitionName=unsafe Nodes=n[{first_unsafe_node}-{nodes}] MaxTime=INFINITE State=UP
 """
 
 # The nodes share one machine: without a folder of its own a node's ranks would take another's for shared memory, and
@@ -111,7 +112,10 @@ def command_line(process_id):
 
 
 class Cluster:
-    def __init__(self, root, nodes, cpus):
+    """Nodes in two partitions: "main", and "unsafe", whose nodes a test may take down."""
+
+    def __init__(self, root, main_nodes, unsafe_nodes, cpus):
+        nodes = main_nodes + unsafe_nodes
         self.root = root
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.environment = {name: value for name, value in os.environ.items()
@@ -125,7 +129,7 @@ class Cluster:
         port = free_ports(nodes + 1)
         (root / "slurm.conf").write_text(CONFIG.format(
             root=root, host=socket.gethostname().split(".")[0], port=port, nodes=nodes, cpus=cpus,
-            first_node_port=port + 1, last_node_port=port + nodes))
+            main_nodes=main_nodes, first_unsafe_node=main_nodes + 1, first_node_port=port + 1, last_node_port=port + nodes))
         # Nothing of the cluster uses control groups, but slurmd looks for their version unless it is told.
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         prolog = root / "task_prolog.sh"

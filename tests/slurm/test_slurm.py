@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the scripts of tools/slurm on a Slurm of four nodes that this test brings up on this host, and disturbs them.
+"""Runs the scripts of tools/slurm on a Slurm of seven nodes that this test brings up on this host, and disturbs them.
 
 Run as test_slurm.py SOURCE_ROOT GPTRAIN [scenario]... Whatever happened to a run, its weights, moments
 and metrics must be those of one that nothing disturbed, in the same layout, and no process may be left. Exits with 77
@@ -20,7 +20,7 @@ from pathlib import Path
 from cluster import Cluster, command_line, environment_of, reason_to_skip, wait_until
 
 SKIPPED = 77
-NUM_NODES = 4
+NODES = (4, 3)  # of the two partitions: two for a job, and others to go to
 CPUS_PER_NODE = 4
 PARALLEL_SCENARIOS = 4
 WAIT_SECONDS = 120
@@ -41,7 +41,7 @@ class Workplace:
 
     def __init__(self, root, source, program):
         self.root, self.source, self.program = root, source, program
-        self.cluster = Cluster(root / "cluster", NUM_NODES, CPUS_PER_NODE)
+        self.cluster = Cluster(root / "cluster", *NODES, CPUS_PER_NODE)
         (root / "text.txt").write_text(" ".join(str(number * number) for number in range(3000)))
         self.gptrain("data", "pack", root / "text.txt", "--out", root / "corpus", "--tokenizer", "bytes")
         self.transports = ["none"]
@@ -55,7 +55,7 @@ class Workplace:
 
     def gptrain(self, *arguments):
         subprocess.run([self.program, *map(str, arguments)], check=True, stdin=subprocess.DEVNULL,
-                       stdout=subprocess.PIPE, timeout=WAIT_SECONDS, env=self.cluster.environment)
+                       capture_output=True, timeout=WAIT_SECONDS, env=self.cluster.environment)
 
     def config(self, out, steps, **checkpoint):
         return json.dumps({
@@ -272,37 +272,34 @@ def drained_node(place, name, transport):
 def lost_node(place, name, transport):
     """Slurm itself ends the job of a node that is down, and queues it again."""
     job = Job(place, name, "preemptible", transport)
-    job.submit(*TWO_NODES)
+    job.submit(*TWO_NODES, "--partition=unsafe")
     job.wait_for_step(SAVE_EVERY + 5)
     saved, lost = job.saved(), job.nodes()[-1]
     job.cluster.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
-    try:
-        job.wait_for(lambda: job.field("Restarts") == "1", "queued again")
-        job.end_soon()
-        job.wait_for_end("COMPLETED", 0)
-        check(lost not in job.nodes(), f"the job came back to {lost}")
-    finally:
-        job.cluster.run("scontrol", "update", f"nodename={lost}", "state=resume")
+    job.wait_for(lambda: job.field("Restarts") == "1", "queued again")
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    check(lost not in job.nodes(), f"the job came back to {lost}")
     resumed = int(re.search(r"^resumed from .* \(step (\d+)\)", job.log(), re.MULTILINE).group(1))
     check(resumed >= saved, f"saved {saved}, resumed {resumed}")
     return [job]
 
 
 def scenarios(transports):
-    """{name: (function, arguments)}; those that take a node down come last, each alone."""
+    """{name: (function, arguments)}, the longest first."""
     best = transports[-1]
-    together = {"time limit": (time_limit, best), "faulty config": (faulty_config,),
-                "one node, threads": (finish, "one-node", ONE_NODE, "none", ("--ranks", "2")),
-                "one node, scancel": (cancelled, "one-node", ONE_NODE, "none", ("--ranks", "2")),
-                "detected transport": (detected_transport,)}
+    listed = {"time limit": (time_limit, best), "lost node": (lost_node, best), "faulty config": (faulty_config,),
+              "one node, threads": (finish, "one-node", ONE_NODE, "none", ("--ranks", "2")),
+              "one node, scancel": (cancelled, "one-node", ONE_NODE, "none", ("--ranks", "2")),
+              "detected transport": (detected_transport,)}
     for transport in transports:
-        together |= {f"several nodes, {transport}": (finish, "several-nodes", TWO_NODES, transport),
-                     f"killed rank, {transport}": (killed_rank, transport)}
-    together |= {"scancel": (cancelled, "several-nodes", TWO_NODES, best),
-                 "scancel of preemptible": (cancelled, "preemptible", TWO_NODES, "none"),
-                 "preempted": (preempted, best), "killed too often": (killed_too_often, "none"),
-                 "drained node": (drained_node, "none")}
-    return together, {"lost node": (lost_node, best)}
+        listed |= {f"several nodes, {transport}": (finish, "several-nodes", TWO_NODES, transport),
+                   f"killed rank, {transport}": (killed_rank, transport)}
+    listed |= {"scancel": (cancelled, "several-nodes", TWO_NODES, best),
+               "scancel of preemptible": (cancelled, "preemptible", TWO_NODES, "none"),
+               "preempted": (preempted, best), "killed too often": (killed_too_often, "none"),
+               "drained node": (drained_node, "none")}
+    return listed
 
 
 def compare_with_undisturbed(place, jobs):
@@ -321,7 +318,7 @@ def compare_with_undisturbed(place, jobs):
         check(tensors[0] == tensors[1], f"{where}: weights and moments are not those of an undisturbed run")
 
 
-def play(place, chosen, workers):
+def play(place, chosen):
     """The runs to compare, and the number of failures."""
     def timed(name):
         function, *arguments = chosen[name]
@@ -332,7 +329,7 @@ def play(place, chosen, workers):
             return None, f"FAILED  {name}\n{traceback.format_exc()}"
 
     jobs, failures = [], 0
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with concurrent.futures.ThreadPoolExecutor(PARALLEL_SCENARIOS) as pool:
         for runs, message in pool.map(timed, chosen):
             print(message, flush=True)
             jobs += runs or []
@@ -348,14 +345,11 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
         place = Workplace(Path(scratch), source, program)
-        jobs, failures = [], 0
         try:
             place.start()
-            for group, workers in zip(scenarios(place.transports), (PARALLEL_SCENARIOS, 1)):
-                chosen = {name: group[name] for name in group if name in names or not names}
-                runs, failed = play(place, chosen, workers)
-                jobs += runs
-                failures += failed
+            chosen = {name: scenario for name, scenario in scenarios(place.transports).items()
+                      if name in names or not names}
+            jobs, failures = play(place, chosen)
             if jobs:
                 compare_with_undisturbed(place, jobs)
         finally:
