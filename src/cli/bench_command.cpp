@@ -10,6 +10,8 @@
 #include "comm/bench.h"
 #include "comm/bootstrap.h"
 #include "comm/process_world.h"
+#include "config/load.h"
+#include "parallel/groups.h"
 
 namespace gptrain {
 namespace {
@@ -17,6 +19,8 @@ namespace {
 struct CommArguments {
   int ranks = 0;
   int group_size = 0;
+  std::string config;
+  std::vector<std::string> overrides;
   std::string dtype = "f32";
   double timeout_seconds = WorldOptions().timeout_seconds;
   BenchOptions options;
@@ -28,8 +32,31 @@ void print_row(const BenchRow& row) {
   std::fflush(stdout);
 }
 
-// Every group of neighbouring ranks measures at the same time; the first one's figures are shown.
+// All groups of a kind measure at the same time; that of rank 0 is shown.
+void bench_group(Communicator& group, const CommArguments& arguments, bool shows, const std::string& title) {
+  if (shows) {
+    fmt::print("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
+    fmt::print("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
+  }
+  bench_collectives(group, arguments.options, [&](const BenchRow& row) {
+    if (shows) print_row(row);
+  });
+}
+
+// The groups of a config's mesh, one kind after the other.
+void bench_mesh(World& world, const CommArguments& arguments, const std::string& how) {
+  const RankGroups groups(load_config(arguments.config, arguments.overrides, world.size()), world);
+  world.activity().set_phase("bench");
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    Communicator* const group = groups.group(static_cast<GroupKind>(kind));
+    if (group == nullptr) continue;
+    bench_group(*group, arguments, world.rank() == 0,
+                fmt::format("{} ranks ({}), {} groups of {}", world.size(), how, group_names[kind], group->size()));
+  }
+}
+
 void bench_world(World& world, const CommArguments& arguments, const std::string& how) {
+  if (!arguments.config.empty()) return bench_mesh(world, arguments, how);
   const int size = arguments.group_size > 0 ? arguments.group_size : world.size();
   if (world.size() % size != 0)
     throw Error(ExitCode::usage, "--group-size {}: must divide the number of ranks, {}", size, world.size());
@@ -40,15 +67,8 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
     if (auto made = world.make_group(ranks)) group = std::move(made);
   }
   world.activity().set_phase("bench");
-  const bool shows = world.rank() == 0;
-  if (shows) {
-    fmt::print("{} ranks ({}) in groups of {}, {}; results are checked bit by bit\n", world.size(), how, size,
-               arguments.dtype);
-    fmt::print("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
-  }
-  bench_collectives(*group, arguments.options, [&](const BenchRow& row) {
-    if (shows) print_row(row);
-  });
+  bench_group(*group, arguments, world.rank() == 0,
+              fmt::format("{} ranks ({}) in groups of {}", world.size(), how, size));
 }
 
 void bench_comm(CommArguments& arguments) {
@@ -74,12 +94,19 @@ void add_bench_command(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine")->require_subcommand(1);
   auto arguments = std::make_shared<CommArguments>();
   CLI::App* comm = bench->add_subcommand("comm", "speed of the collectives, whose results are checked");
+  CLI::Option* config =
+      comm->add_option("CONFIG", arguments->config, "run config whose mesh's groups are measured (all ranks as one)");
   comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process (2), where no launcher starts them")
       ->check(whole_number_from(1))
       ->type_name("N");
   comm->add_option("--group-size", arguments->group_size, "groups of this many neighbouring ranks (all)")
       ->check(whole_number_from(1))
-      ->type_name("N");
+      ->type_name("N")
+      ->excludes(config);
+  comm->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
+      ->type_name("key.path=value")
+      ->allow_extra_args(false)
+      ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   comm->add_option("--max-bytes", arguments->options.max_bytes, "largest size, from 1 KiB on (268435456)")
       ->check(whole_number_from(1))

@@ -13,6 +13,7 @@
 #include "comm/bootstrap.h"
 #include "config/load.h"
 #include "data/dataset.h"
+#include "parallel/groups.h"
 #include "report/dry_run.h"
 #include "train/plan_step.h"
 #include "train/run.h"
@@ -28,7 +29,7 @@ struct TrainArguments {
   std::string resume = "latest";
   int64_t steps = 0;
   int64_t profile_step = 0;
-  int64_t world_size = 1;
+  int64_t world_size = 0;  // not given
   int64_t ranks = 1;
   std::string target;
   double tokens_per_second = 0;
@@ -73,23 +74,45 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   return forecasts;
 }
 
-void dry_run(const RunConfig& config, const TrainArguments& arguments) {
+// As many ranks as were asked for, else the fewest that the mesh can have.
+int64_t planned_world_size(const TrainArguments& arguments) {
+  if (arguments.world_size > 0) return arguments.world_size;
+  const ParallelConfig parallel = load_config(arguments.config, arguments.overrides).parallel;
+  return parallel.tensor * parallel.pipeline;
+}
+
+void dry_run(const TrainArguments& arguments) {
+  const int64_t world_size = planned_world_size(arguments);
+  const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
   const Target target =
       arguments.target.empty() ? this_machine(static_cast<int>(config.run.threads)) : find_target(arguments.target);
-  StepPlan plan = plan_step(config, target, arguments.world_size);
+  WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,
-                    .spec = std::move(plan.spec),
-                    .memory = plan.memory.arenas,
+                    .spec = std::move(plan.rank0.spec),
+                    .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .rate = std::nullopt,
-                    .sources = forecast_sources(config)};
+                    .sources = forecast_sources(config),
+                    .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank}};
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {
     input.rate = measured_rate(config.run.out);
   }
   fmt::print("{}", arguments.json ? dry_run_json(input) : dry_run_text(input));
+}
+
+// The config of the ranks that this process is one of, or starts.
+RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
+  if (launch.size > 1 && arguments.ranks > 1) {
+    throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave it out",
+                arguments.ranks, launch.size);
+  }
+  const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
+  RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
+  make_mesh(config, num_ranks);
+  return config;
 }
 
 }  // namespace
@@ -121,7 +144,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                            ->check(whole_number_from(1))
                            ->type_name("N");
   dry->excludes(ranks);
-  command->add_option("--world-size", arguments->world_size, "number of ranks to plan for")
+  command
+      ->add_option("--world-size", arguments->world_size, "number of ranks to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry);
@@ -135,16 +159,16 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, steps, profile_step, &result] {
     if (arguments->dry_run) {
-      dry_run(load_config(arguments->config, arguments->overrides, arguments->world_size), *arguments);
+      dry_run(*arguments);
       return;
     }
     const Launch launch = find_launch();
-    if (launch.size > 1 && arguments->ranks > 1) {
-      throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments->ranks,
-                  describe(launch));
+    RunConfig config;
+    try {
+      config = load_for_ranks(*arguments, launch);
+    } catch (const Error& error) {
+      refuse_together(launch, error);
     }
-    const RunConfig config =
-        load_config(arguments->config, arguments->overrides, std::max<int64_t>(launch.size, arguments->ranks));
     TrainOptions options;
     options.ranks = arguments->ranks;
     if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;

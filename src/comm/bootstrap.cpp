@@ -203,7 +203,7 @@ bool settle_on_node(const Launch& launch) {
   const bool launched = launch.source == Launch::Source::open_mpi || launch.source == Launch::Source::slurm;
   if (launched) prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::vector<int> cores = cores_of(0);
-  const auto num_ranks = static_cast<size_t>(std::max(launch.local_size, 1));
+  const auto num_ranks = static_cast<size_t>(launch.local_size);
   const bool bound = static_cast<long>(cores.size()) < sysconf(_SC_NPROCESSORS_ONLN);
   if (launch.source == Launch::Source::open_mpi && bound) {
     // mpirun itself is not bound.
@@ -212,7 +212,8 @@ bool settle_on_node(const Launch& launch) {
   } else if (bound) {
     return true;
   }
-  if (cores.empty() || launch.size == 1) return true;
+  // Where nobody has said how many ranks this node has, no part can be told.
+  if (cores.empty() || launch.size == 1 || launch.local_size == 0) return true;
   cpu_set_t share;
   CPU_ZERO(&share);
   const bool enough = cores.size() >= num_ranks;

@@ -106,6 +106,7 @@ std::vector<std::unique_ptr<World>> make_local_world(int size) {
 void run_local_ranks(int size, const std::function<void(World&)>& body) {
   std::mutex mutex;
   std::exception_ptr cause;
+  bool cause_is_silent = false;
   std::exception_ptr consequence;
   std::vector<std::thread> threads;
   for (std::unique_ptr<World>& world : make_local_world(size))
@@ -115,9 +116,12 @@ void run_local_ranks(int size, const std::function<void(World&)>& body) {
       } catch (const PeerGone&) {
         const std::lock_guard lock(mutex);
         consequence = std::current_exception();
-      } catch (...) {
+      } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
-        if (!cause) cause = std::current_exception();
+        if (!cause || cause_is_silent) {
+          cause = std::current_exception();
+          cause_is_silent = *error.what() == '\0';
+        }
       }
       world.reset();
     });

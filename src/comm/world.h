@@ -39,7 +39,8 @@ class World {
 std::vector<std::unique_ptr<World>> make_local_world(int size);
 
 // Runs body on every rank of a local world, each in its own thread, and returns when all have ended. Throws what the
-// first of them that failed by itself (with anything but PeerGone) has thrown.
+// first of them that failed by itself (with anything but PeerGone) has thrown; one with a message comes before one
+// without, whose failure another rank tells of.
 void run_local_ranks(int size, const std::function<void(World&)>& body);
 
 std::string list_ranks(const std::vector<int>& ranks);  // "0,2,4"

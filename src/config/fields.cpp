@@ -347,6 +347,13 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
                 NumberRule{.min = 1, .max = 86'400},
                 "time for the other ranks to come at the start, and for one that is silent to count as lost")
               .changeable(),
+          field("comm.mixed_machines", &RunConfig::comm, &CommConfig::mixed_machines, BooleanRule{},
+                "ranks may run on different instruction sets, which round differently")
+              .changeable(),
+          field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
+                IntegerRule{0, max_steps, {}},
+                "steps from one comparison of the weights that ranks hold alike to the next; 0: never")
+              .changeable(),
       });
 }
 

@@ -180,7 +180,8 @@ void Units::attention_backward_input(int64_t unit, const UnitCall& call, bool wi
     attention_core_backward(unit, call, d_attention);
   }
   const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
-  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_qkv), .w = weight(call, t.qkv), .dx = part});
+  backend_.run(LinearBackwardInput{
+      .dy = kept(call, f.d_qkv), .w = weight(call, t.qkv), .dx = part, .true_out = model_rows(t.qkv)});
   const Reduction d_norm1 = begin_sum(part, frame);
   if (with_weights) attention_backward_weight(unit, call, wait(norm1));
   norm_backward(call, norm1_site(unit, call), wait(d_norm1), stream(call.input), d_mid, stream(call.d_input));

@@ -31,7 +31,8 @@ Matrix Units::wait(const Reduction& reduction) {
 
 void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
   const auto product = [&](const Matrix& from, const Matrix& to) {
-    backend_.run(LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to});
+    backend_.run(
+        LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to, .true_out = model_rows(w)});
   };
   if (!tensor_.sequence) {
     product(x, y);
@@ -63,8 +64,12 @@ void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t
 }
 
 void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {
-  backend_.run(LinearBackwardWeight{
-      .x = x, .dy = dy, .dw = gradient(call, w), .d_bias = gradient(call, bias), .accumulate = call.accumulate});
+  backend_.run(LinearBackwardWeight{.x = x,
+                                    .dy = dy,
+                                    .dw = gradient(call, w),
+                                    .d_bias = gradient(call, bias),
+                                    .accumulate = call.accumulate,
+                                    .true_out = model_rows(w)});
 }
 
 }  // namespace gptrain

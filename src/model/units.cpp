@@ -9,6 +9,10 @@ Units::Units(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
     : shape_(shape), layout_(layout), tensor_(tensor), backend_(backend) {
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     tensor_shapes_.push_back(shards[i].shape);
+    int64_t counted = 0;
+    for (const ShardBox& box : shards[i].boxes)
+      counted += box.owned || spec.tensors[i].split == Split::none ? box.shape[0] : 0;
+    model_rows_.push_back(counted);
     tensor_offsets_.push_back(layout.segments[i].offset -
                               layout.units[static_cast<size_t>(spec.tensors[i].unit)].offset);
   }

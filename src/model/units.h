@@ -161,6 +161,8 @@ class Units {
   void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
   // This rank's part of y = x w^T + bias.
   void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
+  // Rows of a weight that count in the model on this rank: all, but for keys' and values' heads that a lower rank has.
+  int64_t model_rows(int64_t tensor) const { return model_rows_[static_cast<size_t>(tensor)]; }
   void weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t weight, int64_t bias);
 
   void embedding_forward(const UnitCall& call);
@@ -219,6 +221,7 @@ class Units {
   TensorParallel tensor_;
   Backend& backend_;
   std::vector<std::vector<int64_t>> tensor_shapes_;  // of the rank's shards, by tensor
+  std::vector<int64_t> model_rows_;                  // by tensor
   std::vector<int64_t> tensor_offsets_;              // elements from the start of the unit, by tensor
   int64_t token_table_ = -1, position_table_ = -1, final_norm_ = -1, final_norm_bias_ = -1, head_weight_ = -1;
   std::vector<BlockTensors> blocks_;

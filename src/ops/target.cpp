@@ -30,6 +30,9 @@ constexpr std::array data_sheets{
     DataSheet{"h200", 141, 67, 989, 4800},      DataSheet{"b200", 180, 75, 2250, 8000},
 };
 
+// The usual server of such devices.
+constexpr int devices_per_node = 8;
+
 std::string lower_case(std::string_view text) {
   std::string result(text);
   std::transform(result.begin(), result.end(), result.begin(),
@@ -116,6 +119,7 @@ Target find_target(std::string_view name) {
       target.f32_flops = sheet.f32_tflops * 1e12;
       target.bf16_flops = sheet.bf16_tflops * 1e12;
       target.bytes_per_second = sheet.gigabytes_per_second * 1e9;
+      target.ranks_per_node = devices_per_node;
       return target;
     }
     const size_t distance = edit_distance(wanted, sheet.name);

@@ -60,8 +60,8 @@ double matrix_rate(const DryRunInput& input) {
   return input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
 }
 
-std::string model_line(const ModelConfig& m) {
-  const int64_t padded = vocabulary_rows(m.vocab_size, 1);
+std::string model_line(const ModelConfig& m, int64_t tensor_size) {
+  const int64_t padded = vocabulary_rows(m.vocab_size, tensor_size) * tensor_size;
   std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
                                  m.ffn_hidden_size, m.num_heads);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
@@ -76,6 +76,8 @@ std::string row(std::string_view label, const std::string& value, const std::str
 
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
+  if (input.world.mesh.world_size() > 1)
+    text += row("rank", format_grouped(input.world.largest_rank), "none takes more");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory.bytes[c];
     if (bytes > 0) text += row(memory_class_names[c], format_grouped(bytes), format_bytes(static_cast<double>(bytes)));
@@ -102,21 +104,85 @@ std::string flops_section(const Totals& totals) {
   return text;
 }
 
+// "within a node" or "between nodes", where nodes hold neighbouring ranks.
+std::string_view link_class(const DryRunInput& input, GroupKind kind) {
+  const int64_t per_node = input.target.ranks_per_node;
+  const std::vector<int64_t> ranks = group_ranks(input.config, input.world.mesh, 0, kind);
+  const bool one_node = per_node == 0 || ranks.front() / per_node == ranks.back() / per_node;
+  return one_node ? "within a node" : "between nodes";
+}
+
+std::string ranks_section(const DryRunInput& input) {
+  const Mesh& mesh = input.world.mesh;
+  if (mesh.world_size() == 1) return "";
+  std::string text = "\nranks\n";
+  for (const MeshAxis axis :
+       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline}) {
+    if (mesh.size(axis) == 1) continue;
+    std::string remark;
+    if (axis == MeshAxis::tensor)
+      remark = input.config.parallel.sequence ? "neighbours; sequence parallel" : "neighbours";
+    if (axis == MeshAxis::data) remark = fmt::format("ZeRO {}", input.config.parallel.zero);
+    text += row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
+  }
+  text += row("total", format_grouped(mesh.world_size()));
+  if (link_class(input, GroupKind::tensor) == "between nodes")
+    text +=
+        fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
+                    input.target.ranks_per_node, input.target.ranks_per_node);
+  text += "\nsent by rank 0 in one step\n";
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    for (size_t i = 0; i < num_collectives; ++i) {
+      const Traffic& traffic = input.world.traffic[kind][i];
+      if (traffic.calls == 0) continue;
+      text += row(fmt::format("{} {}", group_names[kind], collective_names[i]), format_grouped(traffic.sent_bytes),
+                  fmt::format("{}, {} calls, {}", format_bytes(static_cast<double>(traffic.sent_bytes)), traffic.calls,
+                              link_class(input, static_cast<GroupKind>(kind))));
+    }
+  }
+  return text;
+}
+
+Json world_json(const DryRunInput& input) {
+  Json json;
+  const Mesh& mesh = input.world.mesh;
+  json["world_size"] = mesh.world_size();
+  for (const MeshAxis axis :
+       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline})
+    json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  json["largest_rank"] = input.world.largest_rank;
+  json["traffic"] = Json::array();
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    for (size_t i = 0; i < num_collectives; ++i) {
+      const Traffic& traffic = input.world.traffic[kind][i];
+      if (traffic.calls == 0) continue;
+      json["traffic"].push_back({{"group", group_names[kind]},
+                                 {"collective", collective_names[i]},
+                                 {"calls", traffic.calls},
+                                 {"sent_bytes", traffic.sent_bytes},
+                                 {"link", link_class(input, static_cast<GroupKind>(kind))}});
+    }
+  }
+  return json;
+}
+
 std::string run_section(const DryRunInput& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
   text += row("steps", format_grouped(config.run.steps),
-              fmt::format("{} sequences each: {} micro-batches of {}", config.batch.global, config.batch.accumulation,
-                          config.batch.micro));
+              fmt::format("{} sequences each: {} micro-batches of {}{}", config.batch.global, config.batch.accumulation,
+                          config.batch.micro, input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
   text += row("tokens", format_count(to_double(totals.tokens)),
               fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
   text += row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
   const double rate = matrix_rate(input);
   if (rate > 0) {
-    const double seconds = to_double(totals.run_flops) / rate;
+    const int64_t ranks = input.world.mesh.world_size();
+    const double seconds = to_double(totals.run_flops) / rate / static_cast<double>(ranks);
+    const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     text += row("shortest time", format_duration(seconds),
-                fmt::format("{:.2f} days at {}'s full matrix rate, {:.0f} TFLOP/s", seconds / 86400, input.target.name,
-                            rate / 1e12));
+                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s", seconds / 86400,
+                            input.target.name, devices, rate / 1e12));
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -163,8 +229,14 @@ std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, c
   const int64_t states = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
                          memory[MemoryClass::moments];
   if (states > target.memory_bytes) {
-    return text + fmt::format(" Weights, gradients and optimizer state alone take {}: choose a smaller model.",
-                              format_bytes(static_cast<double>(states)));
+    text += fmt::format(" Weights, gradients and optimizer state alone take {}:",
+                        format_bytes(static_cast<double>(states)));
+    if (config.parallel.zero < 3)
+      return text +
+             fmt::format(
+                 " a higher parallel.zero than {} over more data ranks, or more parallel.tensor ranks, share them.",
+                 config.parallel.zero);
+    return text + " more ranks share them, or choose a smaller model.";
   }
   if (config.memory.recompute != RecomputeKind::block)
     text += " memory.recompute = \"block\" keeps one input per block.";
@@ -177,14 +249,16 @@ std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, c
 
 std::string dry_run_text(const DryRunInput& input) {
   const Totals totals(input);
-  std::string text = "model\n  " + model_line(input.config.model) + "\n\nparameters\n";
+  std::string text =
+      "model\n  " + model_line(input.config.model, input.world.mesh.size(MeshAxis::tensor)) + "\n\nparameters\n";
   for (const Part& part : parameters_by_part(input.spec)) {
     if (part.parameters > 0) text += row(part.name, format_grouped(part.parameters));
   }
   if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
-  return text + memory_section(input) + flops_section(totals) + run_section(input, totals) + data_section(input);
+  return text + ranks_section(input) + memory_section(input) + flops_section(totals) + run_section(input, totals) +
+         data_section(input);
 }
 
 std::string dry_run_json(const DryRunInput& input) {
@@ -202,7 +276,10 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
   json["checkpoint_bytes"] = checkpoint_bytes(input.spec);
-  if (matrix_rate(input) > 0) json["seconds_at_full_matrix_rate"] = to_double(totals.run_flops) / matrix_rate(input);
+  json.update(world_json(input));
+  if (matrix_rate(input) > 0)
+    json["seconds_at_full_matrix_rate"] =
+        to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());
   if (input.rate) {
     json["tokens_per_second"] = input.rate->tokens_per_second;
     json["tokens_per_second_origin"] = input.rate->origin;

@@ -12,6 +12,7 @@
 #include "model/spec/spec.h"
 #include "ops/plan/plan_backend.h"
 #include "ops/target.h"
+#include "parallel/groups.h"
 #include "parallel/memory.h"
 
 namespace gptrain {
@@ -29,14 +30,22 @@ struct SourceForecast {
   std::optional<double> epochs;  // unknown where the files are not there
 };
 
+// The ranks that are planned for, and what rank 0 sends in a step.
+struct WorldForecast {
+  Mesh mesh{{{1, 1, 1, 1, 1}}, 1};
+  GroupTraffic traffic{};
+  int64_t largest_rank = 0;  // the one whose memory is shown
+};
+
 struct DryRunInput {
   RunConfig config;
   Target target;
   ModelSpec spec;
-  MemoryPlan memory;
-  OpTable ops;  // of one step
+  MemoryPlan memory;  // of the rank that takes the most
+  OpTable ops;        // of one step, all ranks
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
+  WorldForecast world = {};
 };
 
 // For people: tables in plain text.

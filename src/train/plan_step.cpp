@@ -1,7 +1,10 @@
 #include "train/plan_step.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
+#include <tuple>
 
 namespace gptrain {
 namespace {
@@ -82,6 +85,44 @@ OpTotals StepPlan::total() const {
   OpTotals sum;
   for (const OpTotals& op : ops) sum += op;
   return sum;
+}
+
+namespace {
+
+// Tensor ranks with equal kinds have equal plans: what differs is the slice of the vocabulary, the first rank's biases
+// and positions, and whether the keys and values are another rank's as well.
+using RankKind = std::tuple<bool, int64_t, bool>;
+
+RankKind kind_of(const RunConfig& config, TensorPlace place) {
+  const int64_t rows = vocabulary_rows(config.model.vocab_size, place.size);
+  return {place.rank == 0, std::clamp<int64_t>(config.model.vocab_size - place.rank * rows, 0, rows),
+          place.rank % kv_replicas(config.model, place.size) == 0};
+}
+
+}  // namespace
+
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size) {
+  const Mesh mesh = make_mesh(config, world_size);
+  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
+  WorldPlan world;
+  std::map<RankKind, StepPlan> plans;
+  for (int64_t rank = 0; rank < tensor_size; ++rank) {
+    const RankKind kind = kind_of(config, {tensor_size, rank});
+    const auto [entry, is_new] = plans.try_emplace(kind);
+    StepPlan& plan = entry->second;
+    if (is_new) plan = plan_step(config, target, world_size, rank);
+    if (rank == 0) world.rank0 = plan;
+    if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
+      world.largest_rank = rank;
+      world.largest = plan.memory;
+    }
+    const auto times = static_cast<Flops>(mesh.size(MeshAxis::data));
+    for (size_t i = 0; i < num_ops; ++i) {
+      world.ops[i] += {plan.ops[i].calls * mesh.size(MeshAxis::data), plan.ops[i].model_flops * times,
+                       plan.ops[i].executed_flops * times, plan.ops[i].bytes_moved * times};
+    }
+  }
+  return world;
 }
 
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank) {

@@ -18,6 +18,15 @@ struct StepPlan {
   OpTotals total() const;
 };
 
+// What all ranks of a world take: ranks of one kind are planned once.
+struct WorldPlan {
+  StepPlan rank0;
+  int64_t largest_rank = 0;  // a rank that takes the most memory, and its plan
+  StepMemory largest;
+  OpTable ops{};  // of all ranks
+};
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size);
+
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0);
 

@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
+#include <thread>
+#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/agree.h"
 #include "comm/process_world.h"
 #include "comm/texts.h"
 #include "config/load.h"
@@ -37,12 +40,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+constexpr const char* config_fact_name = "config";
 
-std::optional<Dataset> open_validation_data(const RunConfig& config) {
-  if (config.data.validation.empty()) return std::nullopt;
-  return Dataset(config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false);
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The last step that this call runs. Refuses to profile a step that it does not run.
 int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
@@ -68,34 +68,76 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
 struct Start {
   std::unique_ptr<FolderLock> lock;  // on rank 0
   std::optional<fs::path> checkpoint;
+  int64_t last_step = 0;  // of this call
 };
 
 // Rank 0 chooses, and tells the others.
-Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* world) {
+Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world) {
   Start start;
-  std::string chosen;
-  if (world == nullptr || world->rank() == 0) {
-    start.lock = std::make_unique<FolderLock>(config.run.out);
-    start.checkpoint = checkpoint_to_start_from(config, options.resume);
-    if (start.checkpoint) chosen = start.checkpoint->string();
-  }
-  chosen = broadcast_text(world, chosen, 0);
+  const std::string chosen = agree(all, world, [&] {
+                               if (world.rank() > 0) return std::string();
+                               start.lock = std::make_unique<FolderLock>(config.run.out);
+                               const auto checkpoint = checkpoint_to_start_from(config, options.resume);
+                               return checkpoint ? checkpoint->string() : std::string();
+                             }).front();
   if (!chosen.empty()) start.checkpoint = chosen;
+  agree_on(all, world, [&] { start.last_step = last_step_of_call(config, options, start.checkpoint); });
   return start;
 }
 
-// Ranks with other data than rank 0's would train another model.
-void compare_data(const Dataset& data, Communicator* world, World& ranks) {
-  std::string own;
-  for (const Dataset::SourceReport& source : data.report(1))
-    own += fmt::format("{} tokens in {} documents; ", source.tokens, source.documents);
-  const std::vector<std::string> all = gather_texts(world, own);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] != all[0]) {
-      throw Error(ExitCode::device, "the data of rank {} on {} ({}) differ from rank 0's ({})", rank,
-                  ranks.host(static_cast<int>(rank)), all[rank], all[0]);
-    }
+struct RunData {
+  Dataset train;
+  std::optional<Dataset> validation;
+};
+
+// What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
+std::string describe_data(const Dataset& data, int64_t sequence_length) {
+  int64_t tokens = 0, documents = 0, samples = 0;
+  for (const Dataset::SourceReport& source : data.report(1)) {
+    tokens += source.tokens;
+    documents += source.documents;
+    samples += source.samples;
   }
+  constexpr int64_t num_compared = 16;
+  std::vector<int32_t> ids(static_cast<size_t>(2 * sequence_length));
+  uint32_t checksum = 0;
+  for (int64_t i = 0; i < num_compared; ++i) {
+    data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
+    checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
+  }
+  return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
+}
+
+// Every rank reads its own files. With other data than rank 0's it would train another model.
+RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
+  const int64_t length = config.model.sequence_length;
+  const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
+    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle);
+  };
+  std::optional<RunData> data;
+  const std::vector<std::string> found = agree(all, world, [&] {
+    data.emplace(RunData{open(config.data.train, true), std::nullopt});
+    if (!config.data.validation.empty()) data->validation.emplace(open(config.data.validation, false));
+    if (all == nullptr) return std::string();
+    const std::string train = "training data: " + describe_data(data->train, length);
+    return data->validation ? train + "; validation data: " + describe_data(*data->validation, length) : train;
+  });
+  agree_on(all, world, [&] {
+    for (size_t rank = 1; rank < found.size() && world.rank() == 0; ++rank) {
+      if (found[rank] != found[0])
+        throw Error(ExitCode::device, "rank {} ({}) has other data than rank 0 ({}):\n  {}\n  {}\ncopy the same files",
+                    rank, world.host(static_cast<int>(rank)), world.host(0), found[rank], found[0]);
+    }
+  });
+  return std::move(*data);
+}
+
+std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
+                                        RankGroups& groups, const World& world) {
+  std::unique_ptr<TrainingStep> step;
+  agree_on(groups.group(GroupKind::world), world,
+           [&] { step = std::make_unique<TrainingStep>(config, memory, backend, groups); });
+  return step;
 }
 
 class Run {
@@ -108,7 +150,10 @@ class Run {
 
  private:
   void start_or_resume();
+  void prepare_folder();
   void print_machine() const;
+  void compare_replicas();
+  void warn_of_spread_tensor_groups() const;
   bool stopping();
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
@@ -133,12 +178,10 @@ class Run {
   const Start start_;
   StepProfiler* const profiler_;  // not null where a step is profiled
   const int64_t profile_step_;
-  const int64_t last_step_;  // where this call stops
-  Dataset train_data_;
-  std::optional<Dataset> validation_data_;
+  const RunData data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
   std::unique_ptr<std::byte[]> ring_;
-  TrainingStep step_;
+  const std::unique_ptr<TrainingStep> step_;
   RunProgress progress_;
   std::optional<MetricsWriter> metrics_;
   int64_t saved_step_ = -1;
@@ -161,48 +204,51 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       world_(world),
       leads_(groups.rank() == 0),
       place_{groups.data_rank(), groups.data_size()},
-      start_(choose_start(config, options, groups.group(GroupKind::world))),
+      start_(choose_start(config, options, groups.group(GroupKind::world), world)),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
-      last_step_(last_step_of_call(config, options, start_.checkpoint)),
-      train_data_(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true),
-      validation_data_(open_validation_data(config)),
+      data_(open_data(config, groups.group(GroupKind::world), world)),
       limits_{.compute = config.precision.compute,
               .matrix_flops = measure_matrix_rate(backend, config.precision.compute),
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
       ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
-      step_(config, plan.memory, backend, groups),
+      step_(make_step(config, plan.memory, backend, groups, world)),
       model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
-  compare_data(train_data_, groups.group(GroupKind::world), world_);
   total_matrix_flops_ = limits_.matrix_flops;
   groups_.stream().wait(
       groups_.stream().all_reduce(groups_.group(GroupKind::world), &total_matrix_flops_, 1, DType::f64));
   start_or_resume();
-  if (!leads_) return;
-  write_whole_file(out_ / "config.json", show_config(config));
-  write_whole_file(out_ / "run.json", memory_json(config, step_.spec(), step_.taken()));
+  agree_on(groups.group(GroupKind::world), world, [&] {
+    if (leads_) prepare_folder();
+  });
 }
 
 void Run::start_or_resume() {
   if (start_.checkpoint) {
-    progress_ = load_state(*start_.checkpoint, step_);
+    progress_ = load_state(*start_.checkpoint, *step_, groups_, world_);
     saved_step_ = progress_.step;
-    if (leads_) {
-      fmt::print("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
-      for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
-        fmt::print("later checkpoint set aside: {}\n", name);
-    }
+    if (leads_) fmt::print("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
   } else if (leads_) {
     fmt::print("starting from scratch (seed {})\n", config_.run.seed);
     std::fflush(stdout);
-    Progress bar("initial weights", elements_of(step_.state()));
-    step_.initialize([&](int64_t drawn) { bar.update(drawn); });
+    Progress bar("initial weights", elements_of(step_->state()));
+    step_->initialize([&](int64_t drawn) { bar.update(drawn); });
     bar.finish();
   } else {
-    step_.initialize();
+    step_->initialize();
   }
   started_at_step_ = progress_.step;
-  if (leads_) metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
+}
+
+// Makes the run's folder fit the step that this call starts from.
+void Run::prepare_folder() {
+  if (start_.checkpoint) {
+    for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
+      fmt::print("later checkpoint set aside: {}\n", name);
+  }
+  metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
+  write_whole_file(out_ / "config.json", show_config(config_));
+  write_whole_file(out_ / "run.json", memory_json(config_, step_->spec(), step_->taken()));
 }
 
 ExitCode Run::loop() {
@@ -214,16 +260,19 @@ ExitCode Run::loop() {
     if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
-  if (leads_) print_machine();
+  if (leads_) {
+    print_machine();
+    warn_of_spread_tensor_groups();
+  }
   if (validation_due() && !validation_recorded()) validate();
   {
-    PrefetchedBatches batches(config_, train_data_, progress_.samples, place_, ring_.get());
-    while (progress_.step < last_step_ && !stopping()) {
+    PrefetchedBatches batches(config_, data_.train, progress_.samples, place_, ring_.get());
+    while (progress_.step < start_.last_step && !stopping()) {
       one_step(batches);
       std::fflush(stdout);
     }
   }
-  if (progress_.step < last_step_) {
+  if (progress_.step < start_.last_step) {
     save();
     finish();
     return stopped();
@@ -236,7 +285,7 @@ ExitCode Run::loop() {
                                format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string()));
   }
   // The last validation was stopped; whoever resumes makes up for it.
-  if (validation_data_ && validated_step_ != progress_.step) return stopped();
+  if (data_.validation && validated_step_ != progress_.step) return stopped();
   if (leads_)
     fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
@@ -260,7 +309,7 @@ void Run::print_machine() const {
 // All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
 bool Run::stopping() {
   if (groups_.group(GroupKind::world) == nullptr) return signals_.requested();
-  if (!stop_agreed_ && progress_.step == started_at_step_) stop_agreed_ = step_.agree_to_stop(signals_.requested());
+  if (!stop_agreed_ && progress_.step == started_at_step_) stop_agreed_ = step_->agree_to_stop(signals_.requested());
   return stop_agreed_;
 }
 
@@ -285,7 +334,7 @@ void Run::one_step(PrefetchedBatches& batches) {
   if (profiler != nullptr) profiler->start();
   world_.activity().set_step(progress_.step + 1);
   world_.activity().set_phase("step");
-  const StepResult result = step_.run(lr, batches, profiler, [this] { return signals_.requested(); });
+  const StepResult result = step_->run(lr, batches, profiler, [this] { return signals_.requested(); });
   stop_agreed_ = result.stop;
   progress_.step += 1;
   std::optional<StepProfile> profile;
@@ -303,12 +352,47 @@ void Run::one_step(PrefetchedBatches& batches) {
         fmt::format("for {} steps in a row (run.max_skipped_steps = {}); the last checkpoint in {} is untouched",
                     progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string()));
   }
-  const bool last = progress_.step == last_step_;
+  const int64_t compare_every = config_.comm.compare_every_steps;
+  if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas();
+  const bool last = progress_.step == start_.last_step;
   if (!last && validation_due()) validate();
   const int64_t save_every = config_.checkpoint.every_steps;
   save_due_ = save_due_ || (save_every > 0 && progress_.step % save_every == 0);
   // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
   if (!last && save_due_ && !result.skipped) save();
+}
+
+// A fault of memory or network that no checksum has caught leaves ranks that hold the same weights with different ones.
+void Run::compare_replicas() {
+  const auto compare = [&](GroupKind kind, const char* what, uint32_t checksum) {
+    Communicator* const group = groups_.group(kind);
+    const std::vector<std::string> all = gather_texts(group, fmt::format("{:08x}", checksum));
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i] == all[0]) continue;
+      const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), kind);
+      const auto rank = static_cast<int>(ranks[i]);
+      throw Error(ExitCode::device,
+                  "after step {} the {} of rank {} on {} differ from those of rank {} on {}, which should be the same: "
+                  "memory or network at fault; go on from a checkpoint with --resume latest",
+                  progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
+    }
+  };
+  if (groups_.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step_->weights_checksum());
+  if (groups_.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step_->norms_checksum());
+}
+
+// A tensor group exchanges activations all the time, which wants the links within a node.
+void Run::warn_of_spread_tensor_groups() const {
+  const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), GroupKind::tensor);
+  for (const int64_t rank : ranks) {
+    const std::string& host = world_.host(static_cast<int>(rank));
+    if (host == world_.host(static_cast<int>(ranks[0]))) continue;
+    fmt::print(stderr,
+               "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
+               "holds\n",
+               groups_.rank(), world_.host(static_cast<int>(ranks[0])), host, config_.parallel.tensor);
+    return;
+  }
 }
 
 bool Run::validation_due() const {
@@ -333,8 +417,8 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
       average_step_seconds_ == 0 || progress_.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
   if (!leads_) return;
   const int64_t every = config_.log.every_steps;
-  if (progress_.step % every != 0 && progress_.step != last_step_ && !result.skipped) return;
-  const int64_t tokens_per_step = step_.counted_tokens();
+  if (progress_.step % every != 0 && progress_.step != start_.last_step && !result.skipped) return;
+  const int64_t tokens_per_step = step_->counted_tokens();
   const StepMetrics metrics{.step = progress_.step,
                             .loss = result.loss,
                             .grad_norm = result.grad_norm,
@@ -345,7 +429,7 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
                             .data_seconds = data_seconds,
                             .tokens_per_second = static_cast<double>(tokens_per_step) / seconds,
                             .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
-                            .peak_bytes = step_.taken().total(),
+                            .peak_bytes = step_->taken().total(),
                             .skipped = result.skipped};
   metrics_->write_step(metrics);
   const double eta = average_step_seconds_ * static_cast<double>(config_.run.steps - progress_.step);
@@ -360,19 +444,19 @@ void Run::write_profile(const StepProfile& profile) const {
 }
 
 void Run::validate() {
-  if (!validation_data_ || validated_step_ == progress_.step) return;
+  if (!data_.validation || validated_step_ == progress_.step) return;
   const int64_t samples = config_.run.validation_samples;
   world_.activity().set_phase("validation");
-  PrefetchedBatches batches(config_, *validation_data_, 0, place_, ring_.get() + prefetch_ring_bytes(config_));
+  PrefetchedBatches batches(config_, *data_.validation, 0, place_, ring_.get() + prefetch_ring_bytes(config_));
   FirstSamples counted(batches, samples, config_, place_);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config_.batch.micro * place_.size) {
     // Nothing is lost: the run that is resumed validates this step.
-    if (step_.agree_to_stop(signals_.requested())) {
+    if (step_->agree_to_stop(signals_.requested())) {
       stop_agreed_ = true;
       return;
     }
-    sum += step_.evaluate(1, counted);
+    sum += step_->evaluate(1, counted);
   }
   validated_step_ = progress_.step;
   if (!leads_) return;
@@ -387,7 +471,7 @@ void Run::save() {
   const auto start = Clock::now();
   world_.activity().set_phase("checkpoint");
   if (leads_) metrics_->sync();
-  save_state(config_, step_, progress_, groups_);
+  save_state(config_, *step_, progress_, groups_, world_);
   saved_step_ = progress_.step;
   save_due_ = false;
   if (leads_) fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
@@ -405,22 +489,62 @@ void Run::finish() {
   if (leads_) write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_));
 }
 
-// One rank of the run, from its groups to the end. `local_ranks` share this machine.
-ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world,
-                  int local_ranks) {
+int ranks_on_this_host(const World& world) {
+  int count = 0;
+  for (int rank = 0; rank < world.size(); ++rank) count += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  return count;
+}
+
+// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
+// processes of the node then share.
+int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks) {
+  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int processes = std::max(1, local_ranks / ranks_of_process);
+  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / processes));
+  return std::max(1, of_process / ranks_of_process);
+}
+
+// One rank of the run, from its groups to the end.
+ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
+  world.activity().set_phase("set-up");
   RankGroups groups(config, world);
-  const int cores = this_machine(0).num_threads;
-  const auto device = make_cpu_backend(config.run.threads > 0 ? static_cast<int>(config.run.threads)
-                                                              : std::max(1, cores / local_ranks));
-  const StepPlan plan = plan_step(config, device->target(), world.size(), world.rank());
-  Target share = device->target();
-  share.memory_bytes /= local_ranks;
-  const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
-  if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  const int local_ranks = ranks_on_this_host(world);
+  const auto device = make_cpu_backend(threads_of_rank(config, static_cast<int>(options.ranks), local_ranks));
+  StepPlan plan;
+  agree_on(groups.group(GroupKind::world), world, [&] {
+    plan = plan_step(config, device->target(), world.size(), world.rank());
+    Target share = device->target();
+    share.memory_bytes /= local_ranks;
+    const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
+    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  });
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device);
   Backend& backend = profiler ? profiler->backend() : *device;
   return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
+}
+
+std::string config_fact(const RunConfig& config) {
+  const std::string text = show_config(config);
+  return fmt::format("{:08x}", crc32c(text.data(), text.size()));
+}
+
+// Rank 0 says what has happened on all. A launcher that sees another process fail first might kill it before.
+void let_rank_0_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
+
+ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, const StopSignals& signals,
+                          const Launch& launch) {
+  try {
+    const auto world = make_process_world(
+        launch, {.facts = {{config_fact_name, config_fact(config)}},
+                 .same_instruction_set = !config.comm.mixed_machines,
+                 .timeout_seconds = config.comm.timeout_seconds});
+    return run_rank(config, options, signals, *world);
+  } catch (const Error& error) {
+    if (*error.what() == '\0') let_rank_0_speak();
+    throw;
+  }
 }
 
 }  // namespace
@@ -428,23 +552,31 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch) {
   // First of all: a request to stop that comes while the run is being set up is honoured too.
   const StopSignals signals;
-  if (launch.size > 1) {
-    make_mesh(config, launch.size);
-    const std::string text = show_config(config);
-    const auto world =
-        make_process_world(launch, {.facts = {{"config", fmt::format("{:08x}", crc32c(text.data(), text.size()))}},
-                                    .timeout_seconds = config.comm.timeout_seconds});
-    return run_rank(config, options, signals, *world, std::max(1, launch.local_size));
-  }
-  make_mesh(config, options.ranks);
+  if (launch.size > 1) return train_as_process(config, options, signals, launch);
   const auto ranks = static_cast<int>(options.ranks);
-  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front(), 1);
+  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front());
   std::atomic<ExitCode> code = ExitCode::finished;
   run_local_ranks(ranks, [&](World& world) {
-    const ExitCode own = run_rank(config, options, signals, world, ranks);
+    const ExitCode own = run_rank(config, options, signals, world);
     if (world.rank() == 0) code = own;
   });
   return code;
+}
+
+void refuse_together(const Launch& launch, const Error& error) {
+  if (launch.size == 1) throw error;
+  const std::string message = error.what();
+  try {
+    const auto world =
+        make_process_world(launch, {.facts = {{config_fact_name, message.substr(0, message.find('\n'))}}});
+  } catch (const Error& meeting) {
+    if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());
+    let_rank_0_speak();
+    throw;
+  }
+  if (launch.rank == 0) throw error;
+  let_rank_0_speak();
+  throw Error(error.code(), std::string());
 }
 
 }  // namespace gptrain

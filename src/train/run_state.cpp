@@ -1,11 +1,10 @@
 #include "train/run_state.h"
 
 #include <fmt/format.h>
-#include <functional>
 
 #include "base/error.h"
 #include "base/version.h"
-#include "comm/texts.h"
+#include "comm/agree.h"
 #include "config/load.h"
 
 namespace gptrain {
@@ -31,28 +30,11 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only) {
   return slices;
 }
 
-// What `work` returns on each rank. Where it throws on one, all ranks throw what the lowest of them has thrown.
-std::vector<std::string> agree(Communicator* world, const std::function<std::string()>& work) {
-  constexpr char done = '+';
-  std::string outcome;
-  try {
-    outcome = done + work();
-  } catch (const Error& error) {
-    outcome = error.what();
-  }
-  std::vector<std::string> outcomes = gather_texts(world, outcome);
-  for (std::string& text : outcomes) {
-    if (text.empty() || text.front() != done) throw Error(ExitCode::checkpoint, "{}", text);
-    text.erase(0, 1);
-  }
-  return outcomes;
-}
-
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups) {
-  Communicator* const world = groups.group(GroupKind::world);
+                const RankGroups& groups, const World& world) {
+  Communicator* const all = groups.group(GroupKind::world);
   const bool leads = groups.rank() == 0;
   const Manifest manifest{.step = progress.step,
                           .samples = progress.samples,
@@ -64,19 +46,18 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .config = show_config(config),
                           .build = version};
   const fs::path out = config.run.out;
-  if (world == nullptr) return save_checkpoint(out, manifest, slices_of(step, true));
-  agree(world, [&] {
+  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true));
+  agree_on(all, world, [&] {
     if (leads) begin_checkpoint(out, progress.step);
-    return std::string();
   });
   try {
-    const std::vector<std::string> parts =
-        agree(world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true)); });
-    agree(world, [&] {
+    // Nobody's part is missing or not yet synced when the manifest is written.
+    const std::vector<std::string> parts = agree(
+        all, world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true)); });
+    agree_on(all, world, [&] {
       constexpr int64_t tensors_per_parameter = 3;  // weight, exp_avg, exp_avg_sq
       const auto num_tensors = static_cast<int64_t>(step.spec().tensors.size()) * tensors_per_parameter;
       if (leads) publish_checkpoint(out, manifest, num_tensors, parts);
-      return std::string();
     });
   } catch (const PeerGone&) {
     throw;
@@ -86,9 +67,12 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
   }
 }
 
-RunProgress load_state(const fs::path& checkpoint, TrainingStep& step) {
-  const Manifest manifest = read_manifest(checkpoint);
-  load_slices(checkpoint, slices_of(step, false));
+RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
+  Manifest manifest;
+  agree_on(groups.group(GroupKind::world), world, [&] {
+    manifest = read_manifest(checkpoint);
+    load_slices(checkpoint, slices_of(step, false));
+  });
   step.set_updates(manifest.updates);
   step.weights_changed();
   return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};

@@ -20,12 +20,14 @@ struct RunProgress {
   int64_t skipped_in_a_row = 0;
 };
 
-// Collective over the world: every rank writes its part, rank 0 the rest. Error(checkpoint) on every rank if one fails.
+// Collective over the world: every rank writes its part, rank 0 the rest. Error(checkpoint) on every rank if one fails,
+// with the message on rank 0.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups);
+                const RankGroups& groups, const World& world);
 // Weights, moments and update count as saved, whatever the layout of the ranks that saved them; returns how far the run
-// had come. Collective over the world.
-RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step);
+// had come. Collective over the world; errors as for save_state.
+RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
+                       const World& world);
 
 // A checkpoint's folder itself, or the newest complete checkpoint of a run's folder. Throws Error(checkpoint) where
 // there is none.

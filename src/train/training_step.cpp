@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 
+#include "base/crc32c.h"
 #include "model/spec/init.h"
 #include "ops/plan/plan_backend.h"
 
@@ -140,6 +141,35 @@ TrainingStep::~TrainingStep() {
 std::vector<StatePiece> TrainingStep::state(bool written_only) const {
   groups_.stream().wait_all();
   return parameters_->state(written_only);
+}
+
+uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const {
+  constexpr int64_t chunk = int64_t{4} << 20;
+  std::vector<std::byte> host(static_cast<size_t>(std::min(bytes, chunk)));
+  for (int64_t first = 0; first < bytes; first += chunk) {
+    const int64_t count = std::min(chunk, bytes - first);
+    backend_.download(host.data(), buffer + first, count);
+    backend_.synchronize();
+    before = crc32c(host.data(), static_cast<size_t>(count), before);
+  }
+  return before;
+}
+
+uint32_t TrainingStep::weights_checksum() const {
+  if (sharding_.zero == 3) return 0;
+  groups_.stream().wait_all();
+  return checksum(arena(MemoryClass::weights), layout_.elements * dtype_bytes(config_.precision.compute), 0);
+}
+
+uint32_t TrainingStep::norms_checksum() const {
+  if (sharding_.zero == 3) return 0;
+  groups_.stream().wait_all();
+  uint32_t crc = 0;
+  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
+    const int64_t elements = layout_.units[static_cast<size_t>(unit)].norm_elements;
+    crc = checksum(parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
+  }
+  return crc;
 }
 
 MemoryPlan TrainingStep::taken() const {

@@ -78,12 +78,17 @@ class TrainingStep {
   // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
   std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
+  // CRC-32C of what other ranks hold alike: the compute weights over the data axis (0 with ZeRO 3, where none does),
+  // and the norms over the tensor axis.
+  uint32_t weights_checksum() const;
+  uint32_t norms_checksum() const;
 
   Workspace& workspace() { return workspace_; }
 
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
   ArenaMemory arena_memory() const;
+  uint32_t checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const;
   void zero(std::byte* buffer, int64_t bytes);
 
   RunConfig config_;

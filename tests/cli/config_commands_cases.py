@@ -2,10 +2,10 @@
 import json
 import unittest
 
-from cli_case import SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
+from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
 
 SECTIONS = ["model", "data", "batch", "parallel", "precision", "optimizer", "schedule", "memory", "checkpoint", "log",
-            "run"]
+            "comm", "run"]
 
 # A key and its bad value, and the rest of the one line that must be said about them.
 FAULTS = [
@@ -46,9 +46,7 @@ FAULTS = [
 
 # What later work brings, and the reason that is given.
 REFUSED = [
-    ("parallel.tensor", "2", "this build has no tensor parallelism (try 1)"),
     ("parallel.pipeline", "4", "this build has no pipeline parallelism (try 1)"),
-    ("parallel.zero", "1", "this build has no ZeRO sharding (try 0)"),
     ("precision.compute", '"fp16"', 'fp16 needs dynamic loss scaling, which this build does not have (try "bf16")'),
     ("precision.compute", '"fp8"',
      'fp8 matrix products need a GPU backend, which this build does not have (try "bf16")'),
@@ -81,8 +79,11 @@ class Faults(CliCase):
                     self.refuse(USAGE, [key, rule], "train", self.config, *overrides(f"{key}={value}"), *mode)
         self.assertFalse(self.path("out").exists())
 
-    def test_more_than_one_rank_is_refused(self):
-        self.refuse(USAGE, ["--world-size 8", "one rank"], "train", self.config, "--dry-run", "--world-size", "8")
+    def test_a_batch_that_the_data_ranks_do_not_divide_is_refused(self):
+        self.refuse(USAGE, ["batch.global = 4: must be a multiple of the 8 data ranks (try 8)"], "train", self.config,
+                    "--dry-run", "--world-size", "8")
+        self.refuse(DEVICE, ["3 ranks do not divide", "parallel.tensor * parallel.pipeline = 2 * 1"], "train",
+                    self.config, *overrides("parallel.tensor=2"), "--dry-run", "--world-size", "3")
         self.assertIn("\nparameters\n", self.succeed("train", self.config, "--dry-run", "--world-size", "1"))
 
     def test_the_example_of_the_description(self):
@@ -92,7 +93,7 @@ class Faults(CliCase):
 
     def test_all_faults_at_once(self):
         config = tiny_config(model={"num_heads": 3, "positons": "rope"}, optimizer={"lr": -1}, run={"steps": "all"},
-                             parallel={"tensor": 8})
+                             parallel={"zero": 8})
         config["optimiser"] = {}
         config["data"]["train"] = [{"path": "a", "wieght": 2}, {"weight": 0}]
         lines = self.fault_lines("config", "check", self.write_config(config, "faulty.json"))
@@ -101,7 +102,7 @@ class Faults(CliCase):
             'model.positons = "rope": unknown key (try model.positions)',
             "optimizer.lr = -1: must be greater than 0 and at most 10 (try 0.0003)",
             'run.steps = "all": must be an integer (try 1000)',
-            "parallel.tensor = 8: this build has no tensor parallelism (try 1)",
+            "parallel.zero = 8: must be at least 0 and at most 3 (try 3)",
             "optimiser = {}: unknown section (try optimizer)",
             "data.train[0].wieght = 2: unknown key (try data.train[0].weight)",
             "data.train[1].weight = 0: must be greater than 0 and at most 1000000000 (try 1)",

@@ -5,7 +5,8 @@ import unittest
 
 from cli_case import EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
 
-MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "activations", "workspace", "data", "state"]
+MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "activations", "workspace", "data",
+                  "state"]
 TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
 
 
@@ -83,7 +84,7 @@ class DryRun(CliCase):
                     self.write_config(tiny_config()), "--dry-run", "--target", "h300")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
-        config = SOURCE_ROOT / "configs" / "gpt3-175b.json"
+        config = SOURCE_ROOT / "configs" / "megatron-145.6b.json"
         plan = self.plan(config, "--target", "a100-80g")
         self.assertFalse(plan["fits"])
         missing = (plan["peak_bytes"] - plan["target_memory_bytes"]) / 2**40

@@ -1,5 +1,6 @@
 // Cases of attention, forward and backward.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
 
@@ -282,6 +283,58 @@ void derivative_case(Trial& trial, const Shape& shape) {
   compare("dv", inputs.v, operands.dv);
 }
 
+// A rank that holds some heads computes for them the bits that one with all heads does: slices of q, k and v, of o and
+// the gradients.
+void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
+  const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols());
+  const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols());
+  const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols());
+  const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols());
+  const Dropout dropout = dropout_of(trial, shape);
+  // Of heads [first, first + heads) and their keys' and values' heads: o, dq, dk, dv.
+  const auto run = [&](int64_t first, int64_t heads) {
+    const int64_t kv_heads = heads * shape.kv_heads / shape.heads;
+    const int64_t kv_first = first * shape.kv_heads / shape.heads;
+    const auto of_heads = [&](const Operand& operand) {
+      return operand.matrix().column_range(first * shape.head_size, heads * shape.head_size);
+    };
+    const auto of_kv_heads = [&](const Operand& operand) {
+      return operand.matrix().column_range(kv_first * shape.head_size, kv_heads * shape.head_size);
+    };
+    Operand& o = trial.output(dtype, shape.rows(), heads * shape.head_size);
+    Operand& lse = trial.output(DType::f32, shape.batch * heads, shape.tokens);
+    Dropout own = dropout;
+    own.first_head = first;
+    const AttentionForward forward{shape.batch,        shape.tokens,   heads,       kv_heads,    shape.head_size,
+                                   shape.used_scale(), {shape.causal}, own,         of_heads(q), of_kv_heads(k),
+                                   of_kv_heads(v),     o.matrix(),     lse.matrix()};
+    trial.run(forward);
+    Operand& dq = trial.output(dtype, shape.rows(), heads * shape.head_size);
+    Operand& dk = trial.output(dtype, shape.rows(), kv_heads * shape.head_size);
+    Operand& dv = trial.output(dtype, shape.rows(), kv_heads * shape.head_size);
+    trial.run(AttentionBackward{shape.batch, shape.tokens, heads, kv_heads, shape.head_size, forward.scale,
+                                forward.mask, own, forward.q, forward.k, forward.v, o.matrix(), lse.matrix(),
+                                of_heads(d_o), dq.matrix(), dk.matrix(), dv.matrix()});
+    return std::array<const Operand*, 4>{&o, &dq, &dk, &dv};
+  };
+  const auto whole = run(0, shape.heads);
+  constexpr std::array<std::string_view, 4> names{"o", "dq", "dk", "dv"};
+  const int64_t slice = shape.heads / shape.kv_heads;  // the fewest that need no replica
+  for (int64_t first = 0; first < shape.heads; first += slice) {
+    const auto part = run(first, slice);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const Matrix columns = part[i]->matrix();
+      const int64_t start = columns.cols * (first / slice);
+      bool equal = true;
+      for (int64_t row = 0; row < columns.rows; ++row)
+        for (int64_t col = 0; col < columns.cols; ++col)
+          equal = equal && part[i]->at(row, col) == whole[i]->at(row, start + col);
+      trial.expect_true(equal,
+                        fmt::format("{} of heads {} to {}: the bits of the whole", names[i], first, first + slice));
+    }
+  }
+}
+
 std::string describe(const Shape& shape, std::string_view rest) {
   return fmt::format(
       "B={} T={} H={} G={} D={}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
@@ -295,6 +348,13 @@ void add_cases(Suite& suite) {
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
       suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
+    }
+  }
+  for (const Shape& shape :
+       {Shape{2, 67, 4, 4, 16, true, 0.3}, Shape{1, 70, 6, 2, 8, true, 0.2}, Shape{2, 9, 3, 3, 5}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
+                                  [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }
   }
   for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2}}) {

@@ -81,6 +81,73 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
     trial.expect_close("d_position_table", d_positions, position_sums, to_double(plain_positions));
 }
 
+// Slices of the vocabulary: each adds its tokens, the first also the positions, and together they are the whole. The
+// gradient of a slice is that of its rows.
+void check_slices(Trial& trial, const DTypes& dtypes, double p) {
+  constexpr Shape shape{2, 13, 65, 24};
+  constexpr int64_t rows = shape.batch * shape.tokens;
+  constexpr int64_t slice_rows = 10;  // the last slice ends in padding
+  constexpr int64_t num_tokens = 3 * slice_rows;
+  const std::vector<int32_t> tokens = random_tokens(trial, shape);
+  const auto* const device_tokens = Trial::pointer<const int32_t>(trial.input_array(tokens));
+  const Operand& table = trial.input(dtypes.compute, num_tokens, shape.cols);
+  const Operand& positions = trial.input(dtypes.compute, shape.tokens, shape.cols);
+  const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
+  const Operand& dx = trial.input(dtypes.residual, rows, shape.cols, 1, 3);
+  std::vector<double> sum(static_cast<size_t>(rows * shape.cols));
+  Operand& whole = trial.output(dtypes.residual, rows, shape.cols);
+  trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix(), positions.matrix(), dropout.dropout,
+                             whole.matrix()});
+  Operand& d_whole = trial.output(DType::f32, num_tokens, shape.cols);
+  trial.run(
+      EmbeddingBackward{device_tokens, shape.tokens, dx.matrix(), dropout.dropout, d_whole.matrix(), {}, false, false});
+  const std::vector<double> whole_gradients = d_whole.values();
+  for (int64_t first = 0; first < num_tokens; first += slice_rows) {
+    Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
+    trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix().row_range(first, slice_rows),
+                               first == 0 ? positions.matrix() : Matrix(), dropout.dropout, x.matrix(), first,
+                               num_tokens});
+    for (int64_t row = 0; row < rows; ++row) {
+      const bool holds_token = tokens[row] >= first && tokens[row] < first + slice_rows;
+      for (int64_t col = 0; col < shape.cols; ++col) {
+        sum[static_cast<size_t>(row * shape.cols + col)] += x.at(row, col);
+        if (first > 0 && !holds_token) trial.expect_true(x.at(row, col) == 0, "a token of another slice gives zero");
+      }
+    }
+    Operand& d_slice = trial.output(DType::f32, slice_rows, shape.cols, 1);
+    trial.run(EmbeddingBackward{device_tokens,
+                                shape.tokens,
+                                dx.matrix(),
+                                dropout.dropout,
+                                d_slice.matrix(),
+                                {},
+                                false,
+                                false,
+                                first,
+                                num_tokens});
+    const auto start = whole_gradients.begin() + static_cast<std::ptrdiff_t>(first * shape.cols);
+    trial.expect_equal("d_token_table of a slice", d_slice,
+                       {start, start + static_cast<std::ptrdiff_t>(slice_rows * shape.cols)});
+  }
+  // Two numbers that are each rounded once, beside their sum rounded once: numbers up to 2^3.
+  const double unit = dtypes.residual == DType::bf16 ? 0x1p-8 : 0x1p-24;
+  trial.expect_near("the sum over slices", whole, sum, 3 * 8 * unit);
+}
+
+void check_slice_rejections(Trial& trial) {
+  const Operand& table = trial.input(DType::f32, 5, 4);
+  Operand& x = trial.output(DType::f32, 3, 4);
+  const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 9}));
+  const auto forward = [&](int64_t first_token, int64_t num_tokens) {
+    return EmbeddingForward{tokens, 3, table.matrix(), {}, {}, x.matrix(), first_token, num_tokens};
+  };
+  trial.expect_rejected(forward(0, 0), "a token outside a whole table");
+  trial.expect_rejected(forward(5, 0), "a whole table that begins inside the vocabulary");
+  trial.expect_rejected(forward(6, 10), "a slice that ends behind the vocabulary");
+  trial.expect_rejected(forward(-1, 10), "a slice that begins before the vocabulary");
+  trial.expect_rejected(forward(0, 9), "a token outside the vocabulary");
+}
+
 void check_rejections(Trial& trial) {
   const Operand& table = trial.input(DType::f32, 5, 4);
   Operand& x = trial.output(DType::f32, 3, 4);
@@ -125,7 +192,14 @@ void add_cases(Suite& suite) {
       });
     }
   }
+  for (const DTypes& dtypes : dtype_pairs) {
+    for (const double p : {0.0, 0.3}) {
+      suite.add<EmbeddingForward>(fmt::format("slices of the vocabulary p={} {}", p, name_of(dtypes)),
+                                  [=](Trial& t) { check_slices(t, dtypes, p); });
+    }
+  }
   suite.add<EmbeddingForward>("rejections", check_rejections);
+  suite.add<EmbeddingForward>("rejections of slices", check_slice_rejections);
 
   constexpr Shape bench_shape{8, 1024, 768, 50304};
   for (const DTypes& dtypes : dtype_pairs) {

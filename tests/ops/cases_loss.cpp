@@ -145,6 +145,174 @@ void check_rejections(Trial& trial) {
                         "d_logits in place of logits in another dtype");
 }
 
+// The vocabulary in slices of `cols` columns; the last of them may be padding only.
+struct Slices {
+  Shape shape;
+  int64_t cols;
+
+  int64_t count() const { return shape.padded / cols; }
+};
+constexpr Slices sliced[] = {
+    {{1, 1, 4}, 2}, {{5, 31, 32}, 16}, {{4, 257, 384}, 64}, {{7, 100, 300}, 100}, {{3, 4099, 8400}, 4200}};
+
+struct RowStatistics {
+  std::vector<double> maximum, sum, target;
+};
+
+// Of one slice, by the definition.
+RowStatistics statistics_of(const std::vector<double>& logits, const std::vector<int32_t>& targets,
+                            const Slices& slices, int64_t first_token) {
+  RowStatistics result;
+  const int64_t end = std::min(slices.shape.vocab, first_token + slices.cols);
+  for (int64_t row = 0; row < slices.shape.rows; ++row) {
+    const double* x = logits.data() + row * slices.shape.padded;
+    double maximum = -std::numeric_limits<double>::infinity();
+    for (int64_t i = first_token; i < end; ++i) maximum = std::max(maximum, x[i]);
+    double sum = 0;
+    for (int64_t i = first_token; i < end; ++i) sum += std::exp(x[i] - maximum);
+    const int64_t target = targets[static_cast<size_t>(row)];
+    result.maximum.push_back(maximum);
+    result.sum.push_back(sum);
+    result.target.push_back(target >= first_token && target < end ? x[target] : 0);
+  }
+  return result;
+}
+
+// The columns of one slice, as an operand of their own.
+Operand& slice_of(Trial& trial, const std::vector<double>& values, const Slices& slices, int64_t index, DType dtype) {
+  Operand& slice = trial.in_out(dtype, slices.shape.rows, slices.cols, 1, 3);
+  for (int64_t row = 0; row < slices.shape.rows; ++row)
+    for (int64_t col = 0; col < slices.cols; ++col)
+      slice.set(row, col, values[static_cast<size_t>(row * slices.shape.padded + index * slices.cols + col)]);
+  return slice;
+}
+
+// Logits of the whole vocabulary; what pads it is huge.
+std::vector<double> random_logits(Trial& trial, const Shape& shape, DType dtype, double scale) {
+  std::vector<double> values = trial.input(dtype, shape.rows, shape.padded, scale).values();
+  for (int64_t row = 0; row < shape.rows; ++row)
+    for (int64_t col = shape.vocab; col < shape.padded; ++col)
+      values[static_cast<size_t>(row * shape.padded + col)] = 1e4;
+  return values;
+}
+
+void check_statistics(Trial& trial, const Slices& slices, DType dtype, double scale) {
+  const std::vector<double> values = random_logits(trial, slices.shape, dtype, scale);
+  const std::vector<int32_t> targets = random_targets(trial, slices.shape);
+  const auto* const device_targets = Trial::pointer<const int32_t>(trial.input_array(targets));
+  for (int64_t index = 0; index < slices.count(); ++index) {
+    const Operand& logits = slice_of(trial, values, slices, index, dtype);
+    Operand& statistics = trial.output(DType::f32, 3, slices.shape.rows);
+    trial.run(CrossEntropyStatistics{slices.shape.vocab, index * slices.cols, device_targets, logits.matrix(),
+                                     statistics.matrix()});
+    const RowStatistics expected = statistics_of(values, targets, slices, index * slices.cols);
+    for (int64_t row = 0; row < slices.shape.rows; ++row) {
+      const auto i = static_cast<size_t>(row);
+      trial.expect_true(statistics.at(0, row) == expected.maximum[i], "the maximum, exactly");
+      // A sum of at most cols numbers up to 1, by spans in f32: their rounding is below 2^-20 of it.
+      trial.expect_true(std::abs(statistics.at(1, row) - expected.sum[i]) <= 0x1p-20 * expected.sum[i],
+                        "the sum of exponentials");
+      trial.expect_true(statistics.at(2, row) == expected.target[i], "the target's logit, exactly, or 0");
+    }
+  }
+}
+
+// Every slice finds the loss of the whole row, and the gradient of its own columns.
+void check_slices(Trial& trial, const Slices& slices, const Options& options, bool in_place) {
+  const Shape& shape = slices.shape;
+  const std::vector<double> values = random_logits(trial, shape, options.logits, options.scale);
+  const std::vector<int32_t> targets = random_targets(trial, shape);
+  const auto* const device_targets = Trial::pointer<const int32_t>(trial.input_array(targets));
+  StepState state;
+  state.inverse_tokens = 0.25F;
+  const auto* const device_state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  std::vector<double> all;
+  for (int64_t index = 0; index < slices.count(); ++index) {
+    const RowStatistics of_slice = statistics_of(values, targets, slices, index * slices.cols);
+    for (const auto* part : {&of_slice.maximum, &of_slice.sum, &of_slice.target})
+      all.insert(all.end(), part->begin(), part->end());
+  }
+  const Operand& statistics = trial.input(DType::f32, 3 * slices.count(), shape.rows, all);
+  const auto expected = cross_entropy(values, targets, shape, options.z_loss, 0.25);
+  const auto plain = cross_entropy(to_real<float>(values), targets, shape, options.z_loss, 0.25);
+  for (int64_t index = 0; index < slices.count(); ++index) {
+    Operand& logits = slice_of(trial, values, slices, index, options.logits);
+    Operand& separate = trial.output(options.compute, shape.rows, slices.cols, 1);
+    Operand& d_logits = in_place ? logits : separate;
+    Operand& losses = trial.output(DType::f32, 1, shape.rows);
+    const auto columns = [&](const std::vector<double>& whole) {
+      std::vector<double> part;
+      for (int64_t row = 0; row < shape.rows; ++row)
+        for (int64_t col = 0; col < slices.cols; ++col)
+          part.push_back(whole[static_cast<size_t>(row * shape.padded + index * slices.cols + col)]);
+      return part;
+    };
+    trial.run(CrossEntropy{.vocab_size = shape.vocab,
+                           .z_loss = options.z_loss,
+                           .targets = device_targets,
+                           .state = device_state,
+                           .logits = logits.matrix(),
+                           .d_logits = d_logits.matrix(),
+                           .losses = losses.matrix(),
+                           .statistics = statistics.matrix(),
+                           .first_token = index * slices.cols});
+    trial.expect_close("losses", losses, expected.losses, to_double(plain.losses), 3, 0x1p-22 * options.scale);
+    trial.expect_close("d_logits", d_logits, columns(expected.gradient),
+                       columns(rounded(to_double(plain.gradient), options.compute)), 3, 0x1p-23);
+  }
+}
+
+// A NaN or an infinity in one slice is seen by all.
+void check_slices_not_finite(Trial& trial) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 0, 0}));
+  const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
+  const Operand& own = trial.input(DType::f32, 3, 2, std::vector<double>{1, 1, 1, 1, 1, 1});
+  const Operand& other = trial.input(DType::f32, 3, 2, std::vector<double>{-infinity, 1, nan, 1, infinity, 1});
+  Operand& own_statistics = trial.output(DType::f32, 3, 3);
+  Operand& other_statistics = trial.output(DType::f32, 3, 3);
+  trial.run(CrossEntropyStatistics{4, 0, targets, own.matrix(), own_statistics.matrix()});
+  trial.run(CrossEntropyStatistics{4, 2, targets, other.matrix(), other_statistics.matrix()});
+  std::vector<double> all = own_statistics.values();
+  const std::vector<double> more = other_statistics.values();
+  all.insert(all.end(), more.begin(), more.end());
+  Operand& losses = trial.output(DType::f32, 1, 3);
+  trial.run(CrossEntropy{.vocab_size = 4,
+                         .z_loss = 0,
+                         .targets = targets,
+                         .state = state,
+                         .logits = own.matrix(),
+                         .d_logits = {},
+                         .losses = losses.matrix(),
+                         .statistics = trial.input(DType::f32, 6, 3, all).matrix(),
+                         .first_token = 0});
+  trial.expect_true(std::abs(losses.at(0, 0) - std::log(3.0)) < 1e-6, "a logit of minus infinity has no share");
+  trial.expect_true(!std::isfinite(losses.at(0, 1)), "a NaN logit of another slice");
+  trial.expect_true(!std::isfinite(losses.at(0, 2)), "an infinite logit of another slice");
+}
+
+void check_slice_rejections(Trial& trial) {
+  const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 7}));
+  const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
+  const Operand& logits = trial.input(DType::f32, 2, 4);
+  Operand& statistics = trial.output(DType::f32, 3, 2);
+  Operand& two_rows = trial.output(DType::f32, 2, 2);
+  Operand& losses = trial.output(DType::f32, 1, 2);
+  trial.expect_rejected(CrossEntropyStatistics{8, -4, targets, logits.matrix(), statistics.matrix()},
+                        "a slice that begins before the vocabulary");
+  trial.expect_rejected(CrossEntropyStatistics{7, 0, targets, logits.matrix(), statistics.matrix()},
+                        "a target outside the vocabulary");
+  trial.expect_rejected(CrossEntropyStatistics{8, 0, targets, logits.matrix(), two_rows.matrix()},
+                        "statistics of two rows");
+  CrossEntropy op{8, 0, targets, state, logits.matrix(), {}, losses.matrix(), two_rows.matrix(), 0};
+  trial.expect_rejected(op, "statistics that are not three rows for each slice");
+  op.statistics = {};
+  op.vocab_size = 4;
+  op.first_token = 4;
+  trial.expect_rejected(op, "a slice without the statistics of the others");
+}
+
 void check_accumulate_loss(Trial& trial, int64_t count) {
   const Operand& losses = trial.input(DType::f32, 1, count);
   StepState state;
@@ -186,6 +354,32 @@ void add_cases(Suite& suite) {
                               t.output(types.compute, bench_shape.rows, bench_shape.padded).matrix(),
                               t.output(DType::f32, 1, bench_shape.rows).matrix()});
         });
+  }
+  for (const Slices& slices : sliced) {
+    const std::string name = fmt::format("N={} V={} slices of {}", slices.shape.rows, slices.shape.vocab, slices.cols);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const double scale : {1.0, 30.0}) {
+        const std::string full_name = fmt::format("{} {} scale={}", name, dtype_name(dtype), scale);
+        suite.add<CrossEntropyStatistics>(full_name, [=](Trial& t) { check_statistics(t, slices, dtype, scale); });
+        for (const bool in_place : {false, true}) {
+          const Options options{dtype, dtype, scale == 1.0 ? 0.01 : 0, scale};
+          suite.add<CrossEntropy>(full_name + (in_place ? " in place" : ""),
+                                  [=](Trial& t) { check_slices(t, slices, options, in_place); });
+        }
+      }
+    }
+    suite.add<CrossEntropy>(name + " f32 logits, bf16 gradients", [=](Trial& t) {
+      check_slices(t, slices, {DType::f32, DType::bf16, 0.01, 1}, false);
+    });
+  }
+  suite.add<CrossEntropy>("slices, not finite", check_slices_not_finite);
+  suite.add<CrossEntropyStatistics>("rejections", check_slice_rejections);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    suite.add_bench<CrossEntropyStatistics>(fmt::format("N=1024 slice of 25152 {}", dtype_name(dtype)), [=](Trial& t) {
+      const auto* const targets = Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(1024)));
+      t.time(CrossEntropyStatistics{50257, 0, targets, t.input(dtype, 1024, 25152).matrix(),
+                                    t.output(DType::f32, 3, 1024).matrix()});
+    });
   }
   suite.add<CrossEntropy>("evaluation", check_evaluation);
   suite.add<CrossEntropy>("not finite", check_not_finite);

@@ -303,6 +303,72 @@ void check_branch_backward(Trial& trial, const Shape& shape, const DTypes& dtype
   trial.expect_equal("d_branch", d_branch, expected);
 }
 
+// A rank that holds some rows of a micro-batch, not at sequences' ends, draws for them what one that holds all draws.
+template <typename Run>
+void check_row_slices(Trial& trial, const DTypes& dtypes, const Run& run) {
+  constexpr Shape shape{3, 7, 65};
+  constexpr int64_t rows = shape.batch * shape.tokens;
+  const Operand& x = trial.input(dtypes.residual, rows, shape.cols);
+  const Operand& branch = trial.input(dtypes.compute, rows, shape.cols);
+  const DropoutCase dropout(trial, 0.4, shape.batch, shape.tokens);
+  const std::vector<double> whole = run(x.matrix(), branch.matrix(), dropout.dropout);
+  for (const auto& [first, end] : {std::pair<int64_t, int64_t>{0, 5}, {5, 6}, {6, 19}, {19, rows}}) {
+    Dropout of_slice = dropout.dropout;
+    of_slice.first_row = first;
+    const std::vector<double> part =
+        run(x.matrix().row_range(first, end - first), branch.matrix().row_range(first, end - first), of_slice);
+    const auto start = whole.begin() + static_cast<std::ptrdiff_t>(first * shape.cols);
+    trial.expect_true(std::equal(part.begin(), part.end(), start),
+                      fmt::format("rows {} to {} have the bits that they have among all", first, end));
+  }
+}
+
+std::vector<double> normed_rows(Trial& trial, NormKind kind, const Matrix& x, const Matrix& branch,
+                                const Dropout& dropout) {
+  Operand& y = trial.output(branch.dtype, x.rows, x.cols);
+  NormForward op{};
+  op.kind = kind;
+  op.eps = eps;
+  op.sequence_length = 7;
+  op.x = x;
+  op.branch = branch;
+  op.dropout = dropout;
+  op.x_out = trial.output(x.dtype, x.rows, x.cols).matrix();
+  op.gamma = trial.input(DType::f32, 1, x.cols, std::vector<double>(static_cast<size_t>(x.cols), 1.25)).matrix();
+  op.y = y.matrix();
+  if (kind == NormKind::layernorm) op.mean = trial.output(DType::f32, 1, x.rows).matrix();
+  op.rstd = trial.output(DType::f32, 1, x.rows).matrix();
+  trial.run(op);
+  return y.values();
+}
+
+void add_row_slice_cases(Suite& suite) {
+  for (const DTypes& dtypes : dtype_pairs) {
+    const std::string name = "slices of rows " + name_of(dtypes);
+    for (const NormKind kind : {NormKind::layernorm, NormKind::rmsnorm}) {
+      suite.add<NormForward>(name + (kind == NormKind::layernorm ? " layernorm" : " rmsnorm"), [=](Trial& t) {
+        check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
+          return normed_rows(t, kind, x, branch, dropout);
+        });
+      });
+    }
+    suite.add<ResidualAdd>(name, [=](Trial& t) {
+      check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
+        Operand& x_out = t.output(x.dtype, x.rows, x.cols);
+        t.run(ResidualAdd{7, x, branch, dropout, x_out.matrix()});
+        return x_out.values();
+      });
+    });
+    suite.add<BranchBackward>(name, [=](Trial& t) {
+      check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
+        Operand& d_branch = t.output(branch.dtype, x.rows, x.cols);
+        t.run(BranchBackward{7, x, dropout, d_branch.matrix()});
+        return d_branch.values();
+      });
+    });
+  }
+}
+
 void check_philox(Trial& trial) {
   using Words = std::array<uint32_t, 4>;
   constexpr uint32_t ones = 0xFFFFFFFFU;
@@ -338,10 +404,15 @@ void check_rejections(Trial& trial) {
   op.gamma = gamma.matrix();
   op.kind = NormKind::layernorm;
   trial.expect_rejected(op, "layernorm without mean");
-  trial.expect_rejected(ResidualAdd{3, x.matrix(), x.matrix(), {}, y.matrix()}, "rows that are not whole sequences");
   Dropout dropout;
   dropout.p = 0.5;
   trial.expect_rejected(ResidualAdd{4, x.matrix(), x.matrix(), dropout, y.matrix()}, "dropout without sample_ids");
+  dropout.sample_ids = Trial::pointer<const int64_t>(trial.input_array(std::vector<int64_t>{1}));
+  trial.expect_rejected(ResidualAdd{0, x.matrix(), x.matrix(), dropout, y.matrix()},
+                        "dropout without the length of a sequence");
+  dropout.first_row = -1;
+  trial.expect_rejected(ResidualAdd{4, x.matrix(), x.matrix(), dropout, y.matrix()},
+                        "rows that begin before the micro-batch");
 }
 
 constexpr int64_t bench_rows = 8192, bench_tokens = 1024, bench_cols = 768;
@@ -452,6 +523,7 @@ void add_benches(Suite& suite) {
 }
 
 const Registration norms(add_norm_cases);
+const Registration row_slices(add_row_slice_cases);
 const Registration residuals(add_residual_cases);
 const Registration benches(add_benches);
 

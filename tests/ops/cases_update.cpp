@@ -212,6 +212,25 @@ void check_cast_rounding(Trial& trial) {
   for (const double value : of_nans.values()) trial.expect_true(std::isnan(value), "NaN stays NaN");
 }
 
+// Exact: one sum in f32.
+void check_add(Trial& trial, int64_t rows, int64_t cols) {
+  const Operand& from = trial.input(DType::f32, rows, cols, 1, 3);
+  Operand& to = trial.in_out(DType::f32, rows, cols, 1, 1);
+  std::vector<double> expected = to.values();
+  const std::vector<double> added = from.values();
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] = rounded(expected[i] + added[i], DType::f32);
+  trial.run(Add{from.matrix(), to.matrix()});
+  trial.expect_equal("to", to, expected);
+}
+
+void check_add_rejections(Trial& trial) {
+  const Operand& from = trial.input(DType::f32, 2, 3);
+  Operand& narrower = trial.in_out(DType::f32, 2, 2);
+  Operand& bf16_to = trial.in_out(DType::bf16, 2, 3);
+  trial.expect_rejected(Add{from.matrix(), narrower.matrix()}, "another shape");
+  trial.expect_rejected(Add{from.matrix(), bf16_to.matrix()}, "a sum in bf16");
+}
+
 void add_update_cases(Suite& suite) {
   for (const int64_t size : {1, 17, 1000, 100003}) {
     const std::string name = fmt::format("segment of {}", size);
@@ -232,6 +251,11 @@ void add_update_cases(Suite& suite) {
       }
     }
   }
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 129}, {1, 40003}}) {
+    const auto n = rows, c = cols;
+    suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, n, c); });
+  }
+  suite.add<Add>("rejections", check_add_rejections);
   suite.add<Cast>("rounding", check_cast_rounding);
   suite.add<Cast>("rejections", [](Trial& t) {
     const Operand& from = t.input(DType::f32, 2, 3);
@@ -275,6 +299,10 @@ void add_benches(Suite& suite) {
       t.time(op);
     });
   }
+  suite.add_bench<Add>("40 M elements", [](Trial& t) {
+    const std::vector<double> zeros(static_cast<size_t>(elements));
+    t.time(Add{t.input(DType::f32, 1, elements, zeros).matrix(), t.in_out(DType::f32, 1, elements).matrix()});
+  });
   suite.add_bench<Cast>("40 M elements f32 to bf16", [](Trial& t) {
     const std::vector<double> zeros(static_cast<size_t>(elements));
     t.time(Cast{t.input(DType::f32, 1, elements, zeros).matrix(), t.output(DType::bf16, 1, elements).matrix()});

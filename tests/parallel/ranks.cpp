@@ -1,14 +1,14 @@
 #include "ranks.h"
 
-#include <exception>
+#include <barrier>
+#include <bit>
 #include <fmt/format.h>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 
 #include "comm/world.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "wrappers.h"
 
 namespace gptrain::testing {
 namespace {
@@ -56,43 +56,77 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
   }
 }
 
+// The first tensor of which this rank holds other bits than those that are written.
+std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
+  std::string torn;
+  for (const StatePiece& piece : step.state()) {
+    const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
+      const std::vector<float>& values = state.at(fmt::format("{}/{}", kinds[kind], tensor.name));
+      const float* data = data_of(piece, kind);
+      for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
+        if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))
+          torn = tensor.name;
+      });
+    }
+  }
+  return torn;
+}
+
+// A rank that fails must not keep the others waiting.
+class Leaving {
+ public:
+  explicit Leaving(std::barrier<>& barrier) : barrier_(barrier) {}
+  ~Leaving() { barrier_.arrive_and_drop(); }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  std::barrier<>& barrier_;
+};
+
+// The kinds of groups with more than one rank, in the order in which RankGroups makes them.
+std::vector<GroupKind> kinds_of_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
+  const Mesh mesh = make_mesh(config, world_size);
+  std::vector<GroupKind> result;
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    if (group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)).size() > 1)
+      result.push_back(static_cast<GroupKind>(kind));
+  }
+  return result;
+}
+
 }  // namespace
 
-void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start,
+void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
               const std::function<void(RankContext&)>& body) {
-  auto worlds = make_local_world(static_cast<int>(world_size));
-  std::mutex mutex;
-  std::exception_ptr failure;
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        RankGroups groups(config, *worlds[static_cast<size_t>(rank)]);
-        const auto backend = make_cpu_backend(1);
-        const StepPlan plan = plan_step(config, backend->target(), world_size, rank);
-        TrainingStep step(config, plan.memory, *backend, groups);
-        step.initialize();
-        if (start != nullptr) set_weights(step, *start);
-        RankContext context{groups, step};
-        body(context);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        // The peers must not wait for this rank.
-        worlds[static_cast<size_t>(rank)].reset();
-      }
+  run_local_ranks(static_cast<int>(world_size), [&](World& world) {
+    const int64_t rank = world.rank();
+    const std::vector<GroupKind> group_kinds = kinds_of_groups(config, world_size, rank);
+    WrappingWorld wrapped(world, [&](size_t index, std::unique_ptr<Communicator> group) {
+      return wrapping.group ? wrapping.group(rank, group_kinds.at(index), std::move(group)) : std::move(group);
     });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
+    RankGroups groups(config, wrapped);
+    const auto cpu = make_cpu_backend(1);
+    const auto decorated = wrapping.backend ? wrapping.backend(rank, *cpu) : nullptr;
+    Backend& backend = decorated ? *decorated : *cpu;
+    const StepPlan plan = plan_step(config, backend.target(), world_size, rank);
+    TrainingStep step(config, plan.memory, backend, groups);
+    step.initialize();
+    if (start != nullptr) set_weights(step, *start);
+    RankContext context{groups, step, plan};
+    body(context);
+  });
 }
 
 Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start,
-                       int64_t first_sample) {
+                       int64_t first_sample, const Wrapping& wrapping) {
   Outcome outcome;
   std::map<std::string, std::vector<int>> owners;
   std::mutex mutex;
-  on_ranks(config, world_size, start, [&](RankContext& rank) {
+  std::barrier all_collected(world_size);
+  on_ranks(config, world_size, start, wrapping, [&](RankContext& rank) {
+    const Leaving leaving(all_collected);
     RandomBatches batches(config, first_sample, rank.groups.data_rank(), rank.groups.data_size());
     for (int i = 0; i < steps; ++i) {
       const StepResult result = rank.step.run(1e-3, batches);
@@ -101,8 +135,14 @@ Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, c
         outcome.norms.push_back(result.grad_norm);
       }
     }
+    {
+      const std::lock_guard lock(mutex);
+      collect(rank.step, outcome.state, owners);
+    }
+    all_collected.arrive_and_wait();
+    const std::string torn = torn_tensor(rank.step, outcome.state);
     const std::lock_guard lock(mutex);
-    collect(rank.step, outcome.state, owners);
+    if (!torn.empty()) outcome.torn = torn;
   });
   for (const auto& [name, counts] : owners) {
     for (const int count : counts) {

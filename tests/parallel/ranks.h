@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "config/run_config.h"
+#include "train/plan_step.h"
 #include "train/training_step.h"
 
 namespace gptrain::testing {
@@ -18,22 +20,30 @@ using GlobalState = std::map<std::string, std::vector<float>>;
 struct Outcome {
   GlobalState state;
   std::vector<double> losses, norms;
+  std::string torn;  // a tensor of which two ranks hold different bits; empty if there is none
 };
 
 // What a rank has while it runs.
 struct RankContext {
   RankGroups& groups;
   TrainingStep& step;
+  const StepPlan& plan;
+};
+
+// What a test puts between a rank and its backend or groups; called on the rank's thread.
+struct Wrapping {
+  std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend;
+  std::function<std::unique_ptr<Communicator>(int64_t rank, GroupKind, std::unique_ptr<Communicator>)> group;
 };
 
 // Runs `body` on every rank of a world of threads, each on a CPU backend of one thread, with initial weights, or with
 // those of `start` and zero moments. The first exception of a rank is thrown again, after all have ended.
-void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start,
+void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
               const std::function<void(RankContext&)>& body);
 
 // The state that all ranks hold after `steps` steps from `first_sample` on; each element from the rank that would write
-// it to a checkpoint. Fails if an element has no such rank or several.
+// it to a checkpoint. Throws std::logic_error if an element has no such rank or several.
 Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start = nullptr,
-                       int64_t first_sample = 0);
+                       int64_t first_sample = 0, const Wrapping& wrapping = {});
 
 }  // namespace gptrain::testing

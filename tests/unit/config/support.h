@@ -30,14 +30,14 @@ inline const std::string without_model = R"({
 
 using Overrides = std::vector<std::string>;
 
-inline RunConfig parse(const Overrides& overrides, const std::string& text = base) {
-  return parse_config(text, overrides, "test.json");
+inline RunConfig parse(const Overrides& overrides, const std::string& text = base, int64_t world_size = 1) {
+  return parse_config(text, overrides, "test.json", world_size);
 }
 
 // The message of the refusal, which must be one of a bad config; empty if the config is accepted.
-inline std::string refusal(const std::string& text, const Overrides& overrides = {}) {
+inline std::string refusal(const std::string& text, const Overrides& overrides = {}, int64_t world_size = 1) {
   try {
-    parse_config(text, overrides, "test.json");
+    parse_config(text, overrides, "test.json", world_size);
   } catch (const Error& error) {
     REQUIRE(error.code() == ExitCode::usage);
     return error.what();

@@ -40,9 +40,10 @@ const std::map<std::string, Sample> samples = {
     {"batch.global", {"32", {}}},
     {"batch.micro", {"4", {}}},
     {"batch.accumulation", {"4", {"batch.micro=4"}}},
-    {"parallel.tensor", {"1", {}}},
+    {"parallel.tensor", {"3", {}}},
     {"parallel.pipeline", {"1", {}}},
-    {"parallel.zero", {"0", {}}},
+    {"parallel.zero", {"2", {}}},
+    {"parallel.sequence", {"true", {"parallel.tensor=2"}}},
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
     {"optimizer.type", {R"("adamw")", {}}},
@@ -62,6 +63,9 @@ const std::map<std::string, Sample> samples = {
     {"checkpoint.keep_last", {"5", {}}},
     {"checkpoint.keep_every", {"100", {}}},
     {"log.every_steps", {"5", {}}},
+    {"comm.timeout_seconds", {"7.5", {}}},
+    {"comm.mixed_machines", {"true", {}}},
+    {"comm.compare_every_steps", {"7", {}}},
     {"run.steps", {"7", {}}},
     {"run.seed", {"9223372036854775808", {}}},
     {"run.out", {R"("runs/other")", {}}},
@@ -89,8 +93,7 @@ TEST_CASE("every field can be set by an override, and reads back") {
 
 TEST_CASE("every sample but those of one value differs from the base config") {
   const Json before = all_values(parse({}));
-  const std::set<std::string> one_value = {"parallel.tensor", "parallel.pipeline", "parallel.zero", "optimizer.type",
-                                           "precision.residual"};
+  const std::set<std::string> one_value = {"parallel.pipeline", "optimizer.type", "precision.residual"};
   for (const Field& field : fields()) {
     INFO(field.path);
     if (field.get && !one_value.contains(field.path)) {
@@ -101,7 +104,7 @@ TEST_CASE("every sample but those of one value differs from the base config") {
 
 TEST_CASE("the table lists sections in order and each key once") {
   CHECK(section_names() == std::vector<std::string>{"model", "data", "batch", "parallel", "precision", "optimizer",
-                                                    "schedule", "memory", "checkpoint", "log", "run"});
+                                                    "schedule", "memory", "checkpoint", "log", "comm", "run"});
   std::set<std::string> paths;
   for (const Field& field : fields()) {
     INFO(field.path);

@@ -80,6 +80,72 @@ TEST_CASE("a batch that does not come out is refused") {
         "batch.accumulation = 1000: times batch.micro = 1000000 must be at most 16777216 (try 16)");
 }
 
+TEST_CASE("the batch is shared by the data ranks") {
+  const auto check = [](const Overrides& overrides, int64_t world_size, int64_t global, int64_t micro,
+                        int64_t accumulation) {
+    INFO((overrides.empty() ? "" : overrides.back()) << " on " << world_size << " ranks");
+    const BatchConfig config = parse(overrides, with_batch("{}"), world_size).batch;
+    CHECK(config.global == global);
+    CHECK(config.micro == micro);
+    CHECK(config.accumulation == accumulation);
+  };
+  check({"batch.global=48"}, 3, 48, 8, 2);
+  check({"batch.global=48"}, 6, 48, 8, 1);
+  check({"batch.global=48", "parallel.tensor=2"}, 6, 48, 8, 2);
+  check({"batch.global=48", "batch.micro=2"}, 3, 48, 2, 8);
+  check({"batch.global=48", "batch.accumulation=4"}, 3, 48, 4, 4);
+  check({"batch.micro=3", "batch.accumulation=5"}, 4, 60, 3, 5);
+  check({"batch.micro=3", "batch.accumulation=5", "parallel.tensor=2"}, 4, 30, 3, 5);
+  check({"batch.global=60", "batch.micro=3", "batch.accumulation=5"}, 4, 60, 3, 5);
+  // Six ranks are no mesh of four by something: that is the mesh's fault to find, not the batch's.
+  check({"batch.global=48", "parallel.tensor=4"}, 6, 48, 8, 6);
+}
+
+TEST_CASE("a batch that does not come out over the data ranks is refused") {
+  const auto refused = [](const Overrides& overrides, int64_t world_size) {
+    return refusal(base, overrides, world_size);
+  };
+  CHECK(refused({}, 2).empty());
+  CHECK(refused({}, 3) == "batch.global = 16: must be a multiple of the 3 data ranks (try 18 or 15)");
+  CHECK(refused({"parallel.tensor=2"}, 6) ==
+        "batch.global = 16: must be a multiple of the 3 data ranks (try 18 or 15)");
+  CHECK(refused({}, 32) == "batch.global = 16: must be a multiple of the 32 data ranks (try 32)");
+  CHECK(refused({}, 4) == "batch.micro = 8: must divide batch.global / 4 data ranks = 4 (try 4)");
+  CHECK(refused({"batch.micro=3"}, 2) == "batch.micro = 3: must divide batch.global / 2 data ranks = 8 (try 4 or 2)");
+  CHECK(refusal(with_batch(R"({"global": 16, "accumulation": 3})"), {}, 2) ==
+        "batch.accumulation = 3: must divide batch.global / 2 data ranks = 8 (try 4 or 2)");
+  CHECK(refused({"batch.micro=2", "batch.accumulation=2"}, 2) ==
+        "batch.accumulation = 2: must be batch.global / 2 data ranks / batch.micro = 8 / 2 (try 4)");
+  CHECK(refusal(with_batch(R"({"micro": 1000000, "accumulation": 9})"), {}, 2) ==
+        "batch.accumulation = 9: times batch.micro = 1000000 times 2 data ranks must be at most 16777216 (try 8)");
+}
+
+TEST_CASE("tensor ranks have equal parts of every layer") {
+  CHECK(fault({"parallel.tensor=12"}).empty());
+  CHECK(fault({"parallel.tensor=5"}) == "parallel.tensor = 5: must divide model.num_heads = 12 (try 6 or 4)");
+  CHECK(fault({"parallel.tensor=24"}) == "parallel.tensor = 24: must divide model.num_heads = 12 (try 12)");
+  // Fewer key/value heads than ranks: each is held by as many ranks as every other.
+  CHECK(fault({"model.num_kv_heads=2", "parallel.tensor=6"}).empty());
+  CHECK(fault({"model.num_kv_heads=4", "parallel.tensor=6"}) ==
+        "parallel.tensor = 6: must divide model.num_kv_heads = 4, or be a multiple of it (try 12 or 4)");
+  CHECK(fault({"model.ffn_hidden_size=3001", "parallel.tensor=2"}) ==
+        "parallel.tensor = 2: must divide model.ffn_hidden_size = 3001 (try 1)");
+  CHECK(fault({"model.ffn_hidden_size=1000", "parallel.tensor=3"}) ==
+        "parallel.tensor = 3: must divide model.ffn_hidden_size = 1000 (try 4 or 2)");
+}
+
+TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over them") {
+  CHECK(fault({"parallel.sequence=true"}) ==
+        "parallel.sequence = true: has no effect unless parallel.tensor is greater than 1 (try leaving it out)");
+  CHECK(fault({"parallel.sequence=true", "parallel.tensor=4"}).empty());
+  CHECK(fault({"parallel.tensor=3"}).empty());
+  CHECK(
+      fault({"parallel.sequence=true", "parallel.tensor=3"}) ==
+      "parallel.tensor = 3: must divide batch.micro * model.sequence_length = 8 * 256 with parallel.sequence (try 2)");
+  // It is the rows of a micro-batch that are shared, not those of a sequence.
+  CHECK(fault({"parallel.sequence=true", "parallel.tensor=3", "batch.global=12", "batch.micro=3"}).empty());
+}
+
 TEST_CASE("products that would overflow are refused") {
   CHECK(fault({"batch.global=16777216", "run.steps=1e12"}) ==
         "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 256 must be less than "
@@ -133,7 +199,7 @@ TEST_CASE("faults come all at once, and none that only follows from another") {
     "batch": {"global": "many"},
     "schedule": {"type": "cosin", "min_lr": 1},
     "optimizer": {"lr": 0.1},
-    "parallel": {"tensor": 2},
+    "parallel": {"tensor": 2, "sequence": "on"},
     "run": {"steps": 10, "out": "x"}
   })";
   CHECK(refusal(text) == R"(model.vocab_size = 258: is given twice (try leaving one of them out)
@@ -141,7 +207,7 @@ model.num_layers = 0: must be at least 1 and at most 10000 (try 1)
 model.seqence_length = 256: unknown key (try model.sequence_length)
 batch.global = "many": must be an integer (try 16)
 schedule.type = "cosin": must be one of constant, linear, cosine, wsd (try "cosine")
-parallel.tensor = 2: this build has no tensor parallelism (try 1)
+parallel.sequence = "on": must be true or false (try false)
 model.sequence_length: must be given, here or by model.preset (try 1024)
 data.train: must be given (try [{"path": "data/corpus/train"}])
 model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4))");
@@ -154,10 +220,21 @@ TEST_CASE("resume refuses what changes the model or the training state") {
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
   CHECK(resume_conflicts(saved, parse({"optimizer.betas=[0.9, 0.99]"})) ==
         "optimizer.betas: [0.9,0.95] in the checkpoint, [0.9,0.99] in the config");
-  CHECK(resume_conflicts(saved, parse({"batch.micro=4"})) ==
-        "batch.micro: 8 in the checkpoint, 4 in the config\nbatch.accumulation: 2 in the checkpoint, 4 in the config");
+  CHECK(resume_conflicts(saved, parse({"batch.global=32"})) == "batch.global: 16 in the checkpoint, 32 in the config");
   CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
         "data.train[].weight: [1.0] in the checkpoint, [1.0,2.0] in the config");
+}
+
+TEST_CASE("resume accepts another layout") {
+  const RunConfig saved = parse({});
+  const RunConfig asked =
+      parse({"parallel.tensor=2", "parallel.sequence=true", "parallel.zero=3", "batch.micro=2", "batch.accumulation=2"},
+            base, 8);
+  CHECK(asked.batch.global == saved.batch.global);
+  CHECK(asked.batch.micro != saved.batch.micro);
+  CHECK(resume_conflicts(saved, asked).empty());
+  CHECK(resume_conflicts(asked, saved).empty());
+  CHECK(resume_conflicts(saved, parse({"batch.micro=1"})).empty());
 }
 
 TEST_CASE("resume accepts what changes neither") {

@@ -115,16 +115,20 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
 }
 
 TEST_CASE("what this build does not have is refused with the reason") {
-  CHECK(fault({"parallel.tensor=2"}) == "parallel.tensor = 2: this build has no tensor parallelism (try 1)");
   CHECK(fault({"parallel.pipeline=4"}) == "parallel.pipeline = 4: this build has no pipeline parallelism (try 1)");
-  CHECK(fault({"parallel.zero=1"}) == "parallel.zero = 1: this build has no ZeRO sharding (try 0)");
   CHECK(
       fault({"precision.compute=fp8"}) ==
       R"(precision.compute = "fp8": fp8 matrix products need a GPU backend, which this build does not have (try "bf16"))");
   CHECK(fault({"precision.compute=fp16"}) ==
         R"(precision.compute = "fp16": fp16 needs dynamic loss scaling, which this build does not have (try "bf16"))");
   CHECK(fault({"run.device=cuda"}) == R"(run.device = "cuda": this build has no CUDA backend (try "cpu"))");
-  CHECK(fault({"parallel.tensor=0"}) == "parallel.tensor = 0: must be at least 1 and at most 1 (try 1)");
+}
+
+TEST_CASE("the mesh's sizes have ranges") {
+  CHECK(fault({"parallel.tensor=0"}) == "parallel.tensor = 0: must be at least 1 and at most 65536 (try 1)");
+  CHECK(fault({"parallel.zero=4"}) == "parallel.zero = 4: must be at least 0 and at most 3 (try 3)");
+  CHECK(fault({"parallel.zero=-1"}) == "parallel.zero = -1: must be at least 0 and at most 3 (try 0)");
+  CHECK(fault({"parallel.sequence=1"}) == "parallel.sequence = 1: must be true or false (try false)");
 }
 
 TEST_CASE("an override must name a key and a value") {

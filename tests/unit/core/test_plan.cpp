@@ -155,6 +155,9 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(shortage.find("memory.recompute = \"block\"") != std::string::npos);
   CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
   small.memory_bytes = int64_t{4} << 30;
-  CHECK(memory_shortage(config, plan.memory.arenas, small).find("choose a smaller model") != std::string::npos);
+  CHECK(memory_shortage(config, plan.memory.arenas, small).find("a higher parallel.zero than 0") != std::string::npos);
+  RunConfig shared = config;
+  shared.parallel.zero = 3;
+  CHECK(memory_shortage(shared, plan.memory.arenas, small).find("choose a smaller model") != std::string::npos);
   CHECK(memory_shortage(config, plan.memory.arenas, cpu_target()).empty());
 }

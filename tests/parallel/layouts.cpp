@@ -1,0 +1,256 @@
+#include "layouts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <map>
+#include <random>
+#include <set>
+
+#include "base/error.h"
+#include "model_fixture.h"
+
+namespace gptrain::testing {
+namespace {
+
+constexpr int64_t max_ranks = 8;
+constexpr int64_t samples_of_data_rank = 6;
+constexpr int64_t first_compared_sample = 1000;
+
+std::vector<AxisValue> numbers(const std::string& key, const std::vector<int64_t>& values) {
+  std::vector<AxisValue> result;
+  for (const int64_t value : values) result.push_back({fmt::format("{}", value), {fmt::format("{}={}", key, value)}});
+  return result;
+}
+
+std::vector<Axis> make_axes() {
+  return {
+      {"model", true, {{"gpt2", {}}, {"llama", {}}}},
+      {"head", true, {{"tied", {"model.tied_head=true"}}, {"untied", {"model.tied_head=false"}}}},
+      {"bias", true, {{"yes", {"model.bias=true"}}, {"no", {"model.bias=false"}}}},
+      {"kv_heads", true, {{"all", {}}, {"2", {"model.num_kv_heads=2"}}, {"1", {"model.num_kv_heads=1"}}}},
+      {"dropout", true, {{"0", {}}, {"0.1", {"model.dropout=0.1"}}}},
+      {"tensor", false, numbers("parallel.tensor", {1, 2, 3, 4, 5, 6, 8})},
+      {"data", false, {{"1", {}}, {"2", {}}, {"3", {}}, {"4", {}}, {"5", {}}, {"6", {}}, {"8", {}}}},
+      {"zero", false, numbers("parallel.zero", {0, 1, 2, 3})},
+      {"sequence", false, {{"off", {}}, {"on", {"parallel.sequence=true"}}}},
+      {"micro_batches", false, numbers("batch.accumulation", {1, 2, 3})},
+      {"recompute", false, {{"none", {}}, {"block", {"memory.recompute=block"}}}},
+  };
+}
+
+size_t axis_index(const std::string& name) {
+  const std::vector<Axis>& axes = layout_axes();
+  const auto found = std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.name == name; });
+  return static_cast<size_t>(found - axes.begin());
+}
+
+// Two axes and a value of each.
+using Pair = std::array<size_t, 4>;
+
+std::vector<Pair> pairs_of(const std::vector<size_t>& choice) {
+  std::vector<Pair> pairs;
+  for (size_t a = 0; a < choice.size(); ++a)
+    for (size_t b = a + 1; b < choice.size(); ++b) pairs.push_back({a, choice[a], b, choice[b]});
+  return pairs;
+}
+
+bool contains(const LayoutCase& layout, const Pair& pair) {
+  return layout.choice()[pair[0]] == pair[1] && layout.choice()[pair[2]] == pair[3];
+}
+
+struct Range {
+  std::string name;
+  size_t first, end;
+};
+
+// A tensor, or each of a matrix' sections.
+std::vector<Range> ranges_of(const TensorSpec& tensor) {
+  if (tensor.sections.size() < 2 || tensor.shape.size() < 2)
+    return {{tensor.name, 0, static_cast<size_t>(tensor.count())}};
+  std::vector<Range> ranges;
+  const auto cols = static_cast<size_t>(tensor.shape[1]);
+  size_t first = 0;
+  for (size_t i = 0; i < tensor.sections.size(); ++i) {
+    const size_t end = first + static_cast<size_t>(tensor.sections[i].rows) * cols;
+    ranges.push_back({fmt::format("{}[{}]", tensor.name, i), first, end});
+    first = end;
+  }
+  return ranges;
+}
+
+// The worst relative distance of a tensor's ranges.
+void compare(const TensorSpec& tensor, const std::vector<float>& a, const std::vector<float>& b, double& worst,
+             std::string& where) {
+  for (const Range& range : ranges_of(tensor)) {
+    double distance = 0;
+    double size = 0;
+    for (size_t i = range.first; i < range.end; ++i) {
+      const auto value = static_cast<double>(a[i]);
+      distance += (value - static_cast<double>(b[i])) * (value - static_cast<double>(b[i]));
+      size += value * value;
+    }
+    const double relative = std::sqrt(distance / size);
+    if (std::isnan(worst) || relative <= worst) continue;  // a NaN stays
+    worst = relative;
+    where = range.name;
+  }
+}
+
+}  // namespace
+
+const std::vector<Axis>& layout_axes() {
+  static const std::vector<Axis> axes = make_axes();
+  return axes;
+}
+
+int64_t LayoutCase::number_of(const std::string& axis) const {
+  const size_t index = axis_index(axis);
+  return std::stoll(layout_axes().at(index).values.at(choice_.at(index)).label);
+}
+
+std::string LayoutCase::name() const {
+  std::string name;
+  for (size_t i = 0; i < choice_.size(); ++i) {
+    const Axis& axis = layout_axes()[i];
+    const std::string& label = axis.values[choice_[i]].label;
+    name += i == 0 ? label : " " + axis.name + "=" + label;
+  }
+  return name;
+}
+
+std::vector<std::string> LayoutCase::overrides(bool model_only) const {
+  const int64_t tensor = tensor_size();
+  const int64_t num_heads = tensor == 5 ? 10 : tensor == 8 ? 8 : 12;
+  // A large eps, beside the rounding of gradients: Adam's first step is not to hang on the sign of one that is zero but
+  // for rounding (the keys' bias).
+  std::vector<std::string> result = {fmt::format("model.num_heads={}", num_heads),
+                                     fmt::format("model.num_kv_heads={}", num_heads),
+                                     fmt::format("model.hidden_size={}", 4 * num_heads),
+                                     "model.ffn_hidden_size=120",
+                                     "model.vocab_size=201",
+                                     "model.sequence_length=20",
+                                     "optimizer.eps=1e-4"};
+  for (size_t i = 0; i < choice_.size(); ++i) {
+    const Axis& axis = layout_axes()[i];
+    if (model_only && !axis.of_model) continue;
+    const std::vector<std::string>& more = axis.values[choice_[i]].overrides;
+    result.insert(result.end(), more.begin(), more.end());
+  }
+  return result;
+}
+
+namespace {
+
+RunConfig make_config(const LayoutCase& layout, std::vector<std::string> overrides, int64_t samples,
+                      int64_t micro_batch, int64_t world_size) {
+  overrides.push_back(fmt::format("batch.global={}", samples));
+  overrides.push_back(fmt::format("batch.micro={}", micro_batch));
+  const bool gpt2 = layout_axes()[0].values[layout.choice()[0]].label == "gpt2";
+  return small_config(gpt2 ? Family::gpt2 : Family::llama, overrides, world_size);
+}
+
+}  // namespace
+
+bool LayoutCase::possible() const {
+  if (world_size() > max_ranks || (data_size() == 1 && number_of("zero") > 0)) return false;
+  try {
+    config();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    return false;
+  }
+  return true;
+}
+
+RunConfig LayoutCase::config() const {
+  return make_config(*this, overrides(false), samples_of_data_rank * data_size(),
+                     samples_of_data_rank / number_of("micro_batches"), world_size());
+}
+
+RunConfig LayoutCase::config_of_one_rank() const {
+  const int64_t samples = samples_of_data_rank * data_size();
+  return make_config(*this, overrides(true), samples, samples, 1);
+}
+
+RunConfig LayoutCase::config_of_start() const {
+  return make_config(*this, overrides(true), samples_of_data_rank, samples_of_data_rank, 1);
+}
+
+std::vector<LayoutCase> full_product() {
+  const std::vector<Axis>& axes = layout_axes();
+  std::vector<LayoutCase> cases;
+  std::vector<size_t> choice(axes.size(), 0);
+  for (;;) {
+    LayoutCase layout(choice);
+    if (layout.possible()) cases.push_back(std::move(layout));
+    size_t axis = axes.size();
+    while (axis > 0 && ++choice[axis - 1] == axes[axis - 1].values.size()) choice[--axis] = 0;
+    if (axis == 0) return cases;
+  }
+}
+
+std::vector<LayoutCase> pairwise_covering(const std::vector<LayoutCase>& cases) {
+  std::set<Pair> uncovered;
+  for (const LayoutCase& layout : cases)
+    for (const Pair& pair : pairs_of(layout.choice())) uncovered.insert(pair);
+  std::mt19937_64 random(1);
+  std::vector<LayoutCase> chosen;
+  while (!uncovered.empty()) {
+    const Pair wanted = *uncovered.begin();
+    std::vector<const LayoutCase*> candidates;
+    for (const LayoutCase& layout : cases) {
+      if (contains(layout, wanted)) candidates.push_back(&layout);
+    }
+    constexpr size_t num_tried = 400;
+    const LayoutCase* best = nullptr;
+    int64_t best_covered = 0;
+    for (size_t i = 0; i < num_tried; ++i) {
+      const LayoutCase* layout = candidates[random() % candidates.size()];
+      int64_t covered = 0;
+      for (const Pair& pair : pairs_of(layout->choice())) covered += uncovered.contains(pair) ? 1 : 0;
+      if (covered > best_covered) {
+        best_covered = covered;
+        best = layout;
+      }
+    }
+    for (const Pair& pair : pairs_of(best->choice())) uncovered.erase(pair);
+    chosen.push_back(*best);
+  }
+  return chosen;
+}
+
+bool Difference::small() const {
+  return torn.empty() && first_moment < 2e-5 && weight < 2e-5 && std::abs(loss) < 1e-5 && std::abs(norm) < 1e-5;
+}
+
+Difference difference(const ModelSpec& spec, const Outcome& one, const Outcome& many) {
+  Difference result;
+  for (const TensorSpec& tensor : spec.tensors) {
+    const auto compare_kind = [&](const std::string& kind, double& worst, std::string& where) {
+      compare(tensor, one.state.at(kind + tensor.name), many.state.at(kind + tensor.name), worst, where);
+    };
+    compare_kind("exp_avg/", result.first_moment, result.moment_of);
+    compare_kind("weight/", result.weight, result.weight_of);
+  }
+  result.loss = many.losses[0] / one.losses[0] - 1;
+  result.norm = many.norms[0] / one.norms[0] - 1;
+  result.torn = many.torn;
+  return result;
+}
+
+Difference compare_with_one_rank(const LayoutCase& layout, const Wrapping& wrapping) {
+  // What the layouts of one model share is trained once.
+  static std::map<std::string, GlobalState> starts;
+  static std::map<std::string, Outcome> ones;
+  const std::string start_key = show_config(layout.config_of_start());
+  if (!starts.contains(start_key)) starts[start_key] = train_on_ranks(layout.config_of_start(), 1, 10).state;
+  const GlobalState& start = starts.at(start_key);
+  const RunConfig config_of_one = layout.config_of_one_rank();
+  const std::string one_key = show_config(config_of_one);
+  if (!ones.contains(one_key)) ones[one_key] = train_on_ranks(config_of_one, 1, 1, &start, first_compared_sample);
+  const Outcome many = train_on_ranks(layout.config(), layout.world_size(), 1, &start, first_compared_sample, wrapping);
+  return difference(make_spec(config_of_one.model), ones.at(one_key), many);
+}
+
+}  // namespace gptrain::testing

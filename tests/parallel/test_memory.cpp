@@ -1,0 +1,255 @@
+// Memory of ranks that share a model: closed formulas, the plan, and the bytes that are really touched.
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "model_fixture.h"
+#include "ranks.h"
+#include "wrappers.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+constexpr unsigned char poison = 0xA5;
+
+// Memory comes poisoned and is remembered.
+class PoisoningBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
+    auto memory = inner_.allocate(bytes);
+    if (memory->bytes() > 0) std::memset(memory->data(), poison, static_cast<size_t>(memory->bytes()));
+    arenas.push_back(memory.get());
+    return memory;
+  }
+
+  std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
+};
+
+// Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
+int64_t touched_bytes(const DeviceMemory& memory) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(memory.data());
+  int64_t last = memory.bytes();
+  while (last > 0 && bytes[last - 1] == poison) --last;
+  return align_up(last);
+}
+
+int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
+// Elements of a rank's units, from the model's sizes alone: t tensor ranks, d data ranks.
+struct Elements {
+  int64_t embedding, block, head;                    // of the whole unit
+  int64_t embedding_norms, block_norms, head_norms;  // of which norms
+  int64_t num_layers;
+
+  int64_t all() const { return embedding + num_layers * block + head; }
+  int64_t norms() const { return embedding_norms + num_layers * block_norms + head_norms; }
+  // One slot for each of embedding and head, two for blocks.
+  int64_t slots() const { return embedding + head + 2 * block; }
+};
+
+Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
+  const int64_t h = m.hidden_size;
+  const int64_t f = m.ffn_hidden_size / t;
+  const int64_t heads = m.num_heads / t;
+  const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: replicas
+  const int64_t qkv = (heads + 2 * kv_heads) * m.head_size();
+  const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
+  const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;
+  const int64_t biases =
+      m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
+  const int64_t norm = padded(h) * (m.bias && m.norm == NormKind::layernorm ? 2 : 1);
+  const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size()) : 0;
+  Elements e{};
+  e.num_layers = m.num_layers;
+  e.block_norms = 2 * norm + head_norms;
+  e.head_norms = norm;
+  e.embedding = padded(vocabulary) + (m.positions == PositionKind::learned ? padded(m.sequence_length * h) : 0);
+  e.block =
+      e.block_norms + padded(qkv * h) + padded(h * heads * m.head_size()) + padded(ffn_in * h) + padded(h * f) + biases;
+  e.head = e.head_norms + (m.tied_head ? 0 : padded(vocabulary));
+  for (int64_t* unit : {&e.embedding, &e.block, &e.head}) *unit = padded(*unit, segment_multiple * d);
+  return e;
+}
+
+// Bytes of a rank's parameters by class: everything is divided by the data size that the stage shares.
+MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
+  const Elements e = elements_of(config.model, config.parallel.tensor, data_size);
+  const int64_t zero = data_size > 1 ? config.parallel.zero : 0;
+  const bool mixed = config.precision.compute != DType::f32;
+  const int64_t compute_bytes = mixed ? 2 : 4;
+  const auto share = [&](int64_t from_stage) { return zero >= from_stage ? e.all() / data_size : e.all(); };
+  MemoryPlan plan;
+  plan[MemoryClass::weights] = compute_bytes * share(3) + (mixed && zero >= 1 ? 4 * e.norms() : 0);
+  plan[MemoryClass::gradients] = 4 * share(2);
+  plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
+  plan[MemoryClass::moments] = 8 * share(1);
+  plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
+  plan[MemoryClass::buckets] = zero >= 2 ? 4 * e.slots() : 0;
+  return plan;
+}
+
+constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::gradients, MemoryClass::master,
+                                             MemoryClass::moments, MemoryClass::gathered,  MemoryClass::buckets};
+
+struct Layout {
+  int64_t tensor, data, zero;
+  bool sequence;
+
+  std::string name() const {
+    return fmt::format("tensor {} data {} zero {} sequence {}", tensor, data, zero, sequence);
+  }
+};
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> result;
+  for (const int64_t tensor : {1, 2, 3}) {
+    for (const int64_t data : {1, 2, 3}) {
+      for (int64_t zero = 0; zero <= (data > 1 ? 3 : 0); ++zero) {
+        for (const bool sequence : {false, true}) {
+          if (!sequence || tensor > 1) result.push_back({tensor, data, zero, sequence});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+RunConfig config_of(Family family, const Layout& layout, std::vector<std::string> overrides) {
+  const std::vector<std::string> sizes = {"model.num_heads=6",
+                                          "model.num_kv_heads=3",
+                                          "model.hidden_size=48",
+                                          "model.ffn_hidden_size=60",
+                                          "model.sequence_length=18",
+                                          "batch.global=12",
+                                          "batch.micro=2",
+                                          fmt::format("parallel.tensor={}", layout.tensor),
+                                          fmt::format("parallel.zero={}", layout.zero)};
+  overrides.insert(overrides.begin(), sizes.begin(), sizes.end());
+  // Three key/value heads do not divide over two ranks; one head is on all of them.
+  if (layout.tensor == 2) overrides.push_back("model.num_kv_heads=1");
+  if (layout.sequence) overrides.push_back("parallel.sequence=true");
+  return small_config(family, overrides, layout.tensor * layout.data);
+}
+
+// Gradients have no reason to be written behind the last tensor of their last unit.
+int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
+  int64_t end = 0;
+  for (const StatePiece& piece : step.state()) {
+    end = std::max(end, reinterpret_cast<const std::byte*>(piece.gradient + piece.count()) - arena.data());
+  }
+  return end;
+}
+
+void check_touched(RankContext& rank, const RunConfig& config, const std::vector<DeviceMemory*>& arenas,
+                   std::mutex& mutex) {
+  const int64_t unit_padding = segment_multiple * rank.groups.data_size() * dtype_bytes(DType::f32);
+  const std::lock_guard lock(mutex);
+  REQUIRE(arenas.size() == num_memory_classes);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    INFO("rank " << rank.groups.rank() << " " << memory_class_names[c]);
+    int64_t planned = rank.plan.memory.arenas.bytes[c];
+    if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config);
+    CHECK(arenas[c]->bytes() == planned);
+    const int64_t touched = touched_bytes(*arenas[c]);
+    if (c == static_cast<size_t>(MemoryClass::gradients)) {
+      CHECK(touched >= end_of_gradients(rank.step, *arenas[c]));
+    } else if (c == static_cast<size_t>(MemoryClass::buckets)) {
+      CHECK(touched > planned - unit_padding);
+    } else {
+      CHECK(touched == planned);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks take the bytes of the closed formulas for their share of the parameters") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      for (const Layout& layout : layouts()) {
+        INFO(layout.name() << " " << precision);
+        const RunConfig config = config_of(family, layout, {precision});
+        const MemoryPlan expected = parameter_formula(config, layout.data);
+        const auto cpu = make_cpu_backend(1);
+        for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
+          const MemoryPlan planned = plan_step(config, cpu->target(), layout.tensor * layout.data, rank).memory.arenas;
+          for (const MemoryClass c : parameter_classes) {
+            INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
+            CHECK(planned[c] == expected[c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// With sequence parallelism everything that a block keeps is divided by the tensor size (arXiv 2205.05198, eq. 4);
+// without, the block's input, its middle and its norms' outputs are not.
+TEST_CASE("a block's activations shrink with the tensor size as the published formula says") {
+  const auto config_with = [](int64_t layers, const std::vector<std::string>& overrides) {
+    return parse_config(fmt::format(R"({{"model": {{"preset": "gpt2-124m", "num_layers": {}}},
+                                        "data": {{"train": [{{"path": "x"}}]}}, "batch": {{"global": 2, "micro": 2}},
+                                        "precision": {{"compute": "bf16"}}, "optimizer": {{"lr": 1e-3}},
+                                        "run": {{"steps": 1, "out": "x"}}}})",
+                                    layers),
+                        overrides, "test");
+  };
+  Target target;
+  target.num_threads = 1;
+  for (const int64_t t : {1, 2, 3, 4, 6}) {
+    for (const bool sequence : {false, true}) {
+      if (sequence && (t == 1 || t == 3 || t == 6)) continue;
+      INFO("tensor " << t << " sequence " << sequence);
+      std::vector<std::string> overrides = {fmt::format("parallel.tensor={}", t)};
+      if (sequence) overrides.push_back("parallel.sequence=true");
+      const RunConfig config = config_with(3, overrides);
+      const auto activations = [&](const RunConfig& of) {
+        return plan_step(of, target, t).memory.arenas[MemoryClass::activations];
+      };
+      const int64_t one_block = activations(config_with(4, overrides)) - activations(config);
+      const ModelConfig& m = config.model;
+      const int64_t rows = config.batch.micro * m.sequence_length;
+      const int64_t s = sequence ? t : 1;
+      const int64_t statistics = 4 * rows * (m.num_heads / t) + 4 * 4 * rows / s;  // log-sum-exp; of two norms
+      CHECK(one_block == 24 * rows * m.hidden_size / t + 8 * rows * m.hidden_size / s + statistics);
+    }
+  }
+}
+
+TEST_CASE("the bytes that each rank touches are its plan's") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      for (const Layout& layout : layouts()) {
+        const int64_t world_size = layout.tensor * layout.data;
+        if (world_size == 1 || world_size > 6) continue;
+        INFO(layout.name() << " " << precision);
+        const RunConfig config = config_of(family, layout, {precision, "model.dropout=0.1"});
+        std::mutex mutex;
+        std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
+        Wrapping wrapping;
+        wrapping.backend = [&](int64_t rank, Backend& inner) {
+          auto backend = std::make_unique<PoisoningBackend>(inner);
+          backends[static_cast<size_t>(rank)] = backend.get();
+          return backend;
+        };
+        on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+          RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+          rank.step.run(1e-3, batches);
+          rank.step.run(1e-3, batches);
+          rank.step.state();  // waits for what is still being gathered
+          check_touched(rank, config, backends[static_cast<size_t>(rank.groups.rank())]->arenas, mutex);
+        });
+      }
+    }
+  }
+}

@@ -1,0 +1,112 @@
+// Different schedules give the same bits: a block's backward in one action, or in its two halves.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "comm/world.h"
+#include "model/spec/init.h"
+#include "model_fixture.h"
+#include "parallel/executor.h"
+#include "train/training_step.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes room(int64_t bytes) { return Bytes(static_cast<size_t>(bytes) + memory_alignment); }
+
+std::byte* aligned(Bytes& bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  return bytes.data() + (memory_alignment - address % memory_alignment) % memory_alignment;
+}
+
+// The gradients that a rank has after forward and backward of all micro-batches, by a schedule of the given options.
+std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, const ScheduleOptions& options) {
+  constexpr int64_t plenty = int64_t{8} << 20;
+  const auto backend = make_cpu_backend(1);
+  const ModelSpec spec = make_spec(config.model);
+  const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
+  const ParameterLayout layout = make_layout(spec, shards, 1);
+  Bytes weights = room(layout.elements * 4);
+  Bytes gradients = room(layout.elements * 4);
+  // Any weights will do that are the same each time.
+  auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
+  for (size_t i = 0; i < spec.tensors.size(); ++i)
+    initial_values(spec.tensors[i], 3, 0, std::min(shards[i].count(), spec.tensors[i].count()),
+                   first_weight + layout.segments[i].offset);
+  const ParameterStore store(spec, shards, layout, {}, {.weights = aligned(weights), .gradients = aligned(gradients)});
+  const TensorParallel tensor{groups.tensor_place(), config.parallel.sequence, groups.group(GroupKind::tensor),
+                              &groups.stream()};
+  Units units({.model = config.model,
+               .precision = config.precision,
+               .batch = config.batch.micro,
+               .sequence_length = config.model.sequence_length,
+               .loss_chunk_tokens = config.memory.loss_chunk_tokens,
+               .seed = config.run.seed},
+              spec, shards, layout, tensor, *backend);
+  Schedule schedule = one_stage_schedule(options);
+  std::erase_if(schedule.actions, [](const Action& action) {
+    return action.kind == ActionKind::norm || action.kind == ActionKind::update;
+  });
+  const SlotMap slots(units, schedule);
+  Bytes activations = room(slots.activation_bytes());
+  Bytes data = room(slots.data_bytes());
+  Bytes scratch = room(plenty);
+  Bytes frames = room(plenty);
+  backend->set_scratch(aligned(scratch), plenty);
+  Workspace workspace(aligned(frames), plenty);
+  StepState state;
+  state.inverse_tokens = 1e-2F;
+  UnitTickets gathers(spec.units.size(), CollectiveStream::done);
+  const std::vector<PartialSum> sums = partial_sums(spec, shards, layout, config.parallel.sequence);
+  Executor executor(units, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
+                    groups, gathers, nullptr);
+  RandomBatches batches(config);
+  executor.play(batches, nullptr);
+  const auto* const result = reinterpret_cast<const float*>(aligned(gradients));
+  return {result, result + layout.elements};
+}
+
+}  // namespace
+
+TEST_CASE("a block's backward at once gives the bits of its two halves") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const int64_t tensor : {1, 2}) {
+      for (const bool sequence : {false, true}) {
+        if (sequence && tensor == 1) continue;
+        INFO("tensor " << tensor << " sequence " << sequence);
+        std::vector<std::string> overrides = {"model.num_heads=4",
+                                              "model.hidden_size=40",
+                                              "model.dropout=0.1",
+                                              "batch.micro=2",
+                                              "memory.recompute=every_nth",
+                                              "memory.recompute_interval=2",
+                                              "parallel.tensor=" + std::to_string(tensor)};
+        if (sequence) overrides.push_back("parallel.sequence=true");
+        const RunConfig config = small_config(family, overrides, tensor);
+        std::vector<int> equal(static_cast<size_t>(tensor), 0);
+        std::vector<int> not_zero(static_cast<size_t>(tensor), 0);
+        run_local_ranks(static_cast<int>(tensor), [&](World& world) {
+          RankGroups groups(config, world);
+          ScheduleOptions options = schedule_options(config, groups);
+          options.joint_backward = true;
+          const std::vector<float> joint = gradients_of(config, groups, options);
+          options.joint_backward = false;
+          const std::vector<float> apart = gradients_of(config, groups, options);
+          const auto rank = static_cast<size_t>(world.rank());
+          equal[rank] = std::memcmp(joint.data(), apart.data(), joint.size() * sizeof(float)) == 0 ? 1 : 0;
+          not_zero[rank] = std::any_of(joint.begin(), joint.end(), [](float g) { return g != 0; }) ? 1 : 0;
+        });
+        for (size_t rank = 0; rank < equal.size(); ++rank) {
+          CHECK(equal[rank] == 1);
+          CHECK(not_zero[rank] == 1);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,277 @@
+// What each group of ranks sends in a step: closed formulas, the plan, and what communicators are really asked for.
+#include <fmt/format.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "comm/plan.h"
+#include "model_fixture.h"
+#include "ranks.h"
+#include "wrappers.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+// Counts what passes, by the plan's own rules for bytes.
+class CountingCommunicator final : public ForwardingCommunicator {
+ public:
+  CountingCommunicator(std::unique_ptr<Communicator> inner, TrafficTable& traffic)
+      : ForwardingCommunicator(std::move(inner)), counter_(make_plan_communicator(rank(), size(), traffic)) {}
+
+  void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
+    counter_->all_reduce(data, count, dtype, op);
+    ForwardingCommunicator::all_reduce(data, count, dtype, op);
+  }
+  void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
+    counter_->reduce_scatter(in, out, count, dtype, op);
+    ForwardingCommunicator::reduce_scatter(in, out, count, dtype, op);
+  }
+  void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
+    counter_->all_gather(in, out, count, dtype);
+    ForwardingCommunicator::all_gather(in, out, count, dtype);
+  }
+  void broadcast(void* data, int64_t count, DType dtype, int root) override {
+    counter_->broadcast(data, count, dtype, root);
+    ForwardingCommunicator::broadcast(data, count, dtype, root);
+  }
+
+ private:
+  std::unique_ptr<Communicator> counter_;
+};
+
+// The formulas below, on P ranks: an all-reduce of n bytes sends 2 n (P - 1) / P, a reduce-scatter or all-gather with n
+// bytes a rank (P - 1) n.
+class Expected {
+ public:
+  explicit Expected(int64_t size) : size_(size) {}
+
+  void all_reduces(int64_t calls, int64_t bytes) {
+    add(Collective::all_reduce, calls, 2 * (bytes * (size_ - 1) / size_));
+  }
+  void reduce_scatters(int64_t calls, int64_t bytes) { add(Collective::reduce_scatter, calls, (size_ - 1) * bytes); }
+  void all_gathers(int64_t calls, int64_t bytes) { add(Collective::all_gather, calls, (size_ - 1) * bytes); }
+  // From each rank in turn: n / P to each other rank, and once as much again as the root.
+  void broadcasts_in_turn(int64_t turns, int64_t bytes) {
+    const int64_t share = bytes * (size_ - 1) / size_;
+    add(Collective::broadcast, turns * size_, 0);
+    table[static_cast<size_t>(Collective::broadcast)].sent_bytes += turns * (size_ + 1) * share;
+  }
+
+  TrafficTable table{};
+
+ private:
+  void add(Collective collective, int64_t calls, int64_t bytes_of_call) {
+    if (size_ == 1) return;
+    table[static_cast<size_t>(collective)].calls += calls;
+    table[static_cast<size_t>(collective)].sent_bytes += calls * bytes_of_call;
+  }
+
+  int64_t size_;
+};
+
+// Sizes that all formulas share.
+struct Sizes {
+  explicit Sizes(const RunConfig& c, int64_t data_size)
+      : model(c.model),
+        t(c.parallel.tensor),
+        d(data_size),
+        zero(data_size > 1 ? c.parallel.zero : 0),
+        sequence(c.parallel.sequence),
+        layers(c.model.num_layers),
+        micro_batches(c.batch.accumulation),
+        reductions(zero >= 2 ? micro_batches : 1),
+        rows(c.batch.micro * c.model.sequence_length),
+        chunks((rows + c.memory.loss_chunk_tokens - 1) / c.memory.loss_chunk_tokens),
+        compute(dtype_bytes(c.precision.compute)),
+        residual(dtype_bytes(c.precision.residual)),
+        recomputed(c.memory.recompute == RecomputeKind::block) {}
+
+  const ModelConfig& model;
+  int64_t t, d, zero;
+  bool sequence;
+  int64_t layers, micro_batches;
+  int64_t reductions;  // of a unit's gradients, in a step
+  int64_t rows;        // N
+  int64_t chunks;
+  int64_t compute, residual;  // bytes of C and R
+  bool recomputed;
+};
+
+// Without sequence parallelism, a micro-batch all-reduces N h: the embedding (R); in each block twice forward and twice
+// backward (C), once more where a block is recomputed (the attention branch); the head's input gradient (C). The
+// statistics of the logits, three f32 a row, are gathered.
+//
+// With it, each of these sums is a reduce-scatter of N h / t, and the rows come together again: twice forward, by t
+// broadcasts of N h / t each, again in a recomputation; four times backward (the gradients of both branches, the inputs
+// of both column-parallel linears); before the head, and before the embedding's backward.
+//
+// After the last micro-batch (with ZeRO 2 and 3 after each): the QK-norm's weights, and with sequence parallelism every
+// norm's weight and bias, by all-reduces of their own.
+TrafficTable tensor_traffic(const Sizes& s) {
+  Expected e(s.t);
+  const int64_t m = s.micro_batches;
+  const int64_t h = s.model.hidden_size;
+  const int64_t all_rows = s.rows * h;
+  const int64_t recomputations = s.recomputed ? m * s.layers : 0;
+  if (!s.sequence) {
+    e.all_reduces(m, all_rows * s.residual);
+    e.all_reduces(4 * m * s.layers + recomputations + m, all_rows * s.compute);
+  } else {
+    const int64_t own_rows = all_rows / s.t;
+    e.reduce_scatters(m, own_rows * s.residual);
+    e.reduce_scatters(4 * m * s.layers + recomputations + m, own_rows * s.compute);
+    e.broadcasts_in_turn(2 * (m * s.layers + recomputations), own_rows * s.compute);
+    e.all_gathers(4 * m * s.layers + m, own_rows * s.compute);
+    e.all_gathers(m, own_rows * s.residual);
+    const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
+    e.all_reduces(s.reductions * norm_tensors * (2 * s.layers + 1), h * 4);
+  }
+  if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size() * 4);
+  e.all_gathers(m * s.chunks, 0);
+  e.table[static_cast<size_t>(Collective::all_gather)].sent_bytes += m * (s.t - 1) * 3 * 4 * s.rows;
+  return e.table;
+}
+
+// The gradients of keys' and values' heads that several ranks hold: weights [2 D, h] and biases [2 D].
+TrafficTable replicas_traffic(const Sizes& s) {
+  Expected e(s.t > s.model.num_kv_heads ? s.t / s.model.num_kv_heads : 1);
+  const int64_t rows = 2 * s.model.head_size();
+  e.all_reduces(s.reductions * s.layers, rows * s.model.hidden_size * 4);
+  if (s.model.bias) e.all_reduces(s.reductions * s.layers, rows * 4);
+  return e.table;
+}
+
+// Each unit's gradients, f32: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The
+// weights, C: an all-gather of each unit after its update (1 and 2), or before use (3): embedding and head once a step;
+// the two slots for blocks still hold the two that were used last, so each pass over l blocks gathers l - 2, but the
+// first all. In mixed precision the norms' f32 weights go with every gather. The sum of the losses, f64.
+TrafficTable data_traffic(const Sizes& s, const ParameterLayout& layout) {
+  Expected e(s.d);
+  const int64_t passes = 2 * s.micro_batches;
+  const int64_t gathers_of_blocks = s.zero == 3 ? 2 + passes * (s.layers - 2) : s.layers;
+  for (const UnitRange& unit : layout.units) {
+    const bool is_block = &unit != &layout.units.front() && &unit != &layout.units.back();
+    if (s.zero == 0) {
+      e.all_reduces(1, unit.elements * 4);
+      continue;
+    }
+    e.reduce_scatters(s.reductions, unit.elements / s.d * 4);
+    if (is_block) continue;
+    e.all_gathers(1, unit.elements / s.d * s.compute);
+    if (s.compute == 2 && unit.norm_elements > 0) e.all_reduces(1, unit.norm_elements * 4);
+  }
+  if (s.zero > 0) {
+    const UnitRange& block = layout.units[1];
+    e.all_gathers(gathers_of_blocks, block.elements / s.d * s.compute);
+    if (s.compute == 2) e.all_reduces(gathers_of_blocks, block.norm_elements * 4);
+  }
+  e.all_reduces(1, 8);
+  return e.table;
+}
+
+// The sums of squares of all tensors and the number of ranks that want to stop, f64.
+TrafficTable world_traffic(const Sizes& s, const ModelSpec& spec) {
+  Expected e(s.t * s.d);
+  e.all_reduces(1, (static_cast<int64_t>(spec.tensors.size()) + 1) * 8);
+  return e.table;
+}
+
+void check_equal(const GroupTraffic& actual, const GroupTraffic& expected) {
+  for (size_t group = 0; group < num_group_kinds; ++group) {
+    for (size_t collective = 0; collective < num_collectives; ++collective) {
+      INFO(group_names[group] << " " << collective_names[collective]);
+      CHECK(actual[group][collective].calls == expected[group][collective].calls);
+      CHECK(actual[group][collective].sent_bytes == expected[group][collective].sent_bytes);
+    }
+  }
+}
+
+struct Layout {
+  Family family;
+  int64_t tensor, data, zero;
+  std::vector<std::string> overrides;
+};
+
+RunConfig config_of(const Layout& layout) {
+  std::vector<std::string> overrides = {"model.num_heads=6",
+                                        "model.num_kv_heads=2",
+                                        "model.hidden_size=48",
+                                        "model.ffn_hidden_size=60",
+                                        "model.sequence_length=18",
+                                        "model.num_layers=5",
+                                        "batch.global=12",
+                                        "batch.micro=2",
+                                        fmt::format("parallel.tensor={}", layout.tensor),
+                                        fmt::format("parallel.zero={}", layout.zero)};
+  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+  return small_config(layout.family, overrides, layout.tensor * layout.data);
+}
+
+const Layout layouts[] = {
+    {Family::gpt2, 2, 1, 0, {}},
+    {Family::gpt2, 2, 1, 0, {"memory.recompute=block"}},
+    {Family::gpt2, 3, 1, 0, {"parallel.sequence=true", "model.num_kv_heads=6"}},
+    {Family::gpt2, 1, 2, 0, {}},
+    {Family::gpt2, 1, 3, 1, {"precision.compute=bf16"}},
+    {Family::gpt2, 1, 3, 2, {"precision.compute=bf16"}},
+    {Family::gpt2, 1, 2, 3, {"precision.compute=bf16"}},
+    {Family::llama, 6, 1, 0, {"parallel.sequence=true"}},
+    {Family::llama, 2, 2, 3, {"parallel.sequence=true", "memory.recompute=block", "precision.compute=bf16"}},
+    {Family::llama, 2, 3, 1, {"precision.compute=bf16", "precision.residual=fp32"}},
+    {Family::llama,
+     4,
+     2,
+     2,
+     {"parallel.sequence=true", "model.num_heads=4", "model.bias=true", "batch.micro=1", "model.sequence_length=20"}},
+};
+
+}  // namespace
+
+TEST_CASE("each group sends the bytes of the closed formulas, in the plan and in a run") {
+  for (const Layout& layout : layouts) {
+    const RunConfig config = config_of(layout);
+    const int64_t world_size = layout.tensor * layout.data;
+    INFO("tensor " << layout.tensor << " data " << layout.data << " zero " << layout.zero << " "
+                   << (layout.overrides.empty() ? "" : layout.overrides.front()));
+    const Sizes sizes(config, layout.data);
+    const ModelSpec spec = make_spec(config.model);
+    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {layout.tensor, 0}), layout.data);
+    GroupTraffic expected;
+    expected[static_cast<size_t>(GroupKind::world)] = world_traffic(sizes, spec);
+    expected[static_cast<size_t>(GroupKind::tensor)] = tensor_traffic(sizes);
+    expected[static_cast<size_t>(GroupKind::replicas)] = replicas_traffic(sizes);
+    expected[static_cast<size_t>(GroupKind::data)] = data_traffic(sizes, parameters);
+
+    std::vector<GroupTraffic> counted(static_cast<size_t>(world_size));
+    std::vector<GroupTraffic> of_first_step(static_cast<size_t>(world_size));
+    std::vector<GroupTraffic> planned(static_cast<size_t>(world_size));
+    Wrapping wrapping;
+    wrapping.group = [&](int64_t rank, GroupKind kind, std::unique_ptr<Communicator> group) {
+      return std::make_unique<CountingCommunicator>(std::move(group),
+                                                    counted[static_cast<size_t>(rank)][static_cast<size_t>(kind)]);
+    };
+    on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+      const auto index = static_cast<size_t>(rank.groups.rank());
+      RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+      rank.step.run(1e-3, batches);
+      rank.step.state();  // waits for what is still being gathered
+      of_first_step[index] = counted[index];
+      rank.step.run(1e-3, batches);
+      planned[index] = rank.plan.traffic;
+    });
+    for (size_t rank = 0; rank < counted.size(); ++rank) {
+      INFO("rank " << rank);
+      for (size_t group = 0; group < num_group_kinds; ++group) {
+        for (size_t i = 0; i < num_collectives; ++i) {
+          counted[rank][group][i].calls -= of_first_step[rank][group][i].calls;
+          counted[rank][group][i].sent_bytes -= of_first_step[rank][group][i].sent_bytes;
+        }
+      }
+      check_equal(planned[rank], expected);
+      check_equal(counted[rank], expected);
+    }
+  }
+}

@@ -1,0 +1,66 @@
+// The mesh of a config, and the ranks of each group.
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "model_fixture.h"
+#include "parallel/groups.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::small_config;
+
+namespace {
+
+using Ranks = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
+  const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);  // two key/value heads
+  const Mesh mesh = make_mesh(config, 8);
+  CHECK(mesh.size(MeshAxis::tensor) == 4);
+  CHECK(mesh.size(MeshAxis::data) == 2);
+  CHECK(group_ranks(config, mesh, 6, GroupKind::world) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{4, 5, 6, 7});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::data) == Ranks{2, 6});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::replicas) == Ranks{6, 7});
+  CHECK(group_ranks(config, mesh, 5, GroupKind::replicas) == Ranks{4, 5});
+}
+
+TEST_CASE("without fewer heads than ranks a group of replicas is the rank alone") {
+  const RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2"}, 4);
+  const Mesh mesh = make_mesh(config, 4);
+  for (int64_t rank = 0; rank < 4; ++rank) CHECK(group_ranks(config, mesh, rank, GroupKind::replicas) == Ranks{rank});
+}
+
+TEST_CASE("a world that does not divide into model replicas is refused") {
+  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=3"}, 3);
+  try {
+    make_mesh(config, 4);
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::device);
+    CHECK(std::string(error.what()) ==
+          "4 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks");
+  }
+}
+
+TEST_CASE("a planned rank knows its place, and has no groups of one") {
+  const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);
+  GroupTraffic traffic{};
+  const RankGroups groups(config, 8, 5, traffic);
+  CHECK(groups.rank() == 5);
+  CHECK(groups.tensor_place().rank == 1);
+  CHECK(groups.tensor_place().size == 4);
+  CHECK(groups.data_rank() == 1);
+  CHECK(groups.data_size() == 2);
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
+    REQUIRE(groups.group(kind) != nullptr);
+  CHECK(groups.group(GroupKind::replicas)->rank() == 1);
+  CHECK(groups.group(GroupKind::replicas)->size() == 2);
+  GroupTraffic none{};
+  const RankGroups alone(small_config(Family::llama), 1, 0, none);
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
+    CHECK(alone.group(kind) == nullptr);
+}
