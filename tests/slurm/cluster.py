@@ -123,13 +123,14 @@ class Cluster:
                             and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
         self.environment["SLURM_CONF"] = str(root / "slurm.conf")
         root.mkdir(mode=0o755)
-        folders = ["log", "munge", "shm", "state", *(f"{kind}/{node}" for kind in ("spool", "tmp") for node in self.nodes)]
-        for folder in folders:
+        of_nodes = [f"{kind}/{node}" for kind in ("spool", "tmp") for node in self.nodes]
+        for folder in ("log", "munge", "shm", "state", *of_nodes):
             (root / folder).mkdir(parents=True, mode=0o755)
         port = free_ports(nodes + 1)
         (root / "slurm.conf").write_text(CONFIG.format(
             root=root, host=socket.gethostname().split(".")[0], port=port, nodes=nodes, cpus=cpus,
-            main_nodes=main_nodes, first_unsafe_node=main_nodes + 1, first_node_port=port + 1, last_node_port=port + nodes))
+            main_nodes=main_nodes, first_unsafe_node=main_nodes + 1, first_node_port=port + 1,
+            last_node_port=port + nodes))
         # Nothing of the cluster uses control groups, but slurmd looks for their version unless it is told.
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         prolog = root / "task_prolog.sh"
@@ -146,8 +147,9 @@ class Cluster:
         self.run("slurmctld")
         for node in self.nodes:
             self.run("slurmd", "-N", node)
-        wait_until(lambda: self.run("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * len(self.nodes),
-                   "every node idle", START_SECONDS)
+        idle = ["idle"] * len(self.nodes)
+        wait_until(lambda: self.run("sinfo", "--noheader", "--Node", "--format=%T").split() == idle, "every node idle",
+                   START_SECONDS)
 
     def run(self, *command, folder=None, check=True, **variables):
         """The output of a command of Slurm."""

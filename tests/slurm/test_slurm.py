@@ -115,8 +115,8 @@ class Job:
         return max((record["step"] for record in self.records()), default=0)
 
     def saved(self):
-        return max((int(path.name[5:]) for path in (self.out / "checkpoints").glob("step-*") if path.name[5:].isdigit()),
-                   default=0)
+        names = [path.name for path in (self.out / "checkpoints").glob("step-*")]
+        return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
 
     def wait_for(self, condition, what):
         try:

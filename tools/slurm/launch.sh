@@ -17,5 +17,5 @@ if [[ -z ${GPTRAIN_MPI:-} ]]; then
   starts_pmix && GPTRAIN_MPI=pmix || GPTRAIN_MPI=none
 fi
 
-# gptrain itself ends all ranks when one is lost, and says why: srun must not be faster, but kills what hangs after that.
+# gptrain itself ends all ranks when one is lost, and says why: srun must not be faster, but kills what is left of them.
 exec srun --mpi="$GPTRAIN_MPI" --kill-on-bad-exit=0 --wait=60 "${GPTRAIN:-build/gptrain}" "$@"
