@@ -3,14 +3,16 @@
 # everything in place it changes nothing and needs neither root nor a network.
 #   tools/setup.sh           what the build needs
 #   tools/setup.sh --tests   and what the tests need
+#   tools/setup.sh --tests --slurm   and the Slurm that tests/slurm brings up
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-case "${1:-}" in
-  '' | --tests) ;;
-  *) die "usage: tools/setup.sh [--tests]" ;;
+case "$*" in
+  '') tests=no slurm=no ;;
+  --tests) tests=yes slurm=no ;;
+  '--tests --slurm') tests=yes slurm=yes ;;
+  *) die "usage: tools/setup.sh [--tests [--slurm]]" ;;
 esac
-[[ ${1:-} == --tests ]] && tests=yes || tests=no
 
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 has_compiler() {
@@ -22,6 +24,8 @@ has_header() {
   local compiler=${CXX:-g++}
   command -v "$compiler" >/dev/null && echo "#include <$1>" | "$compiler" -x c++ -std=c++20 -E - >/dev/null 2>&1
 }
+
+has_library() { compgen -G "/usr/lib/*/$1" >/dev/null; }
 
 # What is missing, one line each: the packages that can bring it, the preferred first.
 missing() {
@@ -36,6 +40,15 @@ missing() {
   has_header oneapi/dnnl/dnnl.hpp || echo 'libdnnl-dev libonednn-dev'
   if [[ $tests == yes ]]; then
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
+  fi
+  if [[ $slurm == yes ]]; then
+    command -v munged >/dev/null || echo 'munge'
+    command -v slurmctld >/dev/null || echo 'slurmctld'
+    command -v slurmd >/dev/null || echo 'slurmd'
+    command -v srun >/dev/null || echo 'slurm-client'
+    has_library 'slurm*/accounting_storage_none.so' || echo 'slurm-wlm-basic-plugins'
+    # The library that srun --mpi=pmix opens comes with the headers only.
+    has_library 'pmix*/lib/libpmix.so' || echo 'libpmix-dev'
   fi
 }
 

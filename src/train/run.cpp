@@ -409,7 +409,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
-  const auto device = make_cpu_backend(threads);
+  const auto device = make_cpu_backend(threads, config.run.thread_independent);
   StepPlan plan;
   agree_on(groups.group(GroupKind::world), world, [&] {
     plan = plan_step(config, device->target(), world.size(), world.rank());

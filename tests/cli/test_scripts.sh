@@ -25,12 +25,12 @@ num_scripts=0
 while IFS= read -r script; do
   num_scripts=$((num_scripts + 1))
   bash -n "$script" || fail "$script does not parse"
-  if [[ $script == tools/* && $script != tools/common.sh && ! -x $script ]]; then fail "$script cannot be executed"; fi
+  if [[ $script == tools/*.sh && $script != tools/common.sh && ! -x $script ]]; then fail "$script cannot be executed"; fi
   if command -v shellcheck >/dev/null; then
     shellcheck --external-sources --exclude=SC1091 "$script" || fail "$script: shellcheck"
   fi
-done < <(find tools tests -name '*.sh' && echo .ci/run)
-((num_scripts >= 6)) || fail "only $num_scripts scripts found"
+done < <(find tools tests -name '*.sh' -o -name '*.sbatch' && echo .ci/run)
+((num_scripts >= 10)) || fail "only $num_scripts scripts found"
 
 expect 1 'usage: tools/setup.sh' tools/setup.sh --nonsense
 expect 1 'usage: tools/test.sh' tools/test.sh --suite slow

@@ -6,6 +6,8 @@ Run as test_readme.py SOURCE_ROOT GPTRAIN. Prints each fault.
 Every ```sh block is run, in order, in one copy of the source tree where build/gptrain is GPTRAIN. The first line of a
 block may be
     # takes minutes    not run: its scripts must exist and parse
+    # needs a cluster  the same
+    # needs PROGRAM    run where there is this program
     # exits N          the exit code, which is 0 otherwise
 A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
 their units may differ.
@@ -91,14 +93,14 @@ class Program:
 
 def check_scripts(root, lines):
     for line in lines:
-        words = line.split("#")[0].split()
-        if not words or not words[0].startswith("tools/"):
-            continue
-        script = root / words[0]
-        if not os.access(script, os.X_OK):
-            yield f"{words[0]}: no such script, or it cannot be executed"
-        elif subprocess.run(["bash", "-n", script], check=False).returncode != 0:
-            yield f"{words[0]} does not parse"
+        for word in line.split("#")[0].split():
+            script = root / word
+            if not word.startswith("tools/"):
+                continue
+            if not os.access(script, os.R_OK if script.suffix == ".sbatch" else os.X_OK):
+                yield f"{word}: no such script, or it cannot be executed"
+            elif script.suffix != ".py" and subprocess.run(["bash", "-n", script], check=False).returncode != 0:
+                yield f"{word} does not parse"
 
 
 def masked(line):
@@ -125,8 +127,12 @@ def run_blocks(text, folder):
         if language != "sh":
             continue
         first = lines[0] if lines else ""
-        if first == "# takes minutes":
-            print(f"{where}: not run, it takes minutes: {'; '.join(lines[1:])}")
+        needed = re.fullmatch(r"# needs (\S+)", first)
+        if needed and not shutil.which(needed.group(1)):
+            print(f"{where}: not run, there is no {needed.group(1)}: {'; '.join(lines[1:])}")
+            continue
+        if first in ("# takes minutes", "# needs a cluster"):
+            print(f"{where}: not run, it {first[2:]}: {'; '.join(lines[1:])}")
             yield from (f"{where}: {fault}" for fault in check_scripts(folder, lines[1:]))
             continue
         expected = re.fullmatch(r"# exits (\d+)", first)

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""Runs the scripts of tools/slurm on a Slurm of seven nodes that this test brings up on this host, and disturbs them.
+
+Run as test_slurm.py SOURCE_ROOT GPTRAIN [scenario]... Whatever happened to a run, its weights, moments
+and metrics must be those of one that nothing disturbed, in the same layout, and no process may be left. Exits with 77
+where there is no Slurm.
+"""
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from cluster import Cluster, command_line, environment_of, reason_to_skip, wait_until
+
+SKIPPED = 77
+NODES = (4, 3)  # of the two partitions: two for a job, and others to go to
+CPUS_PER_NODE = 4
+PARALLEL_SCENARIOS = 4
+WAIT_SECONDS = 120
+SAVE_EVERY = 25
+ENDLESS = 1_000_000  # steps of a run until the scenario knows where it is to end
+REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")
+TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+ONE_NODE = ("--cpus-per-task=2",)
+
+
+def check(holds, message):
+    if not holds:
+        raise AssertionError(message)
+
+
+class Workplace:
+    """What all scenarios share: the cluster, the program, the data."""
+
+    def __init__(self, root, source, program):
+        self.root, self.source, self.program = root, source, program
+        self.cluster = Cluster(root / "cluster", *NODES, CPUS_PER_NODE)
+        (root / "text.txt").write_text(" ".join(str(number * number) for number in range(3000)))
+        self.gptrain("data", "pack", root / "text.txt", "--out", root / "corpus", "--tokenizer", "bytes")
+        self.transports = ["none"]
+
+    def start(self):
+        self.cluster.start()
+        if self.cluster.has_pmix():
+            self.transports.append("pmix")
+        else:
+            print("not run: the scenarios with srun --mpi=pmix, which starts nothing here")
+
+    def gptrain(self, *arguments):
+        subprocess.run([self.program, *map(str, arguments)], check=True, stdin=subprocess.DEVNULL,
+                       capture_output=True, timeout=WAIT_SECONDS, env=self.cluster.environment)
+
+    def config(self, out, steps, **checkpoint):
+        return json.dumps({
+            "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 257, "sequence_length": 32,
+                      "dropout": 0.1},
+            "data": {"train": [{"path": str(self.root / "corpus")}]}, "batch": {"global": 8, "micro": 2},
+            "parallel": {"zero": 1}, "optimizer": {"lr": 1e-3}, "comm": {"timeout_seconds": 20},
+            "checkpoint": {"every_steps": SAVE_EVERY, **checkpoint},
+            "run": {"steps": steps, "out": str(out), "threads": 1}})
+
+
+class Job:
+    """A run of two ranks, and the Slurm job that it is in."""
+
+    def __init__(self, place, name, script, transport="none", steps=ENDLESS):
+        self.place, self.cluster, self.script, self.transport = place, place.cluster, script, transport
+        self.folder = place.root / name
+        self.folder.mkdir()
+        (self.folder / "tools").symlink_to(place.source / "tools")
+        self.out = self.folder / "out"
+        self.end_at(steps)
+
+    def end_at(self, steps):
+        self.steps = steps
+        written = self.folder / "config.new"
+        written.write_text(self.place.config(self.out, steps))
+        written.replace(self.folder / "config.json")
+
+    def end_soon(self):
+        """Lets the run end some steps after those it has done, at a multiple of SAVE_EVERY."""
+        self.end_at((self.step() // SAVE_EVERY + 3) * SAVE_EVERY)
+
+    def submit(self, *options, arguments=(), **variables):
+        variables = {"GPTRAIN": str(self.place.program), "GPTRAIN_MPI": self.transport, **variables}
+        self.id = self.cluster.run("sbatch", "--parsable", *options, f"tools/slurm/{self.script}.sbatch", "config.json",
+                                   *arguments, folder=self.folder, **variables).strip()
+
+    def log(self):
+        path = self.folder / f"gptrain-{self.id}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def field(self, name):
+        return re.search(rf"\b{name}=(\S*)", self.cluster.run("scontrol", "show", "job", self.id)).group(1)
+
+    def signal(self, *options):
+        self.cluster.run("scancel", *options, self.id)
+
+    def nodes(self):
+        return self.cluster.run("scontrol", "show", "hostnames", self.field("NodeList")).split()
+
+    def records(self):
+        path = self.out / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [{key: record.get(key) for key in REPRODUCIBLE} for record in map(json.loads, lines)]
+
+    def step(self):
+        return max((record["step"] for record in self.records()), default=0)
+
+    def saved(self):
+        names = [path.name for path in (self.out / "checkpoints").glob("step-*")]
+        return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
+
+    def wait_for(self, condition, what):
+        try:
+            return wait_until(condition, f"{what} (job {self.id})", WAIT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()[-3000:]}") from None
+
+    def wait_for_step(self, step):
+        self.wait_for(lambda: self.step() >= step, f"at step {step}")
+
+    def wait_for_text(self, pattern):
+        return self.wait_for(lambda: re.search(pattern, self.log()), f"'{pattern}' in the log")
+
+    def rank_process(self, rank):
+        ranks = [process for process in self.cluster.processes(self.id)
+                 if environment_of(process).get("SLURM_PROCID") == str(rank)
+                 and os.readlink(f"/proc/{process}/exe") == str(self.place.program)]
+        check(len(ranks) == 1, f"job {self.id} has {len(ranks)} processes of rank {rank}")
+        return ranks[0]
+
+    def wait_for_end(self, state, exit_code=None):
+        self.wait_for(lambda: not self.cluster.run("squeue", "--noheader", f"--job={self.id}").strip(), "ended")
+        seen = self.field("JobState")
+        check(seen == state, f"job {self.id} ended as {seen}, not {state}:\n{self.log()[-3000:]}")
+        if exit_code is not None:
+            check(self.field("ExitCode") == f"{exit_code}:0", f"job {self.id}: ExitCode {self.field('ExitCode')}")
+        left = list(map(command_line, self.cluster.processes(self.id)))
+        check(not left, f"job {self.id} left processes: {left}")
+
+    def check_nothing_lost(self):
+        """After a stop: the run was saved where it stopped, and went on from there."""
+        stops = re.findall(r"^stopped by .* after step (\d+); the state is saved", self.log(), re.MULTILINE)
+        starts = re.findall(r"^resumed from .* \(step (\d+)\)", self.log(), re.MULTILINE)
+        check(starts and starts == stops[:len(starts)], f"stopped after {stops}, resumed at {starts}")
+
+
+def finish(place, name, script, options, transport, arguments=()):
+    job = Job(place, name, script, transport, steps=3 * SAVE_EVERY)
+    job.submit(*options, arguments=arguments)
+    job.wait_for_end("COMPLETED", 0)
+    return [job]
+
+
+def detected_transport(place, name):
+    """Left alone, the scripts take MPI where it can be had."""
+    job = Job(place, name, "several-nodes", "")
+    job.submit(*TWO_NODES)
+    job.wait_for_step(1)
+    environment = environment_of(job.rank_process(0))
+    check(("PMIX_RANK" in environment) == ("pmix" in place.transports), "another transport than the best was taken")
+    job.signal("--signal=USR1")
+    job.wait_for_end("FAILED", 75)
+    return []
+
+
+def time_limit(place, name, transport):
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES, "--time=1", "--signal=USR1@50")
+    job.wait_for_text("exit 75: queued again")
+    check("stopped by SIGUSR1 after step" in job.log(), "the run was not stopped by USR1")
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    job.check_nothing_lost()
+    check(int(job.field("Restarts")) >= 1, "the job was not queued again")
+    check("restart 0\n" in job.log() and "restart 1\n" in job.log(), "the log of the first life is lost")
+    return [job]
+
+
+def cancelled(place, name, script, options, transport, arguments=()):
+    """scancel ends the job for good, with everything saved; the same command goes on."""
+    job = Job(place, name, script, transport)
+    job.submit(*options, arguments=arguments)
+    job.wait_for_step(10)
+    job.signal()
+    job.wait_for_end("CANCELLED")
+    check("stopped by SIGTERM after step" in job.log() and "queued again" not in job.log(), job.log()[-3000:])
+    check(job.saved() == job.step(), f"step {job.step()} was done, and {job.saved()} saved")
+    stopped_at = job.step()
+    job.end_soon()
+    job.submit(*options, arguments=arguments)
+    job.wait_for_end("COMPLETED", 0)
+    check(f"(step {stopped_at})" in job.log(), "the second job did not go on from the first")
+    return [job]
+
+
+def preempted(place, name, transport):
+    """A TERM that comes to the batch shell alone is passed on."""
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES)
+    job.wait_for_step(10)
+    job.signal("--batch", "--signal=TERM")
+    job.wait_for_text("exit 75: queued again")
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    job.check_nothing_lost()
+    return [job]
+
+
+def killed_rank(place, name, transport):
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES)
+    job.wait_for_step(SAVE_EVERY + 5)
+    saved = job.saved()
+    os.kill(job.rank_process(1), signal.SIGKILL)
+    job.wait_for_text("queued again")
+    check("1 of 2 ranks lost" in job.log() and "rank 1 (" in job.log(), job.log()[-3000:])
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    resumed = int(re.search(r"^resumed from .* \(step (\d+)\)", job.log(), re.MULTILINE).group(1))
+    check(resumed >= saved >= SAVE_EVERY and resumed % SAVE_EVERY == 0, f"saved {saved}, resumed {resumed}")
+    return [job]
+
+
+def killed_too_often(place, name, transport):
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES, MAX_RESTARTS="0")
+    job.wait_for_step(2)
+    os.kill(job.rank_process(0), signal.SIGKILL)
+    job.wait_for_end("FAILED")
+    check(job.field("ExitCode") in ("5:0", "137:0"), f"ExitCode {job.field('ExitCode')}")
+    return []
+
+
+def faulty_config(place, name):
+    for script, options in (("preemptible", TWO_NODES), ("several-nodes", TWO_NODES), ("one-node", ONE_NODE)):
+        job = Job(place, f"{name} {script}", script)
+        job.submit(*options, arguments=("--set", "model.num_heads=5"))
+        job.wait_for_end("FAILED", 2)
+        check("model.num_heads = 5: must divide" in job.log(), job.log()[-3000:])
+    return []
+
+
+def drained_node(place, name, transport):
+    """A node that is to be emptied: its run goes on, and moves to other nodes when it is told to."""
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES)
+    job.wait_for_step(5)
+    drained = job.nodes()[-1]
+    job.cluster.run("scontrol", "update", f"nodename={drained}", "state=drain", "reason=test")
+    try:
+        job.wait_for_step(job.step() + 10)
+        job.signal("--signal=USR1")
+        job.wait_for_text("exit 75: queued again")
+        job.end_soon()
+        job.wait_for_end("COMPLETED", 0)
+        check(drained not in job.nodes(), f"the job came back to {drained}")
+    finally:
+        job.cluster.run("scontrol", "update", f"nodename={drained}", "state=resume")
+    job.check_nothing_lost()
+    return [job]
+
+
+def lost_node(place, name, transport):
+    """Slurm itself ends the job of a node that is down, and queues it again."""
+    job = Job(place, name, "preemptible", transport)
+    job.submit(*TWO_NODES, "--partition=unsafe")
+    job.wait_for_step(SAVE_EVERY + 5)
+    saved, lost = job.saved(), job.nodes()[-1]
+    job.cluster.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
+    job.wait_for(lambda: job.field("Restarts") == "1", "queued again")
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    check(lost not in job.nodes(), f"the job came back to {lost}")
+    resumed = int(re.search(r"^resumed from .* \(step (\d+)\)", job.log(), re.MULTILINE).group(1))
+    check(resumed >= saved, f"saved {saved}, resumed {resumed}")
+    return [job]
+
+
+def scenarios(transports):
+    """{name: (function, arguments)}, the longest first."""
+    best = transports[-1]
+    listed = {"time limit": (time_limit, best), "lost node": (lost_node, best), "faulty config": (faulty_config,),
+              "one node, threads": (finish, "one-node", ONE_NODE, "none", ("--ranks", "2")),
+              "one node, scancel": (cancelled, "one-node", ONE_NODE, "none", ("--ranks", "2")),
+              "detected transport": (detected_transport,)}
+    for transport in transports:
+        listed |= {f"several nodes, {transport}": (finish, "several-nodes", TWO_NODES, transport),
+                   f"killed rank, {transport}": (killed_rank, transport)}
+    listed |= {"scancel": (cancelled, "several-nodes", TWO_NODES, best),
+               "scancel of preemptible": (cancelled, "preemptible", TWO_NODES, "none"),
+               "preempted": (preempted, best), "killed too often": (killed_too_often, "none"),
+               "drained node": (drained_node, "none")}
+    return listed
+
+
+def compare_with_undisturbed(place, jobs):
+    """One run of two threads, which was never stopped, against all."""
+    reference = Job(place, "undisturbed", "one-node", steps=max(job.steps for job in jobs))
+    config = place.config(reference.out, reference.steps, keep_every=SAVE_EVERY)
+    (reference.folder / "config.json").write_text(config)
+    place.gptrain("train", reference.folder / "config.json", "--ranks", "2")
+    expected = reference.records()
+    for job in jobs:
+        where = f"{job.folder.name}, step {job.steps}"
+        check(job.records() == expected[:job.steps], f"{where}: the metrics are not those of an undisturbed run")
+        checkpoints = [run.out / "checkpoints" / f"step-{job.steps:08}" for run in (job, reference)]
+        tensors = [{path.name: path.read_bytes() for path in folder.glob("*.safetensors")} for folder in checkpoints]
+        check(len(tensors[0]) == 2, f"{where}: {len(tensors[0])} files of two ranks")
+        check(tensors[0] == tensors[1], f"{where}: weights and moments are not those of an undisturbed run")
+
+
+def play(place, chosen):
+    """The runs to compare, and the number of failures."""
+    def timed(name):
+        function, *arguments = chosen[name]
+        began = time.monotonic()
+        try:
+            return function(place, name, *arguments), f"ok      {name}, {time.monotonic() - began:.1f} s"
+        except Exception:  # a fault of any kind fails this scenario, and no other
+            return None, f"FAILED  {name}\n{traceback.format_exc()}"
+
+    jobs, failures = [], 0
+    with concurrent.futures.ThreadPoolExecutor(PARALLEL_SCENARIOS) as pool:
+        for runs, message in pool.map(timed, chosen):
+            print(message, flush=True)
+            jobs += runs or []
+            failures += runs is None
+    return jobs, failures
+
+
+def main():
+    source, program, names = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:]
+    if reason := reason_to_skip():
+        print(f"skipped: {reason}")
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)
+        place = Workplace(Path(scratch), source, program)
+        try:
+            place.start()
+            chosen = {name: scenario for name, scenario in scenarios(place.transports).items()
+                      if name in names or not names}
+            jobs, failures = play(place, chosen)
+            if jobs:
+                compare_with_undisturbed(place, jobs)
+        finally:
+            left = place.cluster.stop()
+        check(not left, f"processes were left: {left}")
+        print(f"{len(jobs)} runs have the bits of an undisturbed one; {failures} scenarios failed")
+        return 1 if failures or not jobs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
