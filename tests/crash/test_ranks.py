@@ -284,10 +284,10 @@ class Loss(RanksTest):
     def test_killed_at_any_moment(self):
         for mode in self.modes("threads", "tcp", "mpi"):
             numbers = random.Random(f"{options.seed} {mode}")
-            killer = test_crash.Killer(numbers, self.seconds, self.seconds / STEPS)
+            killer = test_crash.Killer(numbers, self.seconds / 2, self.seconds / (2 * STEPS))
             num_runs = 0
             while sum(killer.kills.values()) < options.rounds:
-                self.assertLess(num_runs, options.rounds + 3, "the runs end before they can be killed")
+                self.assertLess(num_runs, 3 * options.rounds + 5, "the runs end before they can be killed")
                 run = self.new_run(f"killed-{mode}-{num_runs}")
                 num_runs += 1
                 while sum(killer.kills.values()) < options.rounds:
