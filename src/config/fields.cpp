@@ -382,6 +382,9 @@ void add_run(std::vector<Field>& table) {
           field("run.threads", section, &R::threads, IntegerRule{0, 65'536, {}},
                 "CPU threads; 0: every core the process may use")
               .changeable(),
+          field("run.thread_independent", section, &R::thread_independent, BooleanRule{},
+                "same bits for any number of CPU threads; slower with many threads or few tokens")
+              .changeable(),
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
               .changeable(),

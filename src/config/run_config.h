@@ -109,6 +109,7 @@ struct RunSettings {
   std::string out;
   DeviceKind device = DeviceKind::automatic;
   int64_t threads = 0;               // 0: every core the process may use
+  bool thread_independent = false;   // same bits for any number of threads
   int64_t max_skipped_steps = 10;    // in a row; more end the run with exit 6
   int64_t validate_every_steps = 0;  // 0: at the end only
   int64_t validation_samples = 64;   // sequences per validation

@@ -55,6 +55,7 @@ class Backend {
 
 // The CPU backend: oneDNN for matrix products, own kernels (OpenMP, vectorised for the instruction set found at start,
 // which ONEDNN_MAX_CPU_ISA caps) for the rest. num_threads 0: every core the process may use.
-std::unique_ptr<Backend> make_cpu_backend(int num_threads);
+// thread_independent: the linears, too, give the same bits for any number of threads.
+std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
 
 }  // namespace gptrain

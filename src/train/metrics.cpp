@@ -33,7 +33,8 @@ std::string format_exponent(double value) {
 
 // Two decimals, unless they would show nothing or more than fits the column.
 std::string format_grad_norm(double value) {
-  const bool two_decimals_fit = value == 0 || (value >= 0.095 && value < 9999.995) || !std::isfinite(value);
+  if (std::isnan(value)) return "nan";  // of whatever sign
+  const bool two_decimals_fit = value == 0 || (value >= 0.095 && value < 9999.995) || std::isinf(value);
   return two_decimals_fit ? fmt::format("{:.2f}", value) : format_exponent(value);
 }
 

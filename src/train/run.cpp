@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <thread>
-#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/progress.h"
@@ -30,6 +29,7 @@
 #include "train/metrics.h"
 #include "train/plan_step.h"
 #include "train/run_state.h"
+#include "train/set_up.h"
 #include "train/signals.h"
 #include "train/step_profiler.h"
 #include "train/training_step.h"
@@ -44,100 +44,10 @@ constexpr const char* config_fact_name = "config";
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The last step that this call runs. Refuses to profile a step that it does not run.
-int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
-                          const std::optional<fs::path>& checkpoint) {
-  const int64_t done = checkpoint ? read_manifest(*checkpoint).step : 0;
-  const int64_t left = std::max<int64_t>(config.run.steps - done, 0);
-  const int64_t last = done + std::min(options.steps.value_or(left), left);
-  if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
-    throw Error(ExitCode::usage, "--profile-step {}: {}", *options.profile_step,
-                last > done ? fmt::format("this call runs steps {} to {} (choose one of them)", done + 1, last)
-                            : fmt::format("no step is left to run: step {} of {} is done", done, config.run.steps));
-  }
-  return last;
-}
-
 int64_t elements_of(const std::vector<StatePiece>& state) {
   int64_t elements = 0;
   for (const StatePiece& piece : state) elements += piece.count();
   return elements;
-}
-
-// What rank 0 finds in the run's folder, and all ranks act on.
-struct Start {
-  std::unique_ptr<FolderLock> lock;  // on rank 0
-  std::optional<fs::path> checkpoint;
-  int64_t last_step = 0;  // of this call
-};
-
-// Rank 0 chooses, and tells the others.
-Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world) {
-  Start start;
-  const std::string chosen = agree(all, world, [&] {
-                               if (world.rank() > 0) return std::string();
-                               start.lock = std::make_unique<FolderLock>(config.run.out);
-                               const auto checkpoint = checkpoint_to_start_from(config, options.resume);
-                               return checkpoint ? checkpoint->string() : std::string();
-                             }).front();
-  if (!chosen.empty()) start.checkpoint = chosen;
-  agree_on(all, world, [&] { start.last_step = last_step_of_call(config, options, start.checkpoint); });
-  return start;
-}
-
-struct RunData {
-  Dataset train;
-  std::optional<Dataset> validation;
-};
-
-// What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
-std::string describe_data(const Dataset& data, int64_t sequence_length) {
-  int64_t tokens = 0, documents = 0, samples = 0;
-  for (const Dataset::SourceReport& source : data.report(1)) {
-    tokens += source.tokens;
-    documents += source.documents;
-    samples += source.samples;
-  }
-  constexpr int64_t num_compared = 16;
-  std::vector<int32_t> ids(static_cast<size_t>(2 * sequence_length));
-  uint32_t checksum = 0;
-  for (int64_t i = 0; i < num_compared; ++i) {
-    data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
-    checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
-  }
-  return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
-}
-
-// Every rank reads its own files. With other data than rank 0's it would train another model.
-RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
-  const int64_t length = config.model.sequence_length;
-  const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
-    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle);
-  };
-  std::optional<RunData> data;
-  const std::vector<std::string> found = agree(all, world, [&] {
-    data.emplace(RunData{open(config.data.train, true), std::nullopt});
-    if (!config.data.validation.empty()) data->validation.emplace(open(config.data.validation, false));
-    if (all == nullptr) return std::string();
-    const std::string train = "training data: " + describe_data(data->train, length);
-    return data->validation ? train + "; validation data: " + describe_data(*data->validation, length) : train;
-  });
-  agree_on(all, world, [&] {
-    for (size_t rank = 1; rank < found.size() && world.rank() == 0; ++rank) {
-      if (found[rank] != found[0])
-        throw Error(ExitCode::device, "rank {} ({}) has other data than rank 0 ({}):\n  {}\n  {}\ncopy the same files",
-                    rank, world.host(static_cast<int>(rank)), world.host(0), found[rank], found[0]);
-    }
-  });
-  return std::move(*data);
-}
-
-std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
-                                        RankGroups& groups, const World& world) {
-  std::unique_ptr<TrainingStep> step;
-  agree_on(groups.group(GroupKind::world), world,
-           [&] { step = std::make_unique<TrainingStep>(config, memory, backend, groups); });
-  return step;
 }
 
 class Run {
@@ -364,21 +274,25 @@ void Run::one_step(PrefetchedBatches& batches) {
 
 // A fault of memory or network that no checksum has caught leaves ranks that hold the same weights with different ones.
 void Run::compare_replicas() {
+  std::string fault;
   const auto compare = [&](GroupKind kind, const char* what, uint32_t checksum) {
-    Communicator* const group = groups_.group(kind);
-    const std::vector<std::string> all = gather_texts(group, fmt::format("{:08x}", checksum));
-    for (size_t i = 1; i < all.size(); ++i) {
+    const std::vector<std::string> all = gather_texts(groups_.group(kind), fmt::format("{:08x}", checksum));
+    for (size_t i = 1; i < all.size() && fault.empty(); ++i) {
       if (all[i] == all[0]) continue;
       const std::vector<int64_t> ranks = group_ranks(config_, groups_.mesh(), groups_.rank(), kind);
       const auto rank = static_cast<int>(ranks[i]);
-      throw Error(ExitCode::device,
-                  "after step {} the {} of rank {} on {} differ from those of rank {} on {}, which should be the same: "
-                  "memory or network at fault; go on from a checkpoint with --resume latest",
-                  progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
+      fault = fmt::format(
+          "after step {} the {} of rank {} on {} differ from those of rank {} on {}, which should be the same: memory "
+          "or "
+          "network at fault; go on from a checkpoint with --resume latest",
+          progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
     }
   };
   if (groups_.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step_->weights_checksum());
   if (groups_.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step_->norms_checksum());
+  agree_on(groups_.group(GroupKind::world), world_, [&] {
+    if (!fault.empty()) throw Error(ExitCode::device, "{}", fault);
+  });
 }
 
 // A tensor group exchanges activations all the time, which wants the links within a node.
@@ -489,28 +403,13 @@ void Run::finish() {
   if (leads_) write_run_page(out_, fmt::format("gptrain: {}", out_.string()), show_config(config_));
 }
 
-int ranks_on_this_host(const World& world) {
-  int count = 0;
-  for (int rank = 0; rank < world.size(); ++rank) count += world.host(rank) == world.host(world.rank()) ? 1 : 0;
-  return count;
-}
-
-// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
-// processes of the node then share.
-int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks) {
-  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
-  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  const int processes = std::max(1, local_ranks / ranks_of_process);
-  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / processes));
-  return std::max(1, of_process / ranks_of_process);
-}
-
 // One rank of the run, from its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
-  const auto device = make_cpu_backend(threads_of_rank(config, static_cast<int>(options.ranks), local_ranks));
+  const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
+  const auto device = make_cpu_backend(threads, config.run.thread_independent);
   StepPlan plan;
   agree_on(groups.group(GroupKind::world), world, [&] {
     plan = plan_step(config, device->target(), world.size(), world.rank());
@@ -536,10 +435,9 @@ void let_rank_0_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(
 ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, const StopSignals& signals,
                           const Launch& launch) {
   try {
-    const auto world = make_process_world(
-        launch, {.facts = {{config_fact_name, config_fact(config)}},
-                 .same_instruction_set = !config.comm.mixed_machines,
-                 .timeout_seconds = config.comm.timeout_seconds});
+    const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config)}},
+                                                   .same_instruction_set = !config.comm.mixed_machines,
+                                                   .timeout_seconds = config.comm.timeout_seconds});
     return run_rank(config, options, signals, *world);
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();

@@ -178,22 +178,33 @@ class Killer:
         self.kills_with_temporary = 0
         self.moments = []  # still to come, before each comes again
 
-    def kill(self, process, run):
-        """False if the process ended by itself before."""
+    def wait(self, process, run):
+        """Until the moment has come, which is returned; None if the process ended by itself before."""
         if not self.moments:
             self.moments = self.random.sample(list(self.kills), k=len(self.kills))
         moment = self.moments.pop()
         if moment == "startup":
             time.sleep(self.random.uniform(0, self.startup_seconds))
         elif not wait_for(process, self._condition(moment, run)):
-            return False
+            return None
         elif moment == "step" or self.random.random() < 0.5:
             time.sleep(self.random.uniform(0, self.step_seconds * (4 if moment == "step" else 1)))
+        return moment
+
+    def count(self, moment, run):
+        """A kill at that moment."""
+        self.kills[moment] += 1
+        self.kills_with_temporary += bool(run.temporaries())
+
+    def kill(self, process, run):
+        """False if the process ended by itself before."""
+        moment = self.wait(process, run)
+        if moment is None:
+            return False
         process.kill()
         if process.wait(PROCESS_TIMEOUT_SECONDS) != -signal.SIGKILL:
             return False
-        self.kills[moment] += 1
-        self.kills_with_temporary += bool(run.temporaries())
+        self.count(moment, run)
         return True
 
     def _condition(self, moment, run):

@@ -39,10 +39,15 @@ uint64_t case_seed(uint64_t seed, const Suite::Case& test) {
 
 std::string title(const Suite::Case& test) { return fmt::format("{} [{}]", test.op, test.description); }
 
-BackendUnderTest cpu_backend() {
-  BackendUnderTest result{"cpu", {}};
-  for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads));
+BackendUnderTest cpu_backend(bool thread_independent) {
+  BackendUnderTest result{thread_independent ? "cpu, thread-independent" : "cpu", {}, thread_independent};
+  for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads, thread_independent));
   return result;
+}
+
+// Whether the op computes something else on a thread-independent backend.
+bool is_linear(std::string_view op) {
+  return op == LinearForward::name || op == LinearBackwardInput::name || op == LinearBackwardWeight::name;
 }
 
 bool run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
@@ -79,11 +84,12 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   int run = 0;
   for (const Suite::Case& test : suite.cases()) {
     if (title(test).find(options.filter) == std::string::npos) continue;
+    if (backend.thread_independent && !is_linear(test.op)) continue;
     ++run;
     if (!run_case(test, backend, options)) ++failed;
   }
   fmt::print("{} cases on {} ({}), {} failed\n", run, backend.name, select_kernels().name, failed);
-  if (run == 0) {
+  if (run == 0 && !backend.thread_independent) {
     fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
     return 2;
   }
@@ -126,8 +132,11 @@ int run_suite(const Options& options) {
   }
   Suite suite;
   for (const auto add_cases : registrations()) add_cases(suite);
-  BackendUnderTest backend = cpu_backend();
-  return options.bench ? run_benches(suite, backend, options) : run_checks(suite, backend, options);
+  BackendUnderTest backend = cpu_backend(false);
+  if (options.bench) return run_benches(suite, backend, options);
+  BackendUnderTest thread_independent = cpu_backend(true);
+  const int status = run_checks(suite, backend, options);
+  return std::max(status, run_checks(suite, thread_independent, options));
 }
 
 }  // namespace

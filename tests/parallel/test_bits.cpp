@@ -14,7 +14,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-struct Mesh3 {
+struct MeshSizes {
   int64_t tensor, data;
   bool sequence;
 
@@ -23,7 +23,7 @@ struct Mesh3 {
 
 using Overrides = std::vector<std::string>;
 
-RunConfig config_of(Family family, const Mesh3& mesh, Overrides overrides) {
+RunConfig config_of(Family family, const MeshSizes& mesh, Overrides overrides) {
   const Overrides sizes = {"model.num_heads=6",        "model.num_kv_heads=2",     "model.hidden_size=48",
                            "model.ffn_hidden_size=60", "model.sequence_length=20", "batch.global=12"};
   overrides.insert(overrides.begin(), sizes.begin(), sizes.end());
@@ -32,7 +32,7 @@ RunConfig config_of(Family family, const Mesh3& mesh, Overrides overrides) {
   return small_config(family, overrides, mesh.world_size());
 }
 
-Outcome train(Family family, const Mesh3& mesh, const Overrides& overrides, int steps) {
+Outcome train(Family family, const MeshSizes& mesh, const Overrides& overrides, int steps) {
   return train_on_ranks(config_of(family, mesh, overrides), mesh.world_size(), steps);
 }
 
@@ -52,14 +52,14 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
   REQUIRE(a.norms == b.norms);
 }
 
-constexpr Mesh3 meshes[] = {{1, 2, false}, {1, 3, false}, {2, 2, false}, {2, 2, true}};
+constexpr MeshSizes meshes[] = {{1, 2, false}, {1, 3, false}, {2, 2, false}, {2, 2, true}};
 constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compute=bf16"};
 
 }  // namespace
 
 TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const Mesh3& mesh : meshes) {
+    for (const MeshSizes& mesh : meshes) {
       for (const char* precision : precisions) {
         INFO("tensor " << mesh.tensor << " data " << mesh.data << " sequence " << mesh.sequence << " " << precision);
         const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2"};
@@ -76,7 +76,7 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute m
 }
 
 TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
-  for (const Mesh3& mesh : meshes) {
+  for (const MeshSizes& mesh : meshes) {
     const Overrides base = {fmt::format("batch.micro={}", 12 / mesh.data), "model.dropout=0.1"};
     const Outcome zero0 = train(Family::llama, mesh, with(base, {"parallel.zero=0"}), 3);
     const Outcome zero3 = train(Family::llama, mesh, with(base, {"parallel.zero=3"}), 3);
@@ -90,7 +90,7 @@ TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
 TEST_CASE("the same run over ranks twice gives the same bits, another seed does not") {
   for (const char* precision : precisions) {
     const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2", "parallel.zero=3"};
-    const Mesh3 mesh{2, 2, true};
+    const MeshSizes mesh{2, 2, true};
     const Outcome once = train(Family::llama, mesh, base, 3);
     require_same_bits(once, train(Family::llama, mesh, base, 3));
     CHECK(train(Family::llama, mesh, with(base, {"run.seed=8"}), 3).losses != once.losses);
@@ -101,7 +101,7 @@ TEST_CASE("losses and norms along a run agree with those of one rank") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train(family, {1, 1, false}, {"batch.micro=12", "model.dropout=0.1"}, 20);
     for (const auto& [mesh, zero] :
-         {std::pair{Mesh3{1, 3, false}, 1}, {Mesh3{2, 2, true}, 3}, {Mesh3{6, 1, false}, 0}}) {
+         {std::pair{MeshSizes{1, 3, false}, 1}, {MeshSizes{2, 2, true}, 3}, {MeshSizes{6, 1, false}, 0}}) {
       INFO("tensor " << mesh.tensor << " data " << mesh.data << " zero " << zero);
       const Outcome many =
           train(family, mesh, {"batch.micro=2", "model.dropout=0.1", fmt::format("parallel.zero={}", zero)}, 20);
@@ -113,13 +113,40 @@ TEST_CASE("losses and norms along a run agree with those of one rank") {
   }
 }
 
+TEST_CASE("a validation after a step sums the losses that one rank finds") {
+  // The loss sum over twelve samples, with the weights of one step.
+  const auto validate = [](Family family, const MeshSizes& mesh, const Overrides& overrides) {
+    const RunConfig config = config_of(family, mesh, overrides);
+    std::vector<double> sums(static_cast<size_t>(mesh.world_size()));
+    on_ranks(config, mesh.world_size(), nullptr, {}, [&](RankContext& rank) {
+      RandomBatches training(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+      rank.step.run(1e-3, training);
+      RandomBatches validation(config, 500, rank.groups.data_rank(), rank.groups.data_size());
+      const int64_t samples_of_micro_batch = config.batch.micro * mesh.data;
+      sums[static_cast<size_t>(rank.groups.rank())] = rank.step.evaluate(12 / samples_of_micro_batch, validation);
+    });
+    for (const double sum : sums) CHECK(sum == sums.front());
+    return sums.front();
+  };
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const double one = validate(family, {1, 1, false}, {"batch.micro=12"});
+    for (const int zero : {0, 1, 2, 3}) {
+      for (const MeshSizes& mesh : {MeshSizes{1, 3, false}, MeshSizes{2, 2, true}}) {
+        INFO("tensor " << mesh.tensor << " data " << mesh.data << " zero " << zero);
+        const Overrides overrides = {"batch.micro=2", fmt::format("parallel.zero={}", zero)};
+        CHECK(validate(family, mesh, overrides) == Approx(one).epsilon(1e-6));
+      }
+    }
+  }
+}
+
 // The sums over ranks round to bf16 in other places: the bound is that of one rounding of the residual stream, 2^-9,
 // which the mean over tokens lowers.
 TEST_CASE("bf16 layouts agree with one rank to bf16's rounding") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train(family, {1, 1, false}, {"batch.micro=12", "precision.compute=bf16"}, 20);
     for (const auto& [mesh, zero] :
-         {std::pair{Mesh3{1, 3, false}, 1}, {Mesh3{2, 2, true}, 3}, {Mesh3{6, 1, false}, 0}}) {
+         {std::pair{MeshSizes{1, 3, false}, 1}, {MeshSizes{2, 2, true}, 3}, {MeshSizes{6, 1, false}, 0}}) {
       INFO("tensor " << mesh.tensor << " data " << mesh.data << " zero " << zero);
       const Outcome many =
           train(family, mesh, {"batch.micro=2", "precision.compute=bf16", fmt::format("parallel.zero={}", zero)}, 20);

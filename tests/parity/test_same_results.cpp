@@ -36,8 +36,8 @@ Outcome outcome_of(TrainingStep& step) {
   return outcome;
 }
 
-Outcome train_steps(const RunConfig& config, int steps) {
-  const auto backend = make_cpu_backend(2);
+Outcome train_steps(const RunConfig& config, int steps, int threads = 2) {
+  const auto backend = make_cpu_backend(threads, config.run.thread_independent);
   testing::OneRank rank(config);
   TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
   step.initialize();
@@ -121,6 +121,21 @@ TEST_CASE("the same run twice gives the same bits, another seed does not") {
   require_same_bits(once, train_steps(config, 2));
   const Outcome other = train_steps(small_config(Family::gpt2, {"model.dropout=0.1", "run.seed=8"}), 2);
   CHECK(other.losses != once.losses);
+}
+
+TEST_CASE("run.thread_independent gives the same bits on 1, 2 and 3 threads") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const char* precision : {"fp32", "bf16"}) {
+      INFO(precision);
+      // Hundreds of rows and features, so that every linear has several parts.
+      const RunConfig config =
+          small_config(family, {"run.thread_independent=true", "model.dropout=0.1", "model.sequence_length=128",
+                                "model.vocab_size=520", std::string("precision.compute=") + precision});
+      const Outcome two = train_steps(config, 3);
+      require_same_bits(two, train_steps(config, 3, 1));
+      require_same_bits(two, train_steps(config, 3, 3));
+    }
+  }
 }
 
 TEST_CASE("micro-batches of 1, 2 and 4 agree by the first-moment test") {

@@ -26,7 +26,8 @@ class MappedMemory final : public DeviceMemory {
 
 }  // namespace
 
-CpuBackend::CpuBackend(int num_threads) : target_(this_machine(num_threads)), linear_(target_.num_threads) {
+CpuBackend::CpuBackend(int num_threads, bool thread_independent)
+    : target_(this_machine(num_threads)), linear_(target_.num_threads, thread_independent) {
   context_.num_threads = target_.num_threads;
   context_.kernels = &select_kernels();
 }
@@ -183,6 +184,8 @@ void CpuBackend::run(const Add& op) {
   cpu_add(op, context_);
 }
 
-std::unique_ptr<Backend> make_cpu_backend(int num_threads) { return std::make_unique<CpuBackend>(num_threads); }
+std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent) {
+  return std::make_unique<CpuBackend>(num_threads, thread_independent);
+}
 
 }  // namespace gptrain

@@ -9,8 +9,8 @@ namespace gptrain {
 
 class CpuBackend final : public Backend {
  public:
-  // num_threads 0: every core the process may use.
-  explicit CpuBackend(int num_threads);
+  // See make_cpu_backend.
+  CpuBackend(int num_threads, bool thread_independent);
 
   const Target& target() const override { return target_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override;

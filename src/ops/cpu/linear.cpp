@@ -7,6 +7,7 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "ops/cpu/kernels/matrix_kernels.h"
@@ -26,13 +27,57 @@ struct Product {
   int64_t rows() const { return c.rows; }
   int64_t cols() const { return c.cols; }
   int64_t depth() const { return a_transposed ? a.rows : a.cols; }
+
+  Product row_range(int64_t first, int64_t count) const {
+    Product part = *this;
+    part.a = a_transposed ? a.column_range(first, count) : a.row_range(first, count);
+    part.c = c.row_range(first, count);
+    return part;
+  }
+  Product column_range(int64_t first, int64_t count) const {
+    Product part = *this;
+    part.b = b_transposed ? b.row_range(first, count) : b.column_range(first, count);
+    if (bias.given()) part.bias = bias.column_range(first, count);
+    part.c = c.column_range(first, count);
+    return part;
+  }
 };
 
-bool is_dense(const Matrix& matrix) { return matrix.stride == matrix.cols || matrix.rows <= 1; }
+int64_t row_stride(const Matrix& matrix) { return matrix.rows <= 1 ? matrix.cols : matrix.stride; }
+bool is_dense(const Matrix& matrix) { return row_stride(matrix) == matrix.cols; }
+bool is_dense(const Product& product) { return is_dense(product.a) && is_dense(product.b) && is_dense(product.c); }
+
+// A product cut into parts, each of which one thread computes.
+struct Cut {
+  bool columns;  // else rows
+  int64_t length;
+  int64_t size;  // of a part, but for the last
+
+  int64_t num_parts() const { return (length + size - 1) / size; }
+  Product part(const Product& product, int64_t index) const {
+    const int64_t first = index * size;
+    const int64_t count = std::min(size, length - first);
+    return columns ? product.column_range(first, count) : product.row_range(first, count);
+  }
+};
+
+// As many parts as are a multiple of `divisor`, where that leaves them large enough to keep their operands' packing
+// cheap.
+Cut cut_of(const Product& product, int64_t divisor) {
+  constexpr int64_t least = 64, most = 256, step = 16;
+  // f32, both factors as stored: for part of the columns oneDNN packs b, for all of them it does not, and loses 15 to
+  // 40%.
+  const bool columns = product.a.dtype == DType::f32 && !product.a_transposed && !product.b_transposed;
+  const int64_t length = columns ? product.cols() : product.rows();
+  const int64_t parts = ((length + most - 1) / most + divisor - 1) / divisor * divisor;
+  return {columns, length, std::max(least, ((length + parts - 1) / parts + step - 1) / step * step)};
+}
 
 // What a primitive of oneDNN is made for.
 struct ProductKey {
+  int num_threads;
   int64_t rows, cols, depth;
+  int64_t a_stride, b_stride, c_stride;
   DType operand_dtype, c_dtype;
   bool a_transposed, b_transposed, bias, accumulate;
   auto operator<=>(const ProductKey&) const = default;
@@ -44,8 +89,11 @@ dnnl::memory::data_type dnnl_type(DType dtype) {
 
 // A primitive with its memory objects, so that a call only exchanges pointers.
 struct Primitive {
+  struct Memories {
+    dnnl::memory a, b, c, bias, scratch;
+  };
   dnnl::matmul matmul;
-  dnnl::memory a, b, c, bias, scratch;
+  std::vector<Memories> of_thread;  // for each thread that may run it
 };
 
 // oneDNN splits its work over as many threads as OpenMP would use by default.
@@ -83,8 +131,10 @@ int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) { return
 
 class CpuLinear::Products {
  public:
-  explicit Products(int num_threads)
-      : num_threads_(num_threads), engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+  Products(int num_threads, bool thread_independent)
+      : num_threads_(num_threads), thread_independent_(thread_independent), engine_(dnnl::engine::kind::cpu, 0) {
+    for (int thread = 0; thread < num_threads; ++thread) streams_.emplace_back(engine_);
+  }
 
   // Throws Error(device) when `bytes` is below the bound.
   void use_scratch(std::byte* scratch, int64_t bytes) {
@@ -96,9 +146,11 @@ class CpuLinear::Products {
   }
 
   void run(const Product& product) {
+    if (run_parts(product)) return;
     const ThreadCount threads(num_threads_);
-    if (const Primitive* const primitive = find(product)) {
-      execute(*primitive, product);
+    const Primitive* const primitive = thread_independent_ ? nullptr : find(product, num_threads_);
+    if (primitive != nullptr) {
+      check(execute(*primitive, product, 0));
     } else {
       run_tiled(product);
     }
@@ -107,6 +159,8 @@ class CpuLinear::Products {
   // The sum over a long dimension, in slices where oneDNN would otherwise want a copy of c per thread: both factors
   // are stored with the depth as rows (a_transposed, b not), and c is f32.
   void run_long_sum(const Product& product) {
+    if (run_parts(product)) return;
+    if (thread_independent_) return run_tiled(product);
     const ThreadCount threads(num_threads_);
     const int64_t depth = product.depth();
     constexpr int64_t shortest_slice = 512;
@@ -131,6 +185,31 @@ class CpuLinear::Products {
   }
 
  private:
+  // Each part by one thread, which is the faster way as long as there are large parts for all threads: they need not
+  // wait for each other. False, and nothing done, when there are not, or when oneDNN does not serve the parts.
+  bool run_parts(const Product& product) {
+    // A multiple that feeds most thread counts evenly, where the parts must not depend on the thread count.
+    constexpr int64_t fixed_divisor = 8;
+    const Cut cut = cut_of(product, thread_independent_ ? fixed_divisor : num_threads_);
+    const int64_t num_parts = cut.num_parts();
+    // Every part of rows reads and packs all of w: few rows do not repay that.
+    constexpr int64_t least_rows = 192;
+    const bool small = num_parts < num_threads_ || (!cut.columns && !product.a_transposed && cut.size < least_rows);
+    if (!is_dense(product) || (!thread_independent_ && small)) return false;
+    const ThreadCount one(1);
+    const Primitive* const usual = find(cut.part(product, 0), 1);
+    const Primitive* const last = find(cut.part(product, num_parts - 1), 1);
+    if (usual == nullptr || last == nullptr) return false;
+    int status = dnnl_success;  // an exception must not leave a thread
+#pragma omp parallel for num_threads(num_threads_) schedule(dynamic, 1) reduction(max : status)
+    for (int64_t index = 0; index < num_parts; ++index) {
+      const Primitive& primitive = index + 1 < num_parts ? *usual : *last;
+      status = std::max(status, execute(primitive, cut.part(product, index), omp_get_thread_num()));
+    }
+    check(status);
+    return true;
+  }
+
   static Product slice_of(const Product& product, int64_t first, int64_t count) {
     Product part = product;
     part.a = product.a.row_range(first, count);
@@ -144,38 +223,39 @@ class CpuLinear::Products {
     const int64_t depth = product.depth();
     const int64_t last = (depth - 1) / slice * slice;
     for (const int64_t first : {int64_t{0}, std::min(slice, last), last}) {
-      if (find(slice_of(product, first, std::min(slice, depth - first))) == nullptr) return false;
+      if (find(slice_of(product, first, std::min(slice, depth - first)), num_threads_) == nullptr) return false;
     }
     for (int64_t first = 0; first < depth; first += slice) {
       const Product part = slice_of(product, first, std::min(slice, depth - first));
-      execute(*find(part), part);
+      check(execute(*find(part, num_threads_), part, 0));
     }
     return true;
   }
 
-  // The primitive for a product; nullptr when the tiled products serve it.
-  const Primitive* find(const Product& product) {
+  // The primitive for a dense product or a part of one, on one thread or all; nullptr when the tiled products serve it.
+  // OpenMP's default number of threads is `num_threads`.
+  const Primitive* find(const Product& product, int num_threads) {
     const bool bf16_products =
         (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
-    if (!is_dense(product.a) || !is_dense(product.b) || !is_dense(product.c)) return nullptr;
     if (product.a.dtype == DType::bf16 && !bf16_products) return nullptr;
-    const ProductKey key{product.rows(),       product.cols(),       product.depth(),
-                         product.a.dtype,      product.c.dtype,      product.a_transposed,
-                         product.b_transposed, product.bias.given(), product.accumulate};
+    const ProductKey key{num_threads,           product.rows(),        product.cols(),        product.depth(),
+                         row_stride(product.a), row_stride(product.b), row_stride(product.c), product.a.dtype,
+                         product.c.dtype,       product.a_transposed,  product.b_transposed,  product.bias.given(),
+                         product.accumulate};
     auto found = primitives_.find(key);
     if (found == primitives_.end()) found = primitives_.emplace(key, make_primitive(key)).first;
     return found->second ? &*found->second : nullptr;
   }
 
   std::optional<Primitive> make_primitive(const ProductKey& key) {
-    using Tag = dnnl::memory::format_tag;
-    const auto desc = [](int64_t rows, int64_t cols, DType dtype, bool transposed) {
-      return dnnl::memory::desc({rows, cols}, dnnl_type(dtype), transposed ? Tag::ba : Tag::ab);
+    const auto desc = [](int64_t rows, int64_t cols, int64_t stride, DType dtype, bool transposed) {
+      using Dims = dnnl::memory::dims;
+      return dnnl::memory::desc({rows, cols}, dnnl_type(dtype), transposed ? Dims{1, stride} : Dims{stride, 1});
     };
-    const auto a = desc(key.rows, key.depth, key.operand_dtype, key.a_transposed);
-    const auto b = desc(key.depth, key.cols, key.operand_dtype, key.b_transposed);
-    const auto c = desc(key.rows, key.cols, key.c_dtype, false);
-    const auto bias = desc(1, key.cols, key.operand_dtype, false);
+    const auto a = desc(key.rows, key.depth, key.a_stride, key.operand_dtype, key.a_transposed);
+    const auto b = desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed);
+    const auto c = desc(key.rows, key.cols, key.c_stride, key.c_dtype, false);
+    const auto bias = desc(1, key.cols, key.cols, key.operand_dtype, false);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (key.accumulate) {
@@ -187,14 +267,14 @@ class CpuLinear::Products {
       const auto operation = key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
       const dnnl::matmul::primitive_desc description(operation, attributes, engine_);
       const auto scratch = description.scratchpad_desc();
-      if (static_cast<int64_t>(scratch.get_size()) > linear_scratch_bytes(num_threads_)) return std::nullopt;
+      if (static_cast<int64_t>(scratch.get_size()) > linear_scratch_bytes(key.num_threads)) return std::nullopt;
       const auto memory = [this](const dnnl::memory::desc& of) { return dnnl::memory(of, engine_, DNNL_MEMORY_NONE); };
-      return Primitive{dnnl::matmul(description),
-                       memory(a),
-                       memory(b),
-                       memory(c),
-                       key.bias ? memory(bias) : dnnl::memory(),
-                       scratch.get_size() > 0 ? memory(scratch) : dnnl::memory()};
+      Primitive primitive{dnnl::matmul(description), {}};
+      for (int thread = 0; thread < (key.num_threads == 1 ? num_threads_ : 1); ++thread) {
+        primitive.of_thread.push_back({memory(a), memory(b), memory(c), key.bias ? memory(bias) : dnnl::memory(),
+                                       scratch.get_size() > 0 ? memory(scratch) : dnnl::memory()});
+      }
+      return primitive;
     } catch (const dnnl::error& error) {
       if (error.status == dnnl_unimplemented) return std::nullopt;
       throw Error(ExitCode::device, "oneDNN cannot make a matrix product of {} x {} x {}: {}", key.rows, key.depth,
@@ -202,24 +282,29 @@ class CpuLinear::Products {
     }
   }
 
-  void execute(const Primitive& primitive, const Product& product) {
+  // `thread` is the calling one, 0 where the primitive runs on all threads. Returns oneDNN's status, 0 for success.
+  int execute(const Primitive& primitive, const Product& product, int thread) {
+    const auto index = static_cast<size_t>(thread);
+    const Primitive::Memories& memories = primitive.of_thread[index];
     std::array<dnnl_exec_arg_t, 5> arguments;
     int count = 0;
     const auto pass = [&](int name, const dnnl::memory& memory, void* data) {
-      check(dnnl_memory_set_data_handle(memory.get(), data));
+      dnnl_memory_set_data_handle(memory.get(), data);
       arguments[static_cast<size_t>(count++)] = {name, memory.get()};
     };
-    pass(DNNL_ARG_SRC, primitive.a, product.a.data);
-    pass(DNNL_ARG_WEIGHTS, primitive.b, product.b.data);
-    pass(DNNL_ARG_DST, primitive.c, product.c.data);
-    if (product.bias.given()) pass(DNNL_ARG_BIAS, primitive.bias, product.bias.data);
-    if (primitive.scratch.get(true) != nullptr) pass(DNNL_ARG_SCRATCHPAD, primitive.scratch, scratch_);
-    check(dnnl_primitive_execute(primitive.matmul.get(), stream_.get(), count, arguments.data()));
+    pass(DNNL_ARG_SRC, memories.a, product.a.data);
+    pass(DNNL_ARG_WEIGHTS, memories.b, product.b.data);
+    pass(DNNL_ARG_DST, memories.c, product.c.data);
+    if (product.bias.given()) pass(DNNL_ARG_BIAS, memories.bias, product.bias.data);
+    if (memories.scratch.get(true) != nullptr) {
+      pass(DNNL_ARG_SCRATCHPAD, memories.scratch, scratch_ + thread * linear_scratch_bytes(1));
+    }
+    return dnnl_primitive_execute(primitive.matmul.get(), streams_[index].get(), count, arguments.data());
   }
 
-  static void check(dnnl_status_t status) {
+  static void check(int status) {
     if (status != dnnl_success) {
-      throw Error(ExitCode::device, "oneDNN failed to run a matrix product (status {})", static_cast<int>(status));
+      throw Error(ExitCode::device, "oneDNN failed to run a matrix product (status {})", status);
     }
   }
 
@@ -256,13 +341,15 @@ class CpuLinear::Products {
   }
 
   int num_threads_;
+  bool thread_independent_;
   dnnl::engine engine_;
-  dnnl::stream stream_;
+  std::vector<dnnl::stream> streams_;  // one for each thread
   std::byte* scratch_ = nullptr;
   std::map<ProductKey, std::optional<Primitive>> primitives_;
 };
 
-CpuLinear::CpuLinear(int num_threads) : products_(std::make_unique<Products>(num_threads)) {}
+CpuLinear::CpuLinear(int num_threads, bool thread_independent)
+    : products_(std::make_unique<Products>(num_threads, thread_independent)) {}
 CpuLinear::~CpuLinear() = default;
 
 void CpuLinear::run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) {

@@ -2,7 +2,9 @@
 //
 // oneDNN's matmul, on the plain layouts of ops.h, where it has a kernel that keeps within the scratch bound; own tiled
 // products where it does not: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace than the bound.
-// The choice depends on shapes, dtypes, instruction set and thread count only.
+// A product is cut into parts of rows or columns of its result, each of which one thread computes; one that is too
+// small to give every thread a part is left to oneDNN's own threads. The choice depends on shapes, dtypes, instruction
+// set and thread count only.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +29,8 @@ int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
 // Error(device) when scratch is smaller than linear_scratch_bytes or oneDNN fails.
 class CpuLinear {
  public:
-  explicit CpuLinear(int num_threads);
+  // thread_independent: parts, and so bits, depend on the shapes only; else on the number of threads too.
+  CpuLinear(int num_threads, bool thread_independent);
   ~CpuLinear();
 
   void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes);

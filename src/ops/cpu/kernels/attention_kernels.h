@@ -2,6 +2,7 @@
 // instruction set.
 #pragma once
 
+#include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
 namespace gptrain {
@@ -17,34 +18,13 @@ inline float largest_lane(Vec value) {
 }
 
 // factors[c] = 0 where the probability of (query, first_key + c) is dropped, else keep_scale. first_key is a multiple
-// of 4. Ten Philox rounds (base/philox.h) on 16 counters side by side.
+// of 4.
 inline void dropout_factors(float* factors, const AttentionHead& head, int64_t query, int64_t first_key) {
-  constexpr int counters = tile_size / 4;
-  uint32_t c0[counters], c1[counters], c2[counters], c3[counters];
-  for (int i = 0; i < counters; ++i) {
-    c0[i] = static_cast<uint32_t>(first_key / 4) + static_cast<uint32_t>(i);
-    c1[i] = static_cast<uint32_t>(query);
-    c2[i] = head.sample_low;
-    c3[i] = head.sample_high;
-  }
-  uint32_t key0 = head.key0, key1 = head.key1;
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < counters; ++i) {
-      const uint64_t p0 = uint64_t{0xD2511F53U} * c0[i];
-      const uint64_t p1 = uint64_t{0xCD9E8D57U} * c2[i];
-      c0[i] = static_cast<uint32_t>(p1 >> 32) ^ c1[i] ^ key0;
-      c1[i] = static_cast<uint32_t>(p1);
-      c2[i] = static_cast<uint32_t>(p0 >> 32) ^ c3[i] ^ key1;
-      c3[i] = static_cast<uint32_t>(p0);
-    }
-    key0 += 0x9E3779B9U;
-    key1 += 0xBB67AE85U;
-  }
-  for (int i = 0; i < counters; ++i) {
-    factors[4 * i] = c0[i] < head.drop_threshold ? 0.0F : head.keep_scale;
-    factors[4 * i + 1] = c1[i] < head.drop_threshold ? 0.0F : head.keep_scale;
-    factors[4 * i + 2] = c2[i] < head.drop_threshold ? 0.0F : head.keep_scale;
-    factors[4 * i + 3] = c3[i] < head.drop_threshold ? 0.0F : head.keep_scale;
+  const DropoutCounters counters{head.key0,       head.key1,        static_cast<uint32_t>(query),
+                                 head.sample_low, head.sample_high, head.drop_threshold,
+                                 head.keep_scale};
+  for (int first = 0; first < tile_size / 4; first += philox_counters) {
+    dropout_factors(factors + 4 * first, counters, static_cast<uint32_t>(first_key / 4 + first));
   }
 }
 

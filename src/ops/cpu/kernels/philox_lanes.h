@@ -1,0 +1,97 @@
+// Dropout's factors from Philox words (base/philox.h), many counters side by side. Included only by sources that are
+// compiled once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+namespace gptrain {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int philox_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int philox_bytes = 32;
+#else
+constexpr int philox_bytes = 16;
+#endif
+
+// One word of a counter in the low half of each 64-bit lane. What the high half holds is never used: so the two halves
+// of a 64-bit product serve as two words without being taken apart.
+using PhiloxWords [[gnu::vector_size(philox_bytes)]] = uint64_t;
+constexpr int philox_lanes = philox_bytes / 8;
+// Counters whose factors are computed at a time. Two vectors, so that one's products run while the other's are awaited.
+constexpr int philox_vectors = 2;
+constexpr int philox_counters = philox_vectors * philox_lanes;
+
+inline PhiloxWords product_of_low_halves(PhiloxWords a, PhiloxWords b) {
+#if defined(__AVX512F__)
+  // All lanes by a mask: GCC 12 takes the form without one for a use of an uninitialized value.
+  return reinterpret_cast<PhiloxWords>(
+      _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<PhiloxWords>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<PhiloxWords>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+  return (a & 0xffffffffU) * (b & 0xffffffffU);
+#endif
+}
+
+// The counters {c0, c1, c2, c3}, {c0 + 1, c1, c2, c3}, ... under one key.
+struct DropoutCounters {
+  uint32_t k0, k1;
+  uint32_t c1, c2, c3;
+  uint32_t threshold;  // a word below it drops its element
+  float keep_scale;
+};
+
+// factors[4 i + w], i < philox_counters: 0 where word w of counter first + i drops its element, else keep_scale.
+inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
+  // Lanes hold the counters in the order in which pairs of words are interleaved below.
+  PhiloxWords order, low, high;
+  for (int lane = 0; lane < philox_lanes; ++lane) {
+    order[lane] = static_cast<uint64_t>(lane % 2 * philox_lanes / 2 + lane / 2);
+    low[lane] = static_cast<uint64_t>(lane - lane % 2 + lane % 2 * philox_lanes);
+    high[lane] = low[lane] + 1;
+  }
+  PhiloxWords c0[philox_vectors], c1[philox_vectors], c2[philox_vectors], c3[philox_vectors];
+  for (int i = 0; i < philox_vectors; ++i) {
+    c0[i] = order + (first + static_cast<uint32_t>(i * philox_lanes));
+    c1[i] = PhiloxWords{} + at.c1;
+    c2[i] = PhiloxWords{} + at.c2;
+    c3[i] = PhiloxWords{} + at.c3;
+  }
+  PhiloxWords k0 = PhiloxWords{} + at.k0;
+  PhiloxWords k1 = PhiloxWords{} + at.k1;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < philox_vectors; ++i) {
+      const PhiloxWords p0 = product_of_low_halves(c0[i], PhiloxWords{} + 0xD2511F53U);
+      const PhiloxWords p1 = product_of_low_halves(c2[i], PhiloxWords{} + 0xCD9E8D57U);
+      c0[i] = (p1 >> 32) ^ c1[i] ^ k0;
+      c1[i] = p1;
+      c2[i] = (p0 >> 32) ^ c3[i] ^ k1;
+      c3[i] = p0;
+    }
+    k0 += 0x9E3779B9U;
+    k1 += 0xBB67AE85U;
+  }
+  using Words [[gnu::vector_size(philox_bytes)]] = uint32_t;
+  using Factors [[gnu::vector_size(philox_bytes)]] = float;
+  const Factors keep = Factors{} + at.keep_scale;
+  for (int i = 0; i < philox_vectors; ++i) {
+    const PhiloxWords first_pair = (c0[i] & 0xffffffffU) | (c1[i] << 32);
+    const PhiloxWords second_pair = (c2[i] & 0xffffffffU) | (c3[i] << 32);
+    const auto front = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, low));
+    const auto back = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, high));
+    const Factors results[2] = {front < at.threshold ? Factors{} : keep, back < at.threshold ? Factors{} : keep};
+    std::memcpy(factors + i * 4 * philox_lanes, results, sizeof results);
+  }
+}
+
+}  // namespace
+}  // namespace gptrain

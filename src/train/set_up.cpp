@@ -1,0 +1,112 @@
+#include "train/set_up.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/agree.h"
+#include "train/run_state.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The last step that this call runs. Refuses to profile a step that it does not run.
+int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
+                          const std::optional<fs::path>& checkpoint) {
+  const int64_t done = checkpoint ? read_manifest(*checkpoint).step : 0;
+  const int64_t left = std::max<int64_t>(config.run.steps - done, 0);
+  const int64_t last = done + std::min(options.steps.value_or(left), left);
+  if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
+    throw Error(ExitCode::usage, "--profile-step {}: {}", *options.profile_step,
+                last > done ? fmt::format("this call runs steps {} to {} (choose one of them)", done + 1, last)
+                            : fmt::format("no step is left to run: step {} of {} is done", done, config.run.steps));
+  }
+  return last;
+}
+
+// What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
+std::string describe_data(const Dataset& data, int64_t sequence_length) {
+  int64_t tokens = 0, documents = 0, samples = 0;
+  for (const Dataset::SourceReport& source : data.report(1)) {
+    tokens += source.tokens;
+    documents += source.documents;
+    samples += source.samples;
+  }
+  constexpr int64_t num_compared = 16;
+  std::vector<int32_t> ids(static_cast<size_t>(2 * sequence_length));
+  uint32_t checksum = 0;
+  for (int64_t i = 0; i < num_compared; ++i) {
+    data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
+    checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
+  }
+  return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
+}
+
+}  // namespace
+
+int ranks_on_this_host(const World& world) {
+  int count = 0;
+  for (int rank = 0; rank < world.size(); ++rank) count += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  return count;
+}
+
+int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks) {
+  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int processes = std::max(1, local_ranks / ranks_of_process);
+  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / processes));
+  return std::max(1, of_process / ranks_of_process);
+}
+
+Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world) {
+  Start start;
+  const std::string chosen = agree(all, world, [&] {
+                               if (world.rank() > 0) return std::string();
+                               start.lock = std::make_unique<FolderLock>(config.run.out);
+                               const auto checkpoint = checkpoint_to_start_from(config, options.resume);
+                               return checkpoint ? checkpoint->string() : std::string();
+                             }).front();
+  if (!chosen.empty()) start.checkpoint = chosen;
+  agree_on(all, world, [&] { start.last_step = last_step_of_call(config, options, start.checkpoint); });
+  return start;
+}
+
+RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
+  const int64_t length = config.model.sequence_length;
+  const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
+    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle);
+  };
+  std::optional<RunData> data;
+  const std::vector<std::string> found = agree(all, world, [&] {
+    data.emplace(RunData{open(config.data.train, true), std::nullopt});
+    if (!config.data.validation.empty()) data->validation.emplace(open(config.data.validation, false));
+    if (all == nullptr) return std::string();
+    const std::string train = "training data: " + describe_data(data->train, length);
+    return data->validation ? train + "; validation data: " + describe_data(*data->validation, length) : train;
+  });
+  agree_on(all, world, [&] {
+    for (size_t rank = 1; rank < found.size() && world.rank() == 0; ++rank) {
+      if (found[rank] != found[0])
+        throw Error(ExitCode::device, "rank {} ({}) has other data than rank 0 ({}):\n  {}\n  {}\ncopy the same files",
+                    rank, world.host(static_cast<int>(rank)), world.host(0), found[rank], found[0]);
+    }
+  });
+  return std::move(*data);
+}
+
+std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
+                                        RankGroups& groups, const World& world) {
+  std::unique_ptr<TrainingStep> step;
+  agree_on(groups.group(GroupKind::world), world,
+           [&] { step = std::make_unique<TrainingStep>(config, memory, backend, groups); });
+  return step;
+}
+
+}  // namespace gptrain

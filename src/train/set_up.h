@@ -1,0 +1,46 @@
+// What a run needs before its first step, found sound on every rank or refused on all.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "comm/world.h"
+#include "config/run_config.h"
+#include "data/dataset.h"
+#include "train/folder.h"
+#include "train/run.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// `all` is the group of all ranks of `world`, null where there is one rank. Errors are agreed upon (comm/agree.h).
+
+// What rank 0 finds in the run's folder, and all ranks act on.
+struct Start {
+  std::unique_ptr<FolderLock> lock;  // on rank 0
+  std::optional<std::filesystem::path> checkpoint;
+  int64_t last_step = 0;  // of this call
+};
+// Rank 0 takes the folder and chooses, the others follow. Error(usage), Error(checkpoint).
+Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world);
+
+struct RunData {
+  Dataset train;
+  std::optional<Dataset> validation;
+};
+// Every rank reads its own files. With other data than rank 0's it would train another model: Error(device).
+RunData open_data(const RunConfig& config, Communicator* all, const World& world);
+
+// Error(device): no memory on some rank.
+std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
+                                        RankGroups& groups, const World& world);
+
+int ranks_on_this_host(const World& world);
+
+// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
+// processes of the node then share.
+int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks);
+
+}  // namespace gptrain

@@ -1,0 +1,71 @@
+"""Many ranks as a user sees them: threads of one process, their files, validation, divergence and what is refused."""
+import json
+import os
+import unittest
+
+from cli_case import DEVICE, DIVERGED, USAGE, CliCase, overrides
+
+VALIDATED = {"data": {"validation": [{"path": "corpus"}]}, "run": {"validate_every_steps": 2, "validation_samples": 7}}
+
+
+class Threads(CliCase):
+    def test_files_are_written_once(self):
+        config = self.write_run(checkpoint={"every_steps": 3}, **VALIDATED)
+        out = self.train(config, "--ranks", "4", *overrides("parallel.tensor=2", "parallel.zero=1", "batch.micro=1"))
+        self.assertIn("4 ranks: 2 tensor x 2 data, ZeRO 1; 1 threads each", out)
+        for line in ("starting from scratch", "step 4/6", "checkpoint of step 3", "validation after step 6",
+                     "done: step 6"):
+            self.assertEqual(out.count(line), 1, out)
+        self.assertEqual([record["step"] for record in self.records()], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([record["step"] for record in self.records(key="validation_loss")], [2, 4, 6])
+        self.assertEqual(sorted(os.listdir(self.path("out"))),
+                         [".lock", "checkpoints", "config.json", "metrics.jsonl", "report.html", "run.json", "tb"])
+        self.assertEqual(len(os.listdir(self.path("out") / "tb")), 1)
+        self.assertEqual(json.loads((self.path("out") / "config.json").read_text())["parallel"]["tensor"], 2)
+        self.assertEqual(sorted(os.listdir(self.checkpoint(6))),
+                         ["manifest.json", *(f"rank-0000{rank}.safetensors" for rank in range(4))])
+        self.assertEqual(json.loads((self.checkpoint(6) / "manifest.json").read_text())["world_size"], 4)
+
+    def test_losses_do_not_depend_on_the_ranks(self):
+        config = self.write_run(model={"num_heads": 4, "dropout": 0.1}, batch={"global": 12, "micro": 4}, **VALIDATED)
+        self.train(config)
+        losses, validations = self.records(), self.records(key="validation_loss")
+        for ranks, settings in [(2, ["batch.micro=3"]), (3, ["batch.micro=2", "parallel.zero=2"]),
+                                (4, ["batch.micro=1", "parallel.tensor=4", "parallel.sequence=true"]),
+                                (6, ["batch.micro=2", "parallel.tensor=2", "parallel.zero=3"])]:
+            with self.subTest(ranks=ranks, settings=settings):
+                out = f"out-{ranks}"
+                self.train(config, "--ranks", ranks, *overrides(f"run.out={out}", *settings))
+                for key, expected in [("loss", losses), ("validation_loss", validations)]:
+                    found = self.records(out, key)
+                    self.assertEqual([record["step"] for record in found], [record["step"] for record in expected])
+                    for ours, theirs in zip(found, expected):
+                        self.assertAlmostEqual(ours[key] / theirs[key], 1, delta=1e-5)
+
+    def test_divergence_is_said_once(self):
+        exploding = overrides("optimizer.lr=10", "optimizer.weight_decay=10", "run.steps=100",
+                              "run.max_skipped_steps=2")
+        config = self.write_run()
+        for number in range(3):
+            error = self.refuse(DIVERGED, "3 steps in a row", "train", config, "--ranks", "2", *exploding,
+                                *overrides(f"run.out=out-{number}"))
+            self.assertEqual(error.count("gptrain: training diverged"), 1, error)
+
+    def test_ranks_that_the_config_does_not_divide_into(self):
+        config = self.write_run()
+        self.refuse(USAGE, "batch.global = 4: must be a multiple of the 3 data ranks", "train", config, "--ranks", "3")
+        self.refuse(DEVICE, "3 ranks do not divide into model replicas of parallel.tensor", "train", config, "--ranks",
+                    "3", *overrides("parallel.tensor=2"))
+        self.refuse(USAGE, ["--ranks", "0"], "train", config, "--ranks", "0")
+        self.assertFalse(self.path("out").exists())
+
+    def test_an_error_of_all_ranks_is_said_once(self):
+        self.train(self.write_run(), "--ranks", "2")
+        for arguments in (["--steps", "1"], ["--resume", "--profile-step", "9"]):
+            with self.subTest(arguments=arguments):
+                error = self.refuse(USAGE, "gptrain: ", "train", "run.json", "--ranks", "2", *arguments)
+                self.assertEqual(error.count("\n"), 1, error)
+
+
+if __name__ == "__main__":
+    unittest.main()

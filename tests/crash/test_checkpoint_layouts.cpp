@@ -1,0 +1,184 @@
+// "Any layout loads what any other layout saved" (DESIGN.md, rule 6), to the bit: weights and both moments.
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fmt/format.h>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "catch.h"
+#include "model_fixture.h"
+#include "train/plan_step.h"
+#include "train/run_state.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::small_config;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Layout {
+  int tensor, data, zero;
+  bool sequence = false;
+
+  int world_size() const { return tensor * data; }
+  std::string name() const {
+    return fmt::format("tensor {} x data {}, ZeRO {}{}", tensor, data, zero, sequence ? ", sequence" : "");
+  }
+};
+
+const std::vector<Layout> layouts = {{1, 1, 0},       {1, 2, 0}, {1, 3, 1},       {1, 5, 3}, {2, 1, 0, true},
+                                     {2, 2, 2, true}, {3, 2, 3}, {6, 1, 0, true}, {2, 4, 1}};
+
+RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
+  std::vector<std::string> overrides = {"model.num_heads=6",
+                                        "model.hidden_size=48",
+                                        "model.ffn_hidden_size=60",
+                                        "model.sequence_length=12",
+                                        "batch.micro=1",
+                                        fmt::format("batch.global={}", layout.data),
+                                        "precision.compute=" + compute,
+                                        "precision.residual=fp32",
+                                        fmt::format("parallel.tensor={}", layout.tensor),
+                                        fmt::format("parallel.zero={}", layout.zero),
+                                        "run.out=" + out.string()};
+  if (family == Family::llama) overrides.push_back("model.num_kv_heads=2");  // 3 ranks cannot share them
+  if (layout.sequence) overrides.push_back("parallel.sequence=true");
+  return small_config(family, overrides, layout.world_size());
+}
+
+// What element `index` of a tensor holds: any bits, but finite. Every layout must find the same.
+float value_of(int64_t tensor, int kind, int64_t index) {
+  const auto words = philox({static_cast<uint32_t>(tensor), static_cast<uint32_t>(kind)},
+                            {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0});
+  const uint32_t bits = words[0] & ~(1U << 30);  // the highest bit of the exponent
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Calls visit(value in memory, what it should be) for each element of the rank's state.
+template <typename Visit>
+void for_each_value(const TrainingStep& step, const Visit& visit) {
+  for (const StatePiece& piece : step.state()) {
+    const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
+    const bool matrix = shape.size() == 2;
+    const int64_t width = matrix ? piece.shape[1] : 1;
+    float* const data[] = {piece.weight, piece.exp_avg, piece.exp_avg_sq};
+    for (int64_t i = 0; i < piece.count(); ++i) {
+      const int64_t index =
+          (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);
+      for (int kind = 0; kind < 3; ++kind) visit(data[kind][i], value_of(piece.tensor, kind, index));
+    }
+  }
+}
+
+// Runs body(step, groups, world) on every rank, as threads.
+template <typename Body>
+void on_ranks(const RunConfig& config, int world_size, const Body& body) {
+  run_local_ranks(world_size, [&](World& world) {
+    RankGroups groups(config, world);
+    const auto backend = make_cpu_backend(1);
+    const StepPlan plan = plan_step(config, backend->target(), world_size, world.rank());
+    TrainingStep step(config, plan.memory, *backend, groups);
+    body(step, groups, world);
+  });
+}
+
+void save_under(const RunConfig& config, const Layout& layout) {
+  on_ranks(config, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+    for_each_value(step, [](float& value, float wanted) { value = wanted; });
+    save_state(config, step, {.step = 7, .samples = 70, .updates = 6, .skipped = 1}, groups, world);
+  });
+}
+
+struct Loaded {
+  std::atomic<int64_t> elements = 0;
+  std::atomic<int64_t> different = 0;
+  std::atomic<bool> same_progress = true;
+};
+
+void load_under(const RunConfig& config, const Layout& layout, const fs::path& checkpoint, Loaded& loaded) {
+  on_ranks(config, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+    for_each_value(step, [](float& value, float) { value = 1e30F; });
+    const RunProgress progress = load_state(checkpoint, step, groups, world);
+    if (progress.step != 7 || progress.samples != 70 || progress.updates != 6) loaded.same_progress = false;
+    int64_t elements = 0;
+    int64_t different = 0;
+    for_each_value(step, [&](float& value, float wanted) {
+      ++elements;
+      different += std::memcmp(&value, &wanted, sizeof value) != 0 ? 1 : 0;
+    });
+    loaded.elements += elements;
+    loaded.different += different;
+  });
+}
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / fmt::format("gptrain-layouts-{}", getpid());
+  Folder() { fs::create_directory(path); }
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
+
+}  // namespace
+
+TEST_CASE("every layout loads the bits that every layout saved") {
+  const Family family = GENERATE(Family::gpt2, Family::llama);
+  const std::string compute = family == Family::gpt2 ? "fp32" : "bf16";
+  const Folder folder;
+  std::vector<Layout> fitting = layouts;
+  if (family == Family::llama) std::erase_if(fitting, [](const Layout& layout) { return layout.tensor == 3; });
+  for (const Layout& saved : fitting) {
+    const fs::path out = folder.path / fmt::format("{}-{}-{}", saved.tensor, saved.data, saved.zero);
+    save_under(config_of(family, saved, compute, out), saved);
+    const std::vector<CheckpointInfo> found = list_checkpoints(out);
+    REQUIRE(found.size() == 1);
+    // Every tensor is covered, and no element is there twice.
+    REQUIRE_NOTHROW(verify_checkpoint(found[0].path));
+    REQUIRE(read_manifest(found[0].path).world_size == saved.world_size());
+    for (const Layout& layout : fitting) {
+      INFO("saved by " << saved.name() << ", loaded by " << layout.name());
+      Loaded loaded;
+      load_under(config_of(family, layout, compute, out), layout, found[0].path, loaded);
+      REQUIRE(loaded.different == 0);
+      REQUIRE(loaded.same_progress);
+      const int64_t all = 3 * make_spec(config_of(family, layout, compute, out).model).parameters();
+      REQUIRE(loaded.elements >= all);
+    }
+  }
+}
+
+TEST_CASE("a part that is missing or damaged is named") {
+  const Folder folder;
+  const Layout saved{2, 2, 1};
+  const RunConfig config = config_of(Family::gpt2, saved, "fp32", folder.path);
+  save_under(config, saved);
+  const fs::path checkpoint = list_checkpoints(folder.path).front().path;
+  const fs::path part = checkpoint / "rank-00002.safetensors";
+  const Layout layout{3, 1, 0};
+  const RunConfig other = config_of(Family::gpt2, layout, "fp32", folder.path);
+  const auto refusal = [&] {
+    try {
+      Loaded loaded;
+      load_under(other, layout, checkpoint, loaded);
+    } catch (const Error& error) {
+      REQUIRE(error.code() == ExitCode::checkpoint);
+      return std::string(error.what());
+    }
+    return std::string("it was loaded");
+  };
+  fs::resize_file(part, fs::file_size(part) - 4);
+  const std::string of_damaged = refusal();
+  INFO(of_damaged);
+  REQUIRE(of_damaged.find(part.string()) == 0);
+  REQUIRE(of_damaged.find("there is no older checkpoint in this run") != std::string::npos);
+  fs::remove(part);
+  const std::string of_missing = refusal();
+  INFO(of_missing);
+  REQUIRE(of_missing.find(part.string()) != std::string::npos);
+}

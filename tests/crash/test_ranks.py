@@ -1,0 +1,538 @@
+#!/usr/bin/env python3
+"""Runs of many ranks that lose, stop or starve one of them: each ends in bounded time with one report, nothing is left,
+and the run goes on to the bits of the one that nothing disturbed.
+
+Run as test_ranks.py GPTRAIN HAS_MPI [--rounds N] [--seed N] [options of unittest].
+"""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import test_crash
+from test_crash import PROCESS_TIMEOUT_SECONDS, catches, read_safetensors, wait_for
+
+STEPS = 18
+SAVE_EVERY = 2
+RANKS = 4
+MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
+COMM_TIMEOUT_SECONDS = 2
+REPORT_SECONDS = 1
+SLACK_SECONDS = 5    # ending processes on a busy machine
+ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
+DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
+# How the report on a lost rank ends.
+LAST_SEEN = r"last seen (at|in|after) .*; (set-up|(step \d+; )?(step|validation|checkpoint))\n"
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
+
+options = test_crash.options
+
+
+def environment(**variables):
+    kept = {name: value for name, value in test_crash.ENVIRONMENT.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    return {**kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **{name: str(value) for name, value in variables.items()}}
+
+
+def overrides(*settings):
+    return [argument for setting in settings for argument in ("--set", setting)]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def is_running(process_id):
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Ranks:
+    """The processes of one run. Output goes to LOG (rank 0, or mpirun) and to LOG.RANK."""
+
+    def __init__(self, case, mode, command, log, prefix=(), prefixed_rank=None):
+        self.mode = mode
+        self.logs = []
+        self.processes = []
+        place = {"WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        if mode == "tcp":
+            for rank in range(RANKS):
+                before = prefix if rank == prefixed_rank else ()
+                self._start([*before, *command], log.with_name(f"{log.name}.{rank}") if rank else log, RANK=rank,
+                            LOCAL_RANK=rank, **place)
+        elif mode == "mpi":
+            self._start(["mpirun", "--oversubscribe", "-n", str(RANKS), *command], log)
+        else:
+            self._start([*command, "--ranks", str(RANKS)], log)
+        self.known = {}
+        case.addCleanup(self.kill)
+
+    def _start(self, command, log, **variables):
+        self.logs.append(log)
+        with log.open("w", encoding="utf-8") as file:
+            self.processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
+                                                   stdin=subprocess.DEVNULL, env=environment(**variables)))
+
+    def poll(self):
+        """The first code of a process that has ended."""
+        return next((code for code in (process.poll() for process in self.processes) if code is not None), None)
+
+    @property
+    def pid(self):
+        return self.processes[0].pid
+
+    def rank_ids(self):
+        """{rank: process id} of those that have been started."""
+        if self.mode != "mpi":
+            return {rank: process.pid for rank, process in enumerate(self.processes)}
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+            for child in children:
+                found = re.search(r"\0OMPI_COMM_WORLD_RANK=(\d+)\0", Path(f"/proc/{child}/environ").read_text())
+                if found:
+                    self.known[int(found.group(1))] = int(child)
+        except OSError:
+            pass
+        return self.known
+
+    def await_ranks(self):
+        wait_for(self, lambda: len(self.rank_ids()) == len(self.processes if self.mode != "mpi" else range(RANKS)))
+        return self.rank_ids()
+
+    def send(self, rank, number):
+        """False if the rank has ended."""
+        ids = self.rank_ids()
+        if not is_running(ids.get(rank, 0)):
+            return False
+        os.kill(ids[rank], number)
+        return True
+
+    def kill(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def wait(self, left_out=None):
+        """Codes of the processes but the one left out, which may be stopped."""
+        return [process.wait(PROCESS_TIMEOUT_SECONDS) for rank, process in enumerate(self.processes)
+                if rank != left_out]
+
+    def left(self):
+        """Processes that are still there, once they had time to go."""
+        deadline = time.monotonic() + SLACK_SECONDS
+        while True:
+            left = [process for process in self.rank_ids().values() if is_running(process)]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.01)
+
+    def output(self):
+        return "".join(log.read_text(encoding="utf-8", errors="replace") for log in self.logs)
+
+
+class RanksRun(test_crash.Run):
+    """A run's folder, as for one rank; the mesh comes from the command line."""
+
+    def __init__(self, folder, corpus):
+        super().__init__(folder, "fp32", corpus)
+        self.save_every = SAVE_EVERY
+        self.change(run={"steps": STEPS}, checkpoint={"every_steps": SAVE_EVERY},
+                    comm={"timeout_seconds": COMM_TIMEOUT_SECONDS})
+
+    def change(self, **sections):
+        config = json.loads(self.config_path.read_text(encoding="utf-8"))
+        for name, values in sections.items():
+            config[name] = {**config.get(name, {}), **values}
+        self.config_path.write_text(json.dumps(config), encoding="utf-8")
+
+    def command(self, *arguments, mesh=MESH):
+        return [options.gptrain, "train", str(self.config_path), *arguments, *overrides(*mesh)]
+
+    def start_ranks(self, case, mode, *arguments, **prefix):
+        return Ranks(case, mode, self.command("--resume", "latest", *arguments), self.log, **prefix)
+
+    def state(self, step=STEPS):
+        return {path.name: read_safetensors(path) for path in self.checkpoint(step).glob("rank-*.safetensors")}
+
+
+class RanksTest(unittest.TestCase):
+    maxDiff = 2000
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="gptrain-ranks-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        for name, num_words in (("train", 2000), ("heldout", 200)):
+            text = cls.folder / f"{name}.txt"
+            test_crash.write_corpus(text, random.Random(f"{options.seed} {name}"), num_words)
+            packed = test_crash.gptrain("data", "pack", text, "--out", cls.folder / name, "--tokenizer", "bytes")
+            if packed.returncode != 0:
+                raise RuntimeError(f"data pack: {packed.stderr}")
+        cls.reference = cls.new_run("reference")
+        began = time.monotonic()
+        done = cls.reference.train("--ranks", RANKS, *overrides(*MESH))
+        if done.returncode != 0:
+            raise RuntimeError(f"train: {done.stderr}")
+        cls.seconds = time.monotonic() - began
+
+    @classmethod
+    def new_run(cls, name):
+        return RanksRun(cls.folder / name, cls.folder)
+
+    @staticmethod
+    def modes(*names):
+        """Those of the modes that there are here."""
+        has_mpi = options.has_mpi == "yes" and shutil.which("mpirun")
+        return [mode for mode in names if mode != "mpi" or has_mpi]
+
+    def assert_same_run(self, run):
+        self.assertEqual(run.newest_step(), STEPS)
+        state, expected = run.state(), self.reference.state()
+        self.assertEqual(len(expected), RANKS)
+        self.assertEqual({file: sorted(tensors) for file, tensors in state.items()},
+                         {file: sorted(tensors) for file, tensors in expected.items()})
+        self.assertEqual([(file, name) for file, tensors in expected.items() for name in tensors
+                          if state[file][name] != tensors[name]], [], "tensors that differ")
+        self.assertEqual(run.records(), self.reference.records())
+        self.assertEqual(run.temporaries(), set())
+
+    def assert_sound(self, run):
+        """Every checkpoint that counts as complete is."""
+        for step in run.saved_steps():
+            verified = test_crash.gptrain("checkpoint", "verify", run.checkpoint(step))
+            self.assertEqual(verified.returncode, 0, verified.stderr)
+
+    def finish(self, run, mode):
+        ranks = run.start_ranks(self, mode)
+        self.assertEqual(set(ranks.wait()), {0}, ranks.output())
+        self.assert_same_run(run)
+        self.assertEqual(ranks.left(), [])
+
+
+class Reference(RanksTest):
+    def test_every_transport_has_its_bits(self):
+        for mode in self.modes("tcp", "mpi"):
+            self.finish(self.new_run(mode), mode)
+
+    def test_files_are_written_by_one_rank(self):
+        self.assertEqual(sorted(os.listdir(self.reference.checkpoint(STEPS))),
+                         ["manifest.json", *(f"rank-{rank:05}.safetensors" for rank in range(RANKS))])
+        self.assertEqual([int(record["step"]) for record in test_crash.steps_only(self.reference.records())],
+                         list(range(1, STEPS + 1)))
+        self.assertEqual(len(os.listdir(self.reference.out / "tb")), 1)
+
+
+class Loss(RanksTest):
+    """A rank is lost."""
+
+    def kill_one(self, run, mode, killer, victim):
+        """False if the run ended before."""
+        before = run.newest_step()
+        ranks = run.start_ranks(self, mode)
+        ranks.await_ranks()
+        moment = killer.wait(ranks, run)
+        killed = moment is not None and ranks.send(victim, signal.SIGKILL)
+        began = time.monotonic()
+        codes = ranks.wait()
+        seconds = time.monotonic() - began
+        output = ranks.output()
+        self.assertEqual(ranks.left(), [])
+        self.assert_sound(run)
+        self.assertGreaterEqual(run.newest_step(), before, "a checkpoint is lost")
+        if not killed or set(codes) == {0}:
+            self.assertEqual(set(codes), {0}, output)
+            return False
+        self.check_end(mode, victim, codes, output)
+        # Ranks that had not met yet wait for all to come.
+        meeting = COMM_TIMEOUT_SECONDS + ANSWER_SECONDS if moment == "startup" else 0
+        self.assertLess(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
+        # Who is no longer needed is not missed.
+        if moment != "startup" and mode != "threads" and "\ndone: " not in output:
+            self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
+            self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}")
+        killer.count(moment, run)
+        return True
+
+    def check_end(self, mode, victim, codes, output):
+        if mode == "mpi":
+            self.assertEqual(codes, [128 + signal.SIGKILL], output)
+        elif mode == "threads":
+            self.assertEqual(codes, [-signal.SIGKILL], output)
+        else:
+            self.assertEqual(codes[victim], -signal.SIGKILL, output)
+            # Who has had all it needs from the others may have finished.
+            self.assertLessEqual(set(codes[:victim] + codes[victim + 1:]), {DEVICE, 0}, output)
+
+    def test_killed_at_any_moment(self):
+        for mode in self.modes("threads", "tcp", "mpi"):
+            numbers = random.Random(f"{options.seed} {mode}")
+            killer = test_crash.Killer(numbers, self.seconds, self.seconds / STEPS)
+            num_runs = 0
+            while sum(killer.kills.values()) < options.rounds:
+                self.assertLess(num_runs, options.rounds + 3, "the runs end before they can be killed")
+                run = self.new_run(f"killed-{mode}-{num_runs}")
+                num_runs += 1
+                while sum(killer.kills.values()) < options.rounds:
+                    if not self.kill_one(run, mode, killer, 0 if mode == "threads" else numbers.randrange(RANKS)):
+                        break
+                self.finish(run, mode)
+            print(f"{mode}: killed by moment: {killer.kills}, while saving: {killer.kills_with_temporary}")
+
+    def stop_one(self, mode, victim, condition):
+        run = self.new_run(f"stopped-{mode}-{victim}")
+        ranks = run.start_ranks(self, mode)
+        ranks.await_ranks()
+        self.assertTrue(wait_for(ranks, lambda: condition(run)), ranks.output())
+        began = time.monotonic()
+        self.assertTrue(ranks.send(victim, signal.SIGSTOP))
+        codes = ranks.wait(left_out=victim if mode == "tcp" else None)
+        seconds = time.monotonic() - began
+        self.assertEqual(set(codes), {DEVICE}, ranks.output())
+        self.assertLess(seconds, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
+        self.assertRegex(ranks.output(),
+                         rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
+                         rf"\(comm.timeout_seconds\); {LAST_SEEN}")
+        if mode == "tcp":
+            ranks.send(victim, signal.SIGCONT)
+            self.assertEqual(ranks.wait()[victim], DEVICE, ranks.output())
+        self.assertEqual(ranks.left(), [])
+        self.assert_sound(run)
+        self.finish(run, mode)
+        return seconds
+
+    def test_stopped(self):
+        moments = {0: lambda run: run.last_logged_step() >= 3,
+                   2: lambda run: run.newest_step() > 1 and run.temporaries()}
+        victims = {"tcp": [0, 2], "mpi": [2]}
+        for mode in self.modes(*victims):
+            seconds = [self.stop_one(mode, victim, moments[victim]) for victim in victims[mode]]
+            print(f"{mode}: ended {', '.join(f'{time:.1f} s' for time in seconds)} after a rank was stopped")
+
+
+class Signals(RanksTest):
+    """A request to stop."""
+
+    def stop(self, run, mode, rank, number, condition, *arguments):
+        ranks = run.start_ranks(self, mode, *arguments)
+        ids = ranks.await_ranks()
+        for process in ids.values():
+            self.assertTrue(wait_for(ranks, lambda p=process: self.can_stop(p)))
+        self.assertTrue(wait_for(ranks, lambda: condition(run)), ranks.output())
+        for each in range(len(ids)) if rank is None else [rank]:
+            ranks.send(each, number)
+        codes = ranks.wait()
+        output = ranks.output()
+        self.assertEqual(set(codes), {REQUEUE}, output)
+        self.assertEqual(ranks.left(), [])
+        step = run.newest_step()
+        self.assertEqual(re.findall(r"stopped by (.+) after step (\d+);", output),
+                         [("a signal to another rank" if rank else number.name, str(step))], output)
+        self.assertEqual(run.last_logged_step(), step, "a stop saves every step that was done")
+        self.assertEqual(run.temporaries(), set())
+        self.assert_sound(run)
+        return step
+
+    @staticmethod
+    def can_stop(process_id):
+        try:
+            return catches(argparse.Namespace(pid=process_id), signal.SIGUSR1)
+        except OSError:
+            return False
+
+    def test_one_rank_and_all_ranks(self):
+        after = {"tcp": [(2, signal.SIGTERM), (None, signal.SIGINT)], "mpi": [(1, signal.SIGUSR1), (3, signal.SIGTERM)],
+                 "threads": [(0, signal.SIGTERM)]}
+        for mode in self.modes(*after):
+            run = self.new_run(f"signalled-{mode}")
+            for rank, number in after[mode]:
+                before = run.newest_step()
+                step = self.stop(run, mode, rank, number, lambda r, b=before: r.last_logged_step() >= b + 3)
+                self.assertLess(step, STEPS)
+            self.finish(run, mode)
+
+    def test_during_the_set_up(self):
+        run = self.new_run("signalled-early")
+        self.assertLess(self.stop(run, "tcp", 1, signal.SIGTERM, lambda _: True), STEPS)
+        self.finish(run, "tcp")
+
+    def test_during_validation(self):
+        run = self.new_run("signalled-in-validation")
+        long = overrides("run.validate_every_steps=4", "run.validation_samples=1000000")
+        step = self.stop(run, "tcp", 3, signal.SIGUSR1, lambda r: r.last_logged_step() == 4, *long)
+        self.assertEqual(step, 4)
+        self.assertEqual(test_crash.validations(run.records()), {})
+        ranks = run.start_ranks(self, "tcp", *overrides("run.validate_every_steps=4"))
+        self.assertEqual(set(ranks.wait()), {0}, ranks.output())
+        self.assertEqual(list(test_crash.validations(run.records()))[0], "4", "the validation is not made up for")
+        self.assertEqual(run.state(), self.reference.state())
+
+    def test_a_second_signal_ends_at_once(self):
+        run = self.new_run("signalled-twice")
+        ranks = run.start_ranks(self, "tcp")
+        self.assertTrue(wait_for(ranks, lambda: run.last_logged_step() >= 2))
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+            ranks.send(2, number)
+        codes = ranks.wait()
+        self.assertIn(codes.pop(2), (128 + signal.SIGTERM, 128 + signal.SIGUSR1))
+        self.assertEqual(set(codes), {DEVICE}, ranks.output())
+        self.assertRegex(ranks.output(), r"  rank 2 \(.+\) is gone")
+        self.finish(run, "tcp")
+
+
+class Faults(RanksTest):
+    """What is wrong on one rank only is said once, by rank 0, and ends all with its code."""
+
+    def check_refusal(self, ranks, code, *messages):
+        began = time.monotonic()
+        self.assertEqual(set(ranks.wait()), {code}, ranks.output())
+        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + ANSWER_SECONDS + SLACK_SECONDS)
+        output = ranks.output()
+        for message in messages:
+            self.assertRegex(output, message)
+        self.assertEqual(len(re.findall(r"^gptrain: ", output, re.MULTILINE)), 1, output)
+        if ranks.mode == "tcp":
+            self.assertEqual([log.read_text(encoding="utf-8") for log in ranks.logs[1:]], [""] * (RANKS - 1))
+        self.assertEqual(ranks.left(), [])
+
+    def test_a_part_that_cannot_be_written(self):
+        """As on a full disk."""
+        run = self.new_run("full-disk")
+        limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 20; exec \"$0\" \"$@\""]
+        self.assertEqual(run.train("--ranks", RANKS, "--steps", 5, *overrides(*MESH)).returncode, 0)
+        ranks = run.start_ranks(self, "tcp", prefix=limited, prefixed_rank=2)
+        self.check_refusal(ranks, CHECKPOINT,
+                           r"gptrain: rank 2 \(.+\): cannot write .*/rank-00002\.safetensors: File too")
+        self.assertEqual((run.newest_step(), run.temporaries()), (5, set()))
+        self.finish(run, "tcp")
+
+    def test_a_damaged_part_and_a_missing_one(self):
+        run = self.new_run("damaged")
+        self.assertEqual(run.train("--ranks", RANKS, "--steps", 9, *overrides(*MESH)).returncode, 0)
+        older, newest = run.saved_steps()
+        damaged = run.checkpoint(newest) / "rank-00003.safetensors"
+        content = bytearray(damaged.read_bytes())
+        content[-100] ^= 4
+        damaged.write_bytes(content)
+        hint = rf"--resume {re.escape(str(run.checkpoint(older)))}"
+        self.check_refusal(run.start_ranks(self, "tcp"), CHECKPOINT, re.escape(str(damaged)), hint)
+        damaged.unlink()
+        self.check_refusal(run.start_ranks(self, "tcp"), CHECKPOINT, re.escape(str(damaged)), hint)
+        resumed = Ranks(self, "tcp", run.command("--resume", str(run.checkpoint(older))), run.log)
+        self.assertEqual(set(resumed.wait()), {0}, resumed.output())
+        self.assertEqual(run.state(), self.reference.state())
+
+    def test_other_data_on_one_rank(self):
+        run = self.new_run("other-data")
+        other = self.folder / "elsewhere"
+        other.mkdir()
+        run.change(data={"train": [{"path": "train"}], "validation": [{"path": "heldout"}]})
+        moved = {"prefix": ["bash", "-c", f"cd {other}; exec \"$0\" \"$@\""], "prefixed_rank": 3}
+        before = os.getcwd()
+        os.chdir(self.folder)
+        self.addCleanup(os.chdir, before)
+        self.check_refusal(run.start_ranks(self, "tcp", **moved), DATA, r"gptrain: rank 3 \(.+\): train.idx does not")
+        for name in ("train", "heldout"):
+            for suffix in ("bin", "idx"):
+                shutil.copy(self.folder / f"{name}.{suffix}", other)
+        content = bytearray((other / "train.bin").read_bytes())
+        content[::2] = bytes(byte ^ 1 for byte in content[::2])
+        (other / "train.bin").write_bytes(content)
+        self.check_refusal(run.start_ranks(self, "tcp", **moved), DEVICE,
+                           r"gptrain: rank 3 \(.+\) has other data than rank 0 \(.+\):\n +training data: \d+ tokens")
+        self.assertFalse((run.out / "metrics.jsonl").exists())
+
+    def test_a_config_that_no_rank_can_use(self):
+        for mode in self.modes("tcp", "mpi"):
+            run = self.new_run(f"config-{mode}")
+            self.check_refusal(run.start_ranks(self, mode, *overrides("run.steps=-1")), 2, r"run\.steps = -1")
+            command = [*run.command(mesh=("batch.micro=1", "parallel.tensor=2")), "--ranks", "2"]
+            self.check_refusal(Ranks(self, mode, command, run.log), 2, "--ranks 2 starts threads, but there are 4")
+            self.assertFalse(run.out.exists())
+
+    def test_a_mesh_that_does_not_divide(self):
+        run = self.new_run("mesh")
+        command = run.command(mesh=("batch.micro=1", "parallel.tensor=3", "model.hidden_size=36", "model.num_heads=3"))
+        self.check_refusal(Ranks(self, "tcp", command, run.log), DEVICE, "4 ranks do not divide into model replicas")
+
+    def test_a_folder_that_is_taken_or_cannot_be_made(self):
+        run = self.new_run("taken")
+        running = run.start_ranks(self, "tcp", *overrides("run.steps=1000000"))
+        self.assertTrue(wait_for(running, lambda: run.last_logged_step() >= 1))
+        second = Ranks(self, "tcp", run.command("--resume", "latest"), run.log.with_name("second"))
+        self.check_refusal(second, 2, "another gptrain is running in this folder")
+        running.send(0, signal.SIGTERM)
+        self.assertEqual(set(running.wait()), {REQUEUE})
+        self.check_refusal(Ranks(self, "tcp", run.command(*overrides("run.out=/dev/null/x")), run.log), 2,
+                           "run.out: cannot create /dev/null/x")
+
+    def test_divergence(self):
+        exploding = overrides("optimizer.lr=10", "schedule.min_lr=9", "optimizer.weight_decay=10",
+                              "run.max_skipped_steps=2", "run.steps=200")
+        for mode in self.modes("threads", "tcp", "mpi"):
+            ranks = self.new_run(f"diverged-{mode}").start_ranks(self, mode, *exploding)
+            self.check_refusal(ranks, DIVERGED, "gptrain: training diverged: .* for 3 steps in a row")
+
+    def test_a_rank_that_does_not_come(self):
+        run = self.new_run("missing")
+        ranks = run.start_ranks(self, "tcp", prefix=["true"], prefixed_rank=1)
+        codes = ranks.wait()
+        self.assertEqual(codes, [DEVICE, 0, DEVICE, DEVICE], ranks.output())
+        self.assertRegex(ranks.output(), r"^gptrain: of 4 ranks, 1 did not come within 2 s \(comm.timeout_seconds\)")
+
+
+class OtherMesh(RanksTest):
+    """A run that goes on with another mesh."""
+
+    MESHES = {
+        1: ("batch.micro=2", "run.threads=2"),
+        3: ("parallel.zero=3", "batch.micro=2", "run.threads=1"),
+        6: ("parallel.tensor=2", "parallel.zero=2", "parallel.sequence=true", "batch.micro=1", "run.threads=1"),
+    }
+
+    def test_losses_go_on(self):
+        first = self.new_run("first-mesh")
+        self.assertEqual(first.train("--ranks", RANKS, "--steps", 7, *overrides(*MESH)).returncode, 0)
+        expected = {int(record["step"]): record for record in test_crash.steps_only(self.reference.records())}
+        for ranks, mesh in self.MESHES.items():
+            with self.subTest(ranks=ranks):
+                run = self.new_run(f"mesh-{ranks}")
+                shutil.copytree(first.out, run.out)
+                done = run.train("--resume", "latest", "--ranks", ranks, "--steps", 5, *overrides(*mesh))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("(step 7)", done.stdout)
+                records = {int(record["step"]): record for record in test_crash.steps_only(run.records())}
+                self.assertEqual(sorted(records), list(range(1, 13)))
+                for step in range(8, 13):
+                    self.assertAlmostEqual(float(records[step]["loss"]) / float(expected[step]["loss"]), 1, delta=1e-5)
+                    self.assertAlmostEqual(float(records[step]["grad_norm"]) / float(expected[step]["grad_norm"]), 1,
+                                           delta=1e-4)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gptrain", type=os.path.abspath, help="the executable")
+    parser.add_argument("has_mpi", choices=["yes", "no"], help="whether the executable was built with MPI")
+    parser.add_argument("--rounds", type=int, default=4, help="how often each kind is killed (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    _, rest = parser.parse_known_args(namespace=options)
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()

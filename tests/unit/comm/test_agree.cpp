@@ -1,0 +1,61 @@
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "comm/agree.h"
+
+using namespace gptrain;
+
+namespace {
+
+// What each rank of a world of three gets from agreeing on `work`: results, or "CODE: message".
+std::vector<std::string> outcomes(const std::function<std::string(int)>& work) {
+  std::vector<std::string> found(3);
+  run_local_ranks(3, [&](World& world) {
+    const auto group = world.make_group({0, 1, 2});
+    std::string& own = found[static_cast<size_t>(world.rank())];
+    try {
+      for (const std::string& result : agree(group.get(), world, [&] { return work(world.rank()); })) own += result;
+    } catch (const Error& error) {
+      own = std::to_string(static_cast<int>(error.code())) + ": " + error.what();
+    }
+  });
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("agreeing ranks get the results of all") {
+  REQUIRE(outcomes([](int rank) { return std::string(static_cast<size_t>(rank), 'x') + "."; }) ==
+          std::vector<std::string>(3, ".x.xx."));
+}
+
+TEST_CASE("a failure of any rank fails all, and rank 0 tells of the lowest") {
+  const std::string host = make_local_world(1).front()->host(0);
+  REQUIRE(outcomes([](int rank) -> std::string {
+            if (rank > 0) throw Error(ExitCode::data, "no file {}", rank);
+            return "fine";
+          }) == std::vector<std::string>{"3: rank 1 (" + host + "): no file 1", "3: ", "3: "});
+  REQUIRE(outcomes([](int rank) -> std::string {
+            throw Error(rank == 0 ? ExitCode::usage : ExitCode::device, "rank {} cannot", rank);
+          }) == std::vector<std::string>{"2: rank 0 cannot", "2: ", "2: "});
+}
+
+TEST_CASE("a rank that is alone agrees with itself") {
+  const auto world = make_local_world(1);
+  REQUIRE(agree(nullptr, *world.front(), [] { return std::string("result"); }) == std::vector<std::string>{"result"});
+  REQUIRE_THROWS_WITH(agree_on(nullptr, *world.front(), [] { throw Error(ExitCode::data, "no file"); }), "no file");
+}
+
+TEST_CASE("a failure with a message is thrown before one without") {
+  for (int speaker = 0; speaker < 3; ++speaker) {
+    REQUIRE_THROWS_WITH(run_local_ranks(3,
+                                        [&](World& world) {
+                                          const bool speaks = world.rank() == speaker;
+                                          throw Error(ExitCode::diverged, speaks ? "diverged" : "");
+                                        }),
+                        "diverged");
+  }
+}

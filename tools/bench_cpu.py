@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Times whole training steps of gptrain and of PyTorch on this CPU, side by side, and prints one table.
+
+Run by tools/bench_cpu.sh. For each shape and precision the contenders (gptrain; PyTorch eager; PyTorch compiled) take
+turns for some rounds, a new process each, so that a machine that slows down slows all of them. A figure is the median
+over all timed steps of all rounds; the ratio is that of gptrain to the faster of the two PyTorchs. MFU is gptrain's,
+model FLOPs over the matrix rate that it measures at its start.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Sequences, tokens, steps that are not timed, steps that are.
+SHAPES = {"small": (4, 64, 3, 8), "long": (1, 1024, 2, 4), "large": (8, 1024, 1, 2)}
+# Threads that wait spin as long as gptrain's do: OpenMP's default makes PyTorch several times slower when other work
+# shares the cores.
+TORCH_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
+
+
+def write_tokens(prefix, count, vocab):
+    """A Megatron .bin/.idx pair of one document of random 16-bit tokens."""
+    rng = random.Random(1)
+    with open(f"{prefix}.bin", "wb") as file:
+        file.write(struct.pack(f"<{count}H", *(rng.randrange(vocab) for _ in range(count))))
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2))
+        file.write(struct.pack("<iqqq", count, 0, 0, 1))
+
+
+def output_of(command, environment=None):
+    """What the command prints; ends the program with its messages when it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    if done.returncode != 0:
+        sys.exit(f"{done.stderr}error: {' '.join(command)} failed (exit {done.returncode})")
+    return done.stdout
+
+
+def run_gptrain(options, folder, shape, dtype):
+    """The seconds and the MFU of each timed step."""
+    batch, length, untimed, timed = SHAPES[shape]
+    out = folder / "run"
+    settings = {
+        "model.sequence_length": length,
+        "data.train": json.dumps([{"path": str(folder / "tokens")}]),
+        "data.validation": "[]",
+        "batch.global": batch,
+        "batch.micro": batch,
+        "precision.compute": json.dumps(dtype),
+        "checkpoint.every_steps": 0,
+        "schedule.warmup_steps": 1,
+        "run.threads": options.threads,
+        "run.steps": untimed + timed,
+        "run.out": json.dumps(str(out)),
+    }
+    command = [options.gptrain, "train", str(HERE.parent / "configs/gpt2-124m.json")]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    shutil.rmtree(out, ignore_errors=True)
+    output_of(command)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][untimed:]
+    return [r["step_seconds"] for r in records], [r["mfu"] for r in records]
+
+
+def run_torch(options, shape, dtype, compiled):
+    """The seconds of each timed step."""
+    batch, length, untimed, timed = SHAPES[shape]
+    command = [options.python, str(HERE / "bench_torch.py"), "--batch", str(batch), "--length", str(length)]
+    command += ["--dtype", dtype, "--untimed", str(untimed), "--steps", str(timed), "--threads", str(options.threads)]
+    command += ["--compile"] if compiled else []
+    return json.loads(output_of(command, TORCH_ENVIRONMENT | os.environ).splitlines()[-1])["seconds"]
+
+
+def measure(options, folder, shape, dtype):
+    """One row of the table."""
+    batch, length = SHAPES[shape][:2]
+    seconds = {"gptrain": [], "eager": [], "compiled": []}
+    utilizations = []
+    for _ in range(options.rounds):
+        step_seconds, mfu = run_gptrain(options, folder, shape, dtype)
+        seconds["gptrain"] += step_seconds
+        utilizations += mfu
+        for contender in ("eager", "compiled"):
+            seconds[contender] += run_torch(options, shape, dtype, contender == "compiled")
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+    best = min(median["eager"], median["compiled"])
+    return (f"B={batch} T={length:<7}{dtype:<7}" + "".join(f"{value * 1e3:>10.0f}" for value in median.values()) +
+            f"{batch * length / median['gptrain']:>15.0f}{best / median['gptrain']:>8.2f}"
+            f"{statistics.median(utilizations):>8.0%}{os.getloadavg()[0]:>7.1f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gptrain", default="build/gptrain")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16", "fp32"])
+    options = parser.parse_args()
+
+    version = output_of([options.python, "-c", "import torch; print(torch.__version__)"]).strip()
+    print(f"GPT-2 124M, {options.threads} threads, forward + backward + update, PyTorch {version}; milliseconds a "
+          f"step, medians of {options.rounds} rounds")
+    print(f"{'shape':<11}{'dtype':<7}{'gptrain':>10}{'eager':>10}{'compiled':>10}{'gptrain tok/s':>15}{'ratio':>8}"
+          f"{'MFU':>8}{'load':>7}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_tokens(folder / "tokens", 1 << 18, 50257)
+        for shape in options.shapes:
+            for dtype in options.dtypes:
+                print(measure(options, folder, shape, dtype), flush=True)
+
+
+if __name__ == "__main__":
+    main()
