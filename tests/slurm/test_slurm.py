@@ -9,6 +9,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -337,6 +338,17 @@ def play(place, chosen):
     return jobs, failures
 
 
+def end_when_told_to(place):
+    """A time limit of the test itself leaves nothing running either."""
+    def end(number, _):
+        place.cluster.stop()
+        shutil.rmtree(place.root, ignore_errors=True)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+
+
 def main():
     source, program, names = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:]
     if reason := reason_to_skip():
@@ -345,6 +357,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
         place = Workplace(Path(scratch), source, program)
+        end_when_told_to(place)
         try:
             place.start()
             chosen = {name: scenario for name, scenario in scenarios(place.transports).items()
