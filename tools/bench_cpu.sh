@@ -5,7 +5,7 @@
 #   tools/bench_cpu.sh
 #   PYTHON=/path/to/python tools/bench_cpu.sh --shapes small --rounds 5
 set -euo pipefail
-build=build-bench
+build="build-bench"
 source "$(dirname "$0")/common.sh"
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
