@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds with warnings as errors and runs the tests; then builds with AddressSanitizer and UndefinedBehaviorSanitizer
 # and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
-#   tools/test.sh                  all tests; the fast ones under the sanitizers
+#   tools/test.sh                  the fast and the slow tests; the fast ones under the sanitizers
 #   tools/test.sh --suite fast     the fast tests only, both times
-#   tools/test.sh --suite full     all tests, both times
+#   tools/test.sh --suite full     all tests, both times: takes hours
 #   tools/test.sh --no-sanitize    without the second build
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -47,7 +47,11 @@ build_and_test() {
     failed_builds=$((failed_builds + 1))
     return
   fi
-  [[ $chosen == all ]] || options=(--suite "$chosen")
+  case "$chosen" in
+    all) ;;
+    default) options=(--no-suite full) ;;
+    *) options=(--suite "$chosen") ;;
+  esac
   say "testing in $build/ (suite: $chosen)"
   rm -f "$build/meson-logs/testlog.json"
   # A failing test is counted from the log below, so that the second build is still tested.
@@ -61,15 +65,15 @@ export OMP_WAIT_POLICY=passive
 
 bash tools/setup.sh --tests
 
-[[ $suite == fast ]] && chosen=fast || chosen=all
-build_and_test build "$chosen" 1 -Dbuildtype=release -Dtests=true -Dwerror=true
+[[ $suite == full ]] && suite=all
+build_and_test build "$suite" 1 -Dbuildtype=release -Dtests=true -Dwerror=true
 
 if [[ $sanitize == yes ]]; then
-  [[ $suite == full ]] && chosen=all || chosen=fast
+  [[ $suite == default ]] && suite=fast
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
   export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}
-  build_and_test build-asan "$chosen" 10 -Dbuildtype=debugoptimized -Dtests=true -Db_sanitize=address,undefined \
+  build_and_test build-asan "$suite" 10 -Dbuildtype=debugoptimized -Dtests=true -Db_sanitize=address,undefined \
     -Db_lundef=false -Dcpp_args=-fno-sanitize-recover=all
 fi
 
