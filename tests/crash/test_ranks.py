@@ -29,7 +29,7 @@ RANKS = 4
 MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
 COMM_TIMEOUT_SECONDS = 2
 REPORT_SECONDS = 1
-SLACK_SECONDS = 20   # starting and ending processes on a busy machine
+SLACK_SECONDS = 20  # starting and ending processes on a busy machine
 ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
 # How the report on a lost rank ends.
