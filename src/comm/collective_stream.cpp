@@ -1,8 +1,5 @@
 #include "comm/collective_stream.h"
 
-#include <csignal>
-#include <pthread.h>
-
 namespace gptrain {
 namespace {
 
@@ -11,13 +8,7 @@ bool alone(const Communicator* group) { return group == nullptr || group->size()
 }  // namespace
 
 CollectiveStream::CollectiveStream(bool threaded) : threaded_(threaded) {
-  if (!threaded_) return;
-  // The thread inherits the mask: stop signals reach only threads that expect them.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  thread_ = std::thread([this] { work(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (threaded_) thread_ = std::thread([this] { work(); });
 }
 
 CollectiveStream::~CollectiveStream() {

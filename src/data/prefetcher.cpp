@@ -1,10 +1,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <exception>
 #include <mutex>
-#include <pthread.h>
 #include <sys/resource.h>
 #include <system_error>
 #include <thread>
@@ -14,27 +12,6 @@
 #include "data/dataset.h"
 
 namespace gptrain {
-namespace {
-
-// A thread inherits the signal mask of its maker. With the stop signals blocked while it starts, they reach only
-// threads that expect them.
-class StopSignalsBlocked {
- public:
-  StopSignalsBlocked() {
-    sigset_t stop_signals;
-    sigemptyset(&stop_signals);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&stop_signals, signal);
-    pthread_sigmask(SIG_BLOCK, &stop_signals, &before_);
-  }
-  ~StopSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  StopSignalsBlocked(const StopSignalsBlocked&) = delete;
-  StopSignalsBlocked& operator=(const StopSignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t stride_, int64_t sequence_length_,
@@ -46,7 +23,6 @@ struct Prefetcher::Impl {
         sequence_length(sequence_length_) {
     const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length);
     for (int i = 0; i < depth; ++i) slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length));
-    const StopSignalsBlocked blocked;
     try {
       thread = std::thread([this] { run(); });
     } catch (const std::system_error& error) {

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <atomic>
-#include <csignal>
+#include <pthread.h>
+#include <system_error>
 #include <unistd.h>
+
+#include "base/error.h"
 
 namespace gptrain {
 namespace {
@@ -11,25 +14,52 @@ namespace {
 constexpr std::array<int, 3> handled = {SIGINT, SIGTERM, SIGUSR1};
 std::array<struct sigaction, handled.size()> previous;
 std::atomic<int> received = 0;
+std::atomic<bool> ending = false;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
-// Two threads may take a signal each at the same time; one of them is the second.
+sigset_t handled_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : handled) sigaddset(&set, number);
+  return set;
+}
+
+// A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
+// two is the second.
 void on_signal(int number) {
   if (received.exchange(number) != 0) _exit(128 + number);
+}
+
+void take_signals() {
+  const sigset_t set = handled_set();
+  int number = 0;
+  while (sigwait(&set, &number) == 0 && !ending) on_signal(number);
 }
 
 }  // namespace
 
 StopSignals::StopSignals() {
   received = 0;
+  ending = false;
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &action, &previous[i]);
+  const sigset_t set = handled_set();
+  pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
+  try {
+    thread_ = std::thread(take_signals);
+  } catch (const std::system_error& error) {
+    throw Error(ExitCode::device, "cannot start the thread that waits for signals: {}", error.what());
+  }
 }
 
 StopSignals::~StopSignals() {
+  ending = true;
+  pthread_kill(thread_.native_handle(), SIGUSR1);
+  thread_.join();
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   for (size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &previous[i], nullptr);
 }
 

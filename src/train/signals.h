@@ -1,11 +1,17 @@
 // Stop requests by signal.
 #pragma once
 
+#include <csignal>
+#include <thread>
+
 namespace gptrain {
 
 // While one lives, the first SIGINT, SIGTERM or SIGUSR1 only sets a flag, so that the running step can finish and be
-// saved; a second one ends the process at once with 128 + its number. One at a time per process; the destructor
-// restores the handlers that were there.
+// saved; a second one ends the process at once with 128 + its number. A thread of its own takes the signals. They are
+// blocked in the thread that makes it and so in all threads started from there later, because no handler may run on a
+// thread that computes: oneDNN's AVX-512 sgemm kernels keep a data pointer in the stack pointer, and a signal's frame
+// would be written over what it points to. One at a time per process; the destructor restores the handlers and the
+// mask that were there. Throws Error (device) when the thread cannot be started.
 class StopSignals {
  public:
   StopSignals();
@@ -15,6 +21,10 @@ class StopSignals {
 
   bool requested() const;
   const char* name() const;  // of the signal that came, "SIGTERM"
+
+ private:
+  sigset_t mask_before_;
+  std::thread thread_;
 };
 
 }  // namespace gptrain

@@ -14,7 +14,9 @@ OpTotals& OpTotals::operator+=(const OpTotals& other) {
 
 std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
   void* address = reinterpret_cast<void*>(next_address_);  // NOLINT: a name for the memory, never dereferenced
-  next_address_ += static_cast<uintptr_t>(bytes) + (uintptr_t{1} << 20);
+  // As aligned as real memory, with room between, so that an address names one allocation.
+  constexpr uintptr_t granule = uintptr_t{1} << 20;
+  next_address_ += (static_cast<uintptr_t>(bytes) / granule + 2) * granule;
   return std::make_unique<DeviceMemory>(address, bytes);
 }
 
