@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Builds with warnings as errors and runs the tests; then builds with AddressSanitizer and UndefinedBehaviorSanitizer
 # and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
-#   tools/test.sh                  the fast and the slow tests; the fast ones under the sanitizers
-#   tools/test.sh --suite fast     the fast tests only, both times
+#   tools/test.sh                  the fast tests, both times
+#   tools/test.sh --suite slow     also the slow ones, as released: the quickstart, and Slurm where it is installed
 #   tools/test.sh --suite full     all tests, both times: takes hours
 #   tools/test.sh --no-sanitize    without the second build
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-usage() { die "usage: tools/test.sh [--suite fast|full] [--no-sanitize]"; }
+usage() { die "usage: tools/test.sh [--suite fast|slow|full] [--no-sanitize]"; }
 
-suite=default sanitize=yes
+suite=fast sanitize=yes
 while (($#)); do
   case "$1" in
     --suite)
-      [[ ${2:-} == fast || ${2:-} == full ]] || usage
+      [[ ${2:-} =~ ^(fast|slow|full)$ ]] || usage
       suite=$2
       shift
       ;;
@@ -48,9 +48,9 @@ build_and_test() {
     return
   fi
   case "$chosen" in
-    all) ;;
-    default) options=(--no-suite full) ;;
-    *) options=(--suite "$chosen") ;;
+    fast) options=(--suite fast) ;;
+    slow) options=(--no-suite full) ;;
+    full) ;;
   esac
   say "testing in $build/ (suite: $chosen)"
   rm -f "$build/meson-logs/testlog.json"
@@ -65,11 +65,10 @@ export OMP_WAIT_POLICY=passive
 
 bash tools/setup.sh --tests
 
-[[ $suite == full ]] && suite=all
 build_and_test build "$suite" 1 -Dbuildtype=release -Dtests=true -Dwerror=true
 
 if [[ $sanitize == yes ]]; then
-  [[ $suite == default ]] && suite=fast
+  [[ $suite == slow ]] && suite=fast
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
   export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}

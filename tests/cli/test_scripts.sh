@@ -33,7 +33,7 @@ done < <(find tools tests -name '*.sh' -o -name '*.sbatch' && echo .ci/run)
 ((num_scripts >= 10)) || fail "only $num_scripts scripts found"
 
 expect 1 'usage: tools/setup.sh' tools/setup.sh --nonsense
-expect 1 'usage: tools/test.sh' tools/test.sh --suite slow
+expect 1 'usage: tools/test.sh' tools/test.sh --suite all
 expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
 expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
 
