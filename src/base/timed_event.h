@@ -1,4 +1,4 @@
-// One piece of a step's work and the time it took, as profiles and traces keep it: an op, later a collective.
+// One piece of a step's work and the time it took, as profiles and traces keep it: an op, a collective, a wait.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 namespace gptrain {
 
 struct TimedEvent {
-  std::string_view name;     // of the op; static storage
+  std::string_view name;     // of the kind of work; static storage
   std::string shape;         // sizes and dtypes, for people: "N=8192 in=768 out=2304 bf16"
   double start_seconds = 0;  // on the clock of steady_seconds
   double end_seconds = 0;

@@ -1,5 +1,11 @@
 #include "comm/collective_stream.h"
 
+#include <fmt/format.h>
+#include <string_view>
+#include <utility>
+
+#include "base/units.h"
+
 namespace gptrain {
 namespace {
 
@@ -42,18 +48,61 @@ void CollectiveStream::work() {
     if (finished_ == submitted_) return;
     const Item item = ring_[static_cast<size_t>(finished_) % ring_.size()];
     const bool failed = failure_ != nullptr;
+    const bool recording = recording_;
     lock.unlock();
     std::exception_ptr thrown;
+    const double start = recording ? steady_seconds() : 0;
     try {
       if (!failed) run(item);
     } catch (...) {
       thrown = std::current_exception();
     }
+    const double end = recording ? steady_seconds() : 0;
     lock.lock();
+    if (recording && recording_) {
+      recorded_.collectives.push_back(event_of(item));
+      recorded_.collectives.back().start_seconds = start;
+      recorded_.collectives.back().end_seconds = end;
+    }
     if (thrown) failure_ = thrown;
     ++finished_;
     changed_.notify_all();
   }
+}
+
+template <typename Condition>
+void CollectiveStream::wait_until(std::unique_lock<std::mutex>& lock, Condition condition) {
+  if (condition()) return;
+  const double start = steady_seconds();
+  changed_.wait(lock, condition);
+  if (recording_) {
+    recorded_.waits.push_back(
+        {.name = "waiting for ranks", .shape = {}, .start_seconds = start, .end_seconds = steady_seconds()});
+  }
+}
+
+TimedEvent CollectiveStream::event_of(const Item& item) {
+  constexpr std::array<std::string_view, 4> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+  const int size = item.group->size();
+  // `count` is that of a rank's piece where the ranks' pieces make up the whole.
+  const bool of_pieces = item.kind == Kind::reduce_scatter || item.kind == Kind::all_gather;
+  const int64_t bytes = item.count * dtype_bytes(item.dtype) * (of_pieces ? size : 1);
+  return {.name = names[static_cast<size_t>(item.kind)],
+          .shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(bytes)), dtype_name(item.dtype),
+                               size),
+          .bytes_moved = bytes};
+}
+
+void CollectiveStream::start_recording() {
+  const std::lock_guard lock(mutex_);
+  recording_ = threaded_;
+  recorded_ = {};
+}
+
+CollectiveStream::Recording CollectiveStream::take_recording() {
+  const std::lock_guard lock(mutex_);
+  recording_ = false;
+  return std::exchange(recorded_, {});
 }
 
 CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
@@ -64,7 +113,7 @@ CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
   }
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_.size()); });
+    wait_until(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_.size()); });
     ring_[static_cast<size_t>(submitted_) % ring_.size()] = item;
     issued_ = ++submitted_;
   }
@@ -75,7 +124,7 @@ CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
 void CollectiveStream::wait(Ticket ticket) {
   if (!threaded_ || ticket == done) return;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return finished_ >= ticket; });
+  wait_until(lock, [&] { return finished_ >= ticket; });
   if (failure_) std::rethrow_exception(failure_);
 }
 

@@ -7,7 +7,9 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "base/timed_event.h"
 #include "comm/communicator.h"
 
 namespace gptrain {
@@ -38,6 +40,15 @@ class CollectiveStream {
   void wait(Ticket ticket);
   void wait_all() { wait(issued_); }
 
+  // While it records, a stream with a thread writes down every collective, and every `wait` (or issue to a full stream)
+  // that had to wait, which is the part of the collectives' time that no work has hidden.
+  struct Recording {
+    std::vector<TimedEvent> collectives;  // in order, one after the other, beside the caller's work
+    std::vector<TimedEvent> waits;
+  };
+  void start_recording();
+  Recording take_recording();  // ends it
+
  private:
   enum class Kind : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast };
   struct Item {
@@ -52,6 +63,9 @@ class CollectiveStream {
   };
 
   Ticket issue(const Item& item);
+  template <typename Condition>
+  void wait_until(std::unique_lock<std::mutex>& lock, Condition condition);
+  static TimedEvent event_of(const Item& item);
   static void run(const Item& item);
   void work();
 
@@ -65,6 +79,8 @@ class CollectiveStream {
   Ticket finished_ = 0;
   bool stopping_ = false;
   std::exception_ptr failure_;
+  bool recording_ = false;
+  Recording recorded_;
 
   std::thread thread_;  // last: starts when everything else is there
 };

@@ -247,6 +247,11 @@ void add_parallel_and_precision(std::vector<Field>& table) {
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
                                         refused, "the residual stream; default: compute")
               .derived(R"("fp32")"),
+          words<PrecisionConfig, DType>("precision.reduce", &RunConfig::precision, &PrecisionConfig::reduce, dtypes,
+                                        refused,
+                                        "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
+                                        "once")
+              .changeable(),
       });
 }
 

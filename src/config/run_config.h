@@ -62,6 +62,7 @@ struct ParallelConfig {
 struct PrecisionConfig {
   DType compute = DType::f32;   // f32 or bf16: weights, activations and matrix products
   DType residual = DType::f32;  // the residual stream; default: compute
+  DType reduce = DType::f32;    // gradients on their way between data ranks
 };
 
 struct OptimizerConfig {

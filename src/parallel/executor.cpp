@@ -124,6 +124,12 @@ void Executor::reduce(int64_t unit) {
       ticket =
           std::max(ticket, stream.all_reduce(groups_.group(sum.group), gradients + sum.first, sum.count, DType::f32));
   }
+  if (parameters_.sharding().narrows_gradients()) {
+    // The sums over tensor ranks are f32 and come before the rounding.
+    stream.wait(ticket);
+    ticket = reduce_narrowed(unit);
+    return;
+  }
   Communicator* const data = groups_.group(GroupKind::data);
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);
@@ -133,8 +139,34 @@ void Executor::reduce(int64_t unit) {
                   : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
 }
 
+CollectiveStream::Ticket Executor::reduce_narrowed(int64_t unit) {
+  const Sharding& sharding = parameters_.sharding();
+  const int64_t piece = parameters_.piece_elements(unit);
+  std::byte* const bucket = parameters_.reduce_bucket(unit);
+  backend_.run(Cast{.from = Matrix(parameters_.whole(unit).gradients, DType::f32, sharding.data_size, piece),
+                    .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
+  CollectiveStream& stream = groups_.stream();
+  Communicator* const data = groups_.group(GroupKind::data);
+  if (sharding.zero == 0) return stream.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
+  std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
+  return stream.reduce_scatter(data, bucket, own, piece, sharding.reduce);
+}
+
+// Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
+void Executor::widen(int64_t unit) {
+  const Sharding& sharding = parameters_.sharding();
+  const int64_t piece = parameters_.piece_elements(unit);
+  const int64_t pieces = sharding.zero == 0 ? sharding.data_size : 1;
+  const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
+  std::byte* const sum = parameters_.reduce_bucket(unit) + first * dtype_bytes(sharding.reduce);
+  std::byte* const gradients = parameters_.whole(unit).gradients + first * dtype_bytes(DType::f32);
+  backend_.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, piece),
+                    .to = Matrix(gradients, DType::f32, pieces, piece)});
+}
+
 void Executor::await_gradients(const Action& action) {
   groups_.stream().wait(sums_[static_cast<size_t>(action.unit)]);
+  if (parameters_.sharding().narrows_gradients()) widen(action.unit);
   if (schedule_.zero < 2) return;
   const int64_t piece = parameters_.piece_elements(action.unit);
   auto* const whole = reinterpret_cast<float*>(parameters_.whole(action.unit).gradients);

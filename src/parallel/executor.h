@@ -72,6 +72,8 @@ class Executor {
   UnitCall call_of(const Action& action);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
   void reduce(int64_t unit);
+  CollectiveStream::Ticket reduce_narrowed(int64_t unit);
+  void widen(int64_t unit);
   void await_gradients(const Action& action);
 
   Units& units_;

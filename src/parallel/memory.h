@@ -20,7 +20,7 @@ enum class MemoryClass : uint8_t {
   master,       // f32 master weights of mixed precision
   moments,      // both of Adam's, f32
   gathered,     // slots for whole weights of units whose pieces are gathered (ZeRO 3)
-  buckets,      // slots for whole gradients of units whose pieces are kept (ZeRO 2 and 3)
+  buckets,      // slots for whole gradients: of units whose pieces are kept (ZeRO 2 and 3), of sums in bf16
   activations,  // slots of the schedule: saved records, stream gradients
   workspace,    // tensors inside one action, and ops' scratch
   data,         // micro-batches on the device, and the ring they are read ahead into

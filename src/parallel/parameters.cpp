@@ -52,7 +52,8 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
           .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes,
           .gathered_weights = zero == 3 ? slots * compute_bytes : 0,
-          .gradient_buckets = zero >= 2 ? slots * f32_bytes : 0};
+          .gradient_buckets = zero >= 2 ? slots * f32_bytes : 0,
+          .reduce_buckets = sharding.narrows_gradients() ? slots * dtype_bytes(sharding.reduce) : 0};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -87,6 +88,11 @@ UnitParameters ParameterStore::whole(int64_t unit) const {
     whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
   }
   return whole;
+}
+
+std::byte* ParameterStore::reduce_bucket(int64_t unit) const {
+  const int64_t slot = slot_offset_[static_cast<size_t>(parameter_slot(unit, num_units()))];
+  return buffers_.reduce_buckets + slot * dtype_bytes(sharding_.reduce);
 }
 
 int64_t ParameterStore::apart_norm_elements(int64_t unit) const {

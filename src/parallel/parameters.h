@@ -21,7 +21,9 @@ struct Sharding {
   int64_t data_size = 1;
   int64_t data_rank = 0;
   DType compute = DType::f32;
+  DType reduce = DType::f32;  // gradients on their way over the data axis
 
+  bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
   bool has_master() const { return compute != DType::f32; }  // else the weights are the master weights
 };
 
@@ -33,6 +35,7 @@ struct ParameterBytes {
   int64_t moments = 0;           // f32, both
   int64_t gathered_weights = 0;  // slots for whole weights (ZeRO 3)
   int64_t gradient_buckets = 0;  // slots for whole gradients, f32 (ZeRO 2 and 3)
+  int64_t reduce_buckets = 0;    // slots for whole gradients in the reduce dtype, where that is not f32
 };
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding);
 
@@ -44,6 +47,7 @@ struct ParameterBuffers {
   std::byte* moments = nullptr;
   std::byte* gathered_weights = nullptr;
   std::byte* gradient_buckets = nullptr;
+  std::byte* reduce_buckets = nullptr;
 };
 
 // A range of a unit's elements in all buffers that an update touches.
@@ -96,6 +100,8 @@ class ParameterStore {
   NormPiece norm_piece(int64_t unit) const;
   const float* zeros() const { return zeros_.data(); }
   float* gradients_piece(int64_t unit) const;
+  // The slot for the unit's gradients in the reduce dtype; where gradients are not narrowed, none.
+  std::byte* reduce_bucket(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;

@@ -16,25 +16,41 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t most_shapes = 12;  // in the second table: the rest is in the trace
 
-std::vector<ProfileRow> added_up(const StepProfile& profile,
-                                 const std::function<std::string(const TimedEvent&)>& label_of) {
+using LabelOf = std::function<std::string(const TimedEvent&)>;
+
+std::string name_of(const TimedEvent& event) { return std::string(event.name); }
+
+std::string name_and_shape_of(const TimedEvent& event) {
+  return event.shape.empty() ? name_of(event) : fmt::format("{} {}", event.name, event.shape);
+}
+
+std::vector<ProfileRow> added_up(const std::vector<TimedEvent>& events, const LabelOf& label_of) {
   std::map<std::string, ProfileRow> by_label;
-  for (const WorkTrack& track : profile.tracks) {
-    for (const TimedEvent& event : track.events) {
-      const std::string label = label_of(event);
-      ProfileRow& row = by_label[label];
-      row.label = label;
-      row.calls += 1;
-      row.seconds += event.end_seconds - event.start_seconds;
-      row.executed_flops += event.executed_flops;
-      row.bytes_moved += static_cast<Flops>(event.bytes_moved);
-      row.limit = event.executed_flops > 0 ? profile.matrix_flops : track.bytes_per_second;
-    }
+  for (const TimedEvent& event : events) {
+    const std::string label = label_of(event);
+    ProfileRow& row = by_label[label];
+    row.label = label;
+    row.calls += 1;
+    row.seconds += event.end_seconds - event.start_seconds;
+    row.executed_flops += event.executed_flops;
+    row.bytes_moved += static_cast<Flops>(event.bytes_moved);
   }
   std::vector<ProfileRow> rows;
   for (const auto& [label, row] : by_label) rows.push_back(row);
   std::stable_sort(rows.begin(), rows.end(),
                    [](const ProfileRow& a, const ProfileRow& b) { return a.seconds > b.seconds; });
+  return rows;
+}
+
+// What the step's time is made of.
+std::vector<ProfileRow> rows_of_step(const StepProfile& profile, const LabelOf& label_of) {
+  std::vector<TimedEvent> events = profile.ops.events;
+  events.insert(events.end(), profile.waits.events.begin(), profile.waits.events.end());
+  std::vector<ProfileRow> rows = added_up(events, label_of);
+  for (ProfileRow& row : rows) {
+    if (row.executed_flops > 0) row.limit = profile.matrix_flops;
+    if (row.executed_flops == 0 && row.bytes_moved > 0) row.limit = profile.bytes_per_second;
+  }
   return rows;
 }
 
@@ -84,13 +100,9 @@ Json metadata(std::string_view kind, size_t row, const std::string& name) {
 
 }  // namespace
 
-std::vector<ProfileRow> rows_by_op(const StepProfile& profile) {
-  return added_up(profile, [](const TimedEvent& event) { return std::string(event.name); });
-}
+std::vector<ProfileRow> rows_by_op(const StepProfile& profile) { return rows_of_step(profile, name_of); }
 
-std::vector<ProfileRow> rows_by_shape(const StepProfile& profile) {
-  return added_up(profile, [](const TimedEvent& event) { return fmt::format("{} {}", event.name, event.shape); });
-}
+std::vector<ProfileRow> rows_by_shape(const StepProfile& profile) { return rows_of_step(profile, name_and_shape_of); }
 
 double seconds_outside(const StepProfile& profile) {
   double seconds = profile.seconds() - profile.data_seconds;
@@ -102,29 +114,30 @@ std::string step_profile_table(const StepProfile& profile) {
   const std::vector<ProfileRow> ops = rows_by_op(profile);
   std::vector<ProfileRow> shapes = rows_by_shape(profile);
   shapes.resize(std::min(shapes.size(), most_shapes));
-  const size_t width = std::max(widest_label(ops), widest_label(shapes));
+  const std::vector<ProfileRow> collectives = added_up(profile.collectives.events, name_and_shape_of);
+  const size_t width = std::max({widest_label(ops), widest_label(shapes), widest_label(collectives)});
   ProfileRow total{.label = "total", .seconds = profile.seconds(), .limit = profile.matrix_flops};
   for (const ProfileRow& row : ops) {
     total.calls += row.calls;
     total.executed_flops += row.executed_flops;
   }
   Flops model_flops = 0;
-  for (const WorkTrack& track : profile.tracks)
-    for (const TimedEvent& event : track.events) model_flops += event.model_flops;
+  for (const TimedEvent& event : profile.ops.events) model_flops += event.model_flops;
   const double model_rate = static_cast<double>(model_flops) / profile.seconds();
 
   std::string text = fmt::format("profile of step {}: {:.1f} ms, {:.1f} model GFLOP/s, mfu {:.1f}%\n", profile.step,
                                  profile.seconds() * 1e3, model_rate / 1e9, 100 * model_rate / profile.matrix_flops);
-  text += fmt::format("limits of this machine: {:.1f} GFLOP/s in {} matrix products", profile.matrix_flops / 1e9,
-                      dtype_name(profile.compute));
-  for (const WorkTrack& track : profile.tracks)
-    text += fmt::format(", {:.1f} GB/s for {} without products", track.bytes_per_second / 1e9, track.name);
-  text += "\n";
+  text += fmt::format("limits of this machine: {:.1f} GFLOP/s in {} matrix products, {:.1f} GB/s for other ops\n",
+                      profile.matrix_flops / 1e9, dtype_name(profile.compute), profile.bytes_per_second / 1e9);
   text += table_head("op", width);
   for (const ProfileRow& row : ops) text += table_row(row, profile.seconds(), width);
   text += table_row({.label = "waiting for data", .seconds = profile.data_seconds}, profile.seconds(), width);
   text += table_row({.label = "everything else", .seconds = seconds_outside(profile)}, profile.seconds(), width);
   text += table_row(total, profile.seconds(), width);
+  if (!collectives.empty()) {
+    text += table_head("collectives beside the ops", width);
+    for (const ProfileRow& row : collectives) text += table_row(row, profile.seconds(), width);
+  }
   text += table_head("op and shape, longest first", width);
   for (const ProfileRow& row : shapes) text += table_row(row, profile.seconds(), width);
   return text;
@@ -140,9 +153,10 @@ std::string step_profile_trace(const StepProfile& profile) {
                                     std::move(arguments)));
   }
   size_t row = 1;
-  for (const WorkTrack& track : profile.tracks) {
-    events.push_back(metadata("thread_name", row, track.name));
-    for (const TimedEvent& event : track.events) {
+  for (const WorkTrack* track : {&profile.ops, &profile.waits, &profile.collectives}) {
+    if (track->events.empty()) continue;
+    events.push_back(metadata("thread_name", row, track->name));
+    for (const TimedEvent& event : track->events) {
       Json arguments{{"shape", event.shape},
                      {"model_flops", flops_json(event.model_flops)},
                      {"executed_flops", flops_json(event.executed_flops)},

@@ -233,7 +233,11 @@ class Checker {
       require(done(last, m, a.unit) || done(ActionKind::backward, m, a.unit),
               fmt::format("before the gradients of micro-batch {}", m));
     }
-    if (schedule_.zero >= 2) summed_[slot(a.unit)] = {a.micro_batch, a.unit};
+    if (!schedule_.sums_use_slots()) return;
+    Content& summed = summed_[slot(a.unit)];
+    require(summed == free_slot, fmt::format("the slot still holds the sum of micro-batch {}, unit {}", summed.first,
+                                             summed.second));
+    summed = {a.micro_batch, a.unit};
   }
 
   void check_complete() {

@@ -50,18 +50,17 @@ class ParameterTraffic {
 
   // The gradients of `unit` are written next: its slot must be free.
   void claim_gradients(int32_t unit) {
-    if (schedule_.zero < 2) return;
-    Sum& pending = pending_[slot(unit)];
-    if (pending.unit >= 0) await(pending);
+    if (schedule_.zero >= 2) free_slot_of(unit);
   }
 
   // The gradients of `unit` are complete, for this micro-batch or for the step.
   void gradients_done(int32_t unit, int32_t micro_batch) {
     const bool last = micro_batch + 1 == schedule_.micro_batches;
     if (schedule_.zero < 2 && !last) return;
+    if (schedule_.narrowed_sums) free_slot_of(unit);
     schedule_.actions.push_back({.kind = ActionKind::reduce, .micro_batch = micro_batch, .unit = unit});
     unawaited_.push_back({unit, micro_batch});
-    if (schedule_.zero >= 2) pending_[slot(unit)] = {unit, micro_batch};
+    if (schedule_.sums_use_slots()) pending_[slot(unit)] = {unit, micro_batch};
   }
 
   void await_all_gradients() {
@@ -87,6 +86,11 @@ class ParameterTraffic {
     arrived_[slot(unit)] = -1;
   }
 
+  void free_slot_of(int32_t unit) {
+    const Sum pending = pending_[slot(unit)];
+    if (pending.unit >= 0) await(pending);
+  }
+
   void await(Sum sum) {
     schedule_.actions.push_back(
         {.kind = ActionKind::await_gradients, .micro_batch = sum.micro_batch, .unit = sum.unit});
@@ -108,6 +112,7 @@ class OneStage {
     schedule_.micro_batches = options.micro_batches;
     schedule_.recomputed = options.recomputed;
     schedule_.zero = options.zero;
+    schedule_.narrowed_sums = options.narrowed_sums;
     schedule_.tied_head = options.tied_head;
   }
 

@@ -50,11 +50,12 @@ struct ScheduleOptions {
   // micro-batch, from a few slots that hold one unit's whole gradients each; 3: weights are gathered before use, into
   // slots of the same kind.
   int32_t zero = 0;
+  bool narrowed_sums = false;  // gradients are summed from slots of their own, in the reduce dtype
   bool tied_head = false;
   bool joint_backward = false;  // `backward` in place of its two halves
 };
 
-// Which slot for whole gradients (ZeRO 2, 3) and whole weights (ZeRO 3) a unit uses: embedding and head have one each,
+// Which slot for whole gradients (ZeRO 2, 3; narrowed sums) and whole weights (ZeRO 3) a unit uses: embedding and head have one each,
 // the blocks take turns on two, so that one is in use while the other is on its way.
 enum class ParameterSlot : uint8_t { embedding, head, even_block, odd_block, count };
 constexpr size_t num_parameter_slots = static_cast<size_t>(ParameterSlot::count);
@@ -63,9 +64,13 @@ ParameterSlot parameter_slot(int64_t unit, int64_t num_units);
 struct Schedule {
   int32_t num_units = 0;
   int32_t zero = 0;
+  bool narrowed_sums = false;
   bool tied_head = false;
   int32_t micro_batches = 0;
   std::vector<bool> recomputed;  // by unit
+
+  bool sums_use_slots() const { return zero >= 2 || narrowed_sums; }
+
   std::vector<Action> actions;
   // Pool sizes: the most records of a kind that live at the same time.
   int32_t activation_slots = 0;

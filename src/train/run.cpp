@@ -419,7 +419,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;
-  if (options.profile_step) profiler.emplace(*device);
+  if (options.profile_step) profiler.emplace(*device).set_stream(groups.stream());
   Backend& backend = profiler ? profiler->backend() : *device;
   return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
 }

@@ -7,6 +7,7 @@ namespace gptrain {
 void StepProfiler::start() {
   actions_.clear();
   backend_.start_recording();
+  if (stream_ != nullptr) stream_->start_recording();
   start_seconds_ = steady_seconds();
 }
 
@@ -15,12 +16,19 @@ StepProfile StepProfiler::finish(int64_t step, double data_seconds, const Machin
   StepProfile profile{.step = step,
                       .compute = limits.compute,
                       .matrix_flops = limits.matrix_flops,
+                      .bytes_per_second = limits.bytes_per_second,
                       .start_seconds = start_seconds_,
                       .end_seconds = end_seconds,
                       .data_seconds = data_seconds,
                       .actions = std::exchange(actions_, {}),
-                      .tracks = {}};
-  profile.tracks.push_back({"ops", limits.bytes_per_second, backend_.take_events()});
+                      .ops = {"ops", backend_.take_events()},
+                      .waits = {"waits", {}},
+                      .collectives = {"collectives", {}}};
+  if (stream_ != nullptr) {
+    CollectiveStream::Recording recording = stream_->take_recording();
+    profile.waits.events = std::move(recording.waits);
+    profile.collectives.events = std::move(recording.collectives);
+  }
   return profile;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "comm/collective_stream.h"
 #include "ops/timed_backend.h"
 #include "parallel/executor.h"
 #include "report/step_profile.h"
@@ -22,6 +23,8 @@ struct MachineLimits {
 class StepProfiler final : public ActionObserver {
  public:
   explicit StepProfiler(Backend& backend) : backend_(backend) {}  // borrowed
+  // Of ranks that exchange something; borrowed.
+  void set_stream(CollectiveStream& stream) { stream_ = &stream; }
 
   Backend& backend() { return backend_; }
 
@@ -34,6 +37,7 @@ class StepProfiler final : public ActionObserver {
 
  private:
   TimedBackend backend_;
+  CollectiveStream* stream_ = nullptr;
   double start_seconds_ = 0;
   double action_start_seconds_ = 0;
   std::vector<TimedAction> actions_;

@@ -52,13 +52,15 @@ std::vector<bool> recomputed_units(const RunConfig& config) {
 // Over one data rank a piece is the whole, whatever the stage.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
   return {groups.data_size() > 1 ? config.parallel.zero : 0, groups.data_size(), groups.data_rank(),
-          config.precision.compute};
+          config.precision.compute, config.precision.reduce};
 }
 
 ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& groups) {
+  const Sharding sharding = make_sharding(config, groups);
   return {.micro_batches = static_cast<int32_t>(config.batch.accumulation),
           .recomputed = recomputed_units(config),
-          .zero = static_cast<int32_t>(make_sharding(config, groups).zero),
+          .zero = static_cast<int32_t>(sharding.zero),
+          .narrowed_sums = sharding.narrows_gradients(),
           .tied_head = config.model.tied_head,
           .joint_backward = groups.group(GroupKind::tensor) != nullptr};
 }
@@ -79,7 +81,7 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::master] = parameters.master;
   memory[MemoryClass::moments] = parameters.moments;
   memory[MemoryClass::gathered] = parameters.gathered_weights;
-  memory[MemoryClass::buckets] = parameters.gradient_buckets;
+  memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
   memory[MemoryClass::activations] = slots.activation_bytes();
   memory[MemoryClass::data] = slots.data_bytes() + all_rings_bytes(config);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
@@ -112,13 +114,16 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
+  std::byte* const reduce_buckets =
+      arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_).gradient_buckets;
   parameters_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
                                                                   .moments = arena(MemoryClass::moments),
                                                                   .gathered_weights = arena(MemoryClass::gathered),
-                                                                  .gradient_buckets = arena(MemoryClass::buckets)});
+                                                                  .gradient_buckets = arena(MemoryClass::buckets),
+                                                                  .reduce_buckets = reduce_buckets});
   units_ = std::make_unique<Units>(step_shape(config, true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, shards_, layout_, tensor, backend_);
   update_ =

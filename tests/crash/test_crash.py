@@ -41,8 +41,8 @@ VARIANTS = {
 # What a step's record says about the training; the rest are times and speeds.
 REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped", "validation_loss")
 COUNTERS = ("step", "samples", "updates", "skipped", "skipped_in_a_row", "seed", "world_size", "tensors")
-RUN_FILES = re.compile(r"\.lock|config\.json|run\.json|checkpoints|"
-                       r"(metrics\.jsonl|report\.html)(\.tmp)?|(metrics\.jsonl|report\.html|tb)\.old-\d+|tb")
+RUN_FILES = re.compile(r"\.lock|checkpoints|(config\.json|run\.json|metrics\.jsonl|report\.html)(\.tmp)?|"
+                       r"(metrics\.jsonl|report\.html|tb)\.old-\d+|tb")
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 # Threads that wait do not spin: on a busy machine that is many times faster, and it changes no result.

@@ -87,6 +87,36 @@ TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
   }
 }
 
+// Each of two ranks rounds its part to bf16, 8 significant bits, and the sum is rounded once more: at most 2^-9 of each
+// of the three. The first moment is the gradient of the first step times 1 - beta1.
+TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for every ZeRO stage") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const MeshSizes& mesh : {MeshSizes{1, 2, false}, MeshSizes{2, 2, true}}) {
+      INFO("tensor " << mesh.tensor << " data " << mesh.data);
+      const Overrides base = {"batch.micro=6", "optimizer.clip_norm=0"};
+      const Overrides narrowed = with(base, {"precision.reduce=bf16"});
+      const Outcome exact = train(family, mesh, base, 1);
+      const Outcome rounded = train(family, mesh, narrowed, 1);
+      int64_t differing = 0;
+      for (const auto& [name, values] : exact.state) {
+        if (!name.starts_with("exp_avg/")) continue;
+        INFO(name);
+        const std::vector<float>& others = rounded.state.at(name);
+        double error = 0, size = 0;
+        for (size_t i = 0; i < values.size(); ++i) {
+          error += std::pow(others[i] - values[i], 2);
+          size += std::pow(values[i], 2);
+          differing += others[i] != values[i];
+        }
+        CHECK(std::sqrt(error) <= 3 * std::ldexp(1.0, -9) * std::sqrt(size) * 2);
+      }
+      CHECK(differing > 0);
+      for (const int zero : {1, 2, 3})
+        require_same_bits(rounded, train(family, mesh, with(narrowed, {fmt::format("parallel.zero={}", zero)}), 1));
+    }
+  }
+}
+
 TEST_CASE("the same run over ranks twice gives the same bits, another seed does not") {
   for (const char* precision : precisions) {
     const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2", "parallel.zero=3"};

@@ -94,12 +94,16 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
   plan[MemoryClass::moments] = 8 * share(1);
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
-  plan[MemoryClass::buckets] = zero >= 2 ? 4 * e.slots() : 0;
+  const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
+  plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
   return plan;
 }
 
 constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::gradients, MemoryClass::master,
                                              MemoryClass::moments, MemoryClass::gathered,  MemoryClass::buckets};
+
+const std::vector<std::string> precisions[] = {
+    {"precision.compute=fp32"}, {"precision.compute=bf16"}, {"precision.reduce=bf16", "precision.compute=bf16"}};
 
 struct Layout {
   int64_t tensor, data, zero;
@@ -175,10 +179,10 @@ void check_touched(RankContext& rank, const RunConfig& config, const std::vector
 
 TEST_CASE("ranks take the bytes of the closed formulas for their share of the parameters") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    for (const std::vector<std::string>& precision : precisions) {
       for (const Layout& layout : layouts()) {
-        INFO(layout.name() << " " << precision);
-        const RunConfig config = config_of(family, layout, {precision});
+        INFO(layout.name() << " " << precision.back());
+        const RunConfig config = config_of(family, layout, precision);
         const MemoryPlan expected = parameter_formula(config, layout.data);
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
@@ -228,12 +232,13 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
 
 TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    for (std::vector<std::string> overrides : precisions) {
+      overrides.push_back("model.dropout=0.1");
       for (const Layout& layout : layouts()) {
         const int64_t world_size = layout.tensor * layout.data;
         if (world_size == 1 || world_size > 6) continue;
-        INFO(layout.name() << " " << precision);
-        const RunConfig config = config_of(family, layout, {precision, "model.dropout=0.1"});
+        INFO(layout.name() << " " << overrides.front());
+        const RunConfig config = config_of(family, layout, overrides);
         std::mutex mutex;
         std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
         Wrapping wrapping;

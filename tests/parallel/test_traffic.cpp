@@ -87,6 +87,7 @@ struct Sizes {
         chunks((rows + c.memory.loss_chunk_tokens - 1) / c.memory.loss_chunk_tokens),
         compute(dtype_bytes(c.precision.compute)),
         residual(dtype_bytes(c.precision.residual)),
+        reduce(dtype_bytes(c.precision.reduce)),
         recomputed(c.memory.recompute == RecomputeKind::block) {}
 
   const ModelConfig& model;
@@ -96,7 +97,7 @@ struct Sizes {
   int64_t reductions;  // of a unit's gradients, in a step
   int64_t rows;        // N
   int64_t chunks;
-  int64_t compute, residual;  // bytes of C and R
+  int64_t compute, residual, reduce;  // bytes of C, R and G
   bool recomputed;
 };
 
@@ -144,7 +145,7 @@ TrafficTable replicas_traffic(const Sizes& s) {
   return e.table;
 }
 
-// Each unit's gradients, f32: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The
+// Each unit's gradients, G: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The
 // weights, C: an all-gather of each unit after its update (1 and 2), or before use (3): embedding and head once a step;
 // the two slots for blocks still hold the two that were used last, so each pass over l blocks gathers l - 2, but the
 // first all. In mixed precision the norms' f32 weights go with every gather. The sum of the losses, f64.
@@ -155,10 +156,10 @@ TrafficTable data_traffic(const Sizes& s, const ParameterLayout& layout) {
   for (const UnitRange& unit : layout.units) {
     const bool is_block = &unit != &layout.units.front() && &unit != &layout.units.back();
     if (s.zero == 0) {
-      e.all_reduces(1, unit.elements * 4);
+      e.all_reduces(1, unit.elements * s.reduce);
       continue;
     }
-    e.reduce_scatters(s.reductions, unit.elements / s.d * 4);
+    e.reduce_scatters(s.reductions, unit.elements / s.d * s.reduce);
     if (is_block) continue;
     e.all_gathers(1, unit.elements / s.d * s.compute);
     if (s.compute == 2 && unit.norm_elements > 0) e.all_reduces(1, unit.norm_elements * 4);
@@ -218,6 +219,9 @@ const Layout layouts[] = {
     {Family::gpt2, 1, 3, 1, {"precision.compute=bf16"}},
     {Family::gpt2, 1, 3, 2, {"precision.compute=bf16"}},
     {Family::gpt2, 1, 2, 3, {"precision.compute=bf16"}},
+    {Family::gpt2, 1, 2, 0, {"precision.reduce=bf16"}},
+    {Family::gpt2, 1, 3, 1, {"precision.reduce=bf16", "precision.compute=bf16"}},
+    {Family::llama, 2, 2, 3, {"precision.reduce=bf16", "parallel.sequence=true"}},
     {Family::llama, 6, 1, 0, {"parallel.sequence=true"}},
     {Family::llama, 2, 2, 3, {"parallel.sequence=true", "memory.recompute=block", "precision.compute=bf16"}},
     {Family::llama, 2, 3, 1, {"precision.compute=bf16", "precision.residual=fp32"}},

@@ -74,9 +74,10 @@ TEST_CASE("a profiled step gives the bits of one that is not") {
 TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does") {
   for (const RunConfig& config : configs()) {
     const Profiled run = train_steps(config, 2);
-    REQUIRE(run.profile.tracks.size() == 1);
+    CHECK(run.profile.waits.events.empty());
+    CHECK(run.profile.collectives.events.empty());
     std::map<std::string_view, OpTotals> totals;
-    for (const TimedEvent& event : run.profile.tracks.front().events) {
+    for (const TimedEvent& event : run.profile.ops.events) {
       totals[event.name] += {1, event.model_flops, event.executed_flops, static_cast<Flops>(event.bytes_moved)};
     }
     for (size_t i = 0; i < num_ops; ++i) {
@@ -98,7 +99,7 @@ TEST_CASE("a profile holds every action of the schedule in order, and every op l
     REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
     size_t op = 0;
-    const std::vector<TimedEvent>& ops = profile.tracks.front().events;
+    const std::vector<TimedEvent>& ops = profile.ops.events;
     for (size_t i = 0; i < profile.actions.size(); ++i) {
       const TimedAction& timed = profile.actions[i];
       CHECK(timed.action.kind == schedule.actions[i].kind);

@@ -107,6 +107,39 @@ TEST_CASE("issuing does not wait, and waiting waits for one ticket only") {
   CHECK(notes.size() == 2);
 }
 
+TEST_CASE("a recording holds every collective, and the waits that had to wait") {
+  std::vector<std::string> notes;
+  NotedGroup group(notes);
+  CollectiveStream stream(true);
+  stream.wait(stream.all_reduce(&group, nullptr, 7, DType::f32));
+  stream.start_recording();
+  group.hold();
+  const double before = steady_seconds();
+  const auto held = stream.reduce_scatter(&group, nullptr, nullptr, 1024, DType::bf16);
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    group.release();
+  });
+  stream.wait(held);
+  stream.wait(held);
+  releases.join();
+  const CollectiveStream::Recording recording = stream.take_recording();
+  REQUIRE(recording.collectives.size() == 1);
+  const TimedEvent& collective = recording.collectives.front();
+  CHECK(collective.name == "reduce_scatter");
+  CHECK(collective.shape == "4.0 KiB bf16 over 2 ranks");
+  CHECK(collective.bytes_moved == 4096);
+  CHECK(collective.start_seconds >= before);
+  REQUIRE(recording.waits.size() == 1);
+  const TimedEvent& wait = recording.waits.front();
+  CHECK(wait.name == "waiting for ranks");
+  CHECK(wait.start_seconds >= before);
+  CHECK(wait.end_seconds >= collective.end_seconds);
+  CHECK(wait.end_seconds - before >= 0.019);
+  stream.wait(stream.all_reduce(&group, nullptr, 9, DType::f32));
+  CHECK(stream.take_recording().collectives.empty());
+}
+
 TEST_CASE("a group of one, or none, moves nothing") {
   std::vector<std::string> notes;
   CollectiveStream stream(true);

@@ -46,6 +46,7 @@ const std::map<std::string, Sample> samples = {
     {"parallel.sequence", {"true", {"parallel.tensor=2"}}},
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
+    {"precision.reduce", {R"("bf16")", {}}},
     {"optimizer.type", {R"("adamw")", {}}},
     {"optimizer.lr", {"0.002", {}}},
     {"optimizer.betas", {"[0.8,0.99]", {}}},

@@ -23,7 +23,8 @@ std::vector<ScheduleOptions> variants() {
             for (const bool recompute : {false, true}) {
               std::vector<bool> recomputed(layers + 2, false);
               for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
-              result.push_back({micro_batches, recomputed, zero, tied, joint});
+              for (const bool narrowed : {false, true})
+                result.push_back({micro_batches, recomputed, zero, narrowed, tied, joint});
             }
           }
         }
@@ -36,11 +37,11 @@ std::vector<ScheduleOptions> variants() {
 std::string describe(const ScheduleOptions& o) {
   return "zero " + std::to_string(o.zero) + ", " + std::to_string(o.micro_batches) + " micro-batches, " +
          std::to_string(o.recomputed.size()) + " units" + (o.tied_head ? ", tied" : "") +
-         (o.joint_backward ? ", joint" : "");
+         (o.narrowed_sums ? ", narrowed" : "") + (o.joint_backward ? ", joint" : "");
 }
 
 Schedule schedule_of(int32_t zero, bool tied = false) {
-  return one_stage_schedule({2, std::vector<bool>(6, false), zero, tied, false});
+  return one_stage_schedule({2, std::vector<bool>(6, false), zero, false, tied, false});
 }
 
 // The place of the n-th action of a kind and unit.
@@ -103,7 +104,8 @@ std::string misused_slot(const Schedule& schedule) {
   return {};
 }
 
-// Plays ZeRO 2's and 3's slots for gradients: none is written between the start of a sum and its end.
+// Plays the slots that sums use: none is used twice, or with ZeRO 2 and 3 written, between the start of a sum and its
+// end.
 std::string misused_bucket(const Schedule& schedule) {
   std::set<size_t> summing;
   std::set<std::pair<int32_t, int32_t>> sums_done;
@@ -114,12 +116,12 @@ std::string misused_bucket(const Schedule& schedule) {
       summing.erase(slot(action.unit));
       sums_done.insert({action.micro_batch, action.unit});
     }
-    if (!writes_gradients(action.kind)) continue;
+    if (schedule.zero < 2 || !writes_gradients(action.kind)) continue;
     for (const int32_t unit : units_of(schedule, action)) {
       if (summing.contains(slot(unit))) return "writes gradients that are being summed";
     }
   }
-  const auto expected = static_cast<size_t>(schedule.micro_batches * schedule.num_units);
+  const auto expected = static_cast<size_t>((schedule.zero < 2 ? 1 : schedule.micro_batches) * schedule.num_units);
   return sums_done.size() == expected ? "" : "a sum is missing";
 }
 
@@ -131,7 +133,7 @@ TEST_CASE("schedules of every ZeRO stage are sound") {
     const Schedule schedule = one_stage_schedule(options);
     CHECK(check(schedule) == "");
     if (options.zero == 3) CHECK(misused_slot(schedule) == "");
-    if (options.zero >= 2) CHECK(misused_bucket(schedule) == "");
+    if (options.zero >= 2 || options.narrowed_sums) CHECK(misused_bucket(schedule) == "");
     ScheduleOptions evaluation = options;
     evaluation.micro_batches = 1;
     CHECK(check(evaluation_schedule(evaluation)) == "");
@@ -149,7 +151,9 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
       for (size_t i = 0; i < schedule.actions.size(); ++i) {
         if (schedule.actions[i].kind != ActionKind::reduce || schedule.actions[i].unit != unit) continue;
         ++found;
-        const Action& before = schedule.actions[i - 1];
+        // A narrowed sum may have to wait for the one before it in its slot.
+        const size_t last = schedule.actions[i - 1].kind == ActionKind::await_gradients ? i - 2 : i - 1;
+        const Action& before = schedule.actions[last];
         CHECK(before.unit == unit);
         CHECK(before.micro_batch == schedule.actions[i].micro_batch);
         const bool ends_backward = before.kind == ActionKind::backward || before.kind == ActionKind::backward_weight ||
@@ -231,6 +235,13 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
       });
       CHECK(fault.find("the gradients of micro-batch 0, unit 4 are still being summed there") != std::string::npos);
     }
+  }
+  SECTION("a narrowed sum in a slot that still holds another") {
+    const std::string fault =
+        fault_after(one_stage_schedule({2, std::vector<bool>(6, false), 0, true, false, false}), [](Schedule& s) {
+          move(s, find(s, ActionKind::await_gradients, 4), find(s, ActionKind::norm, -1));
+        });
+    CHECK(fault.find("the slot still holds the sum of micro-batch 1, unit 4") != std::string::npos);
   }
   SECTION("a tied head's loss while the embedding's gradients are being summed") {
     const std::string fault = fault_after(schedule_of(2, true), [](Schedule& s) {

@@ -11,7 +11,8 @@ using namespace gptrain;
 
 namespace {
 
-// 10 ms: two products, a copy and a collective, in two actions; 1 ms of waiting, the rest outside.
+// 10 ms: two products and a copy in one action, another waits 2 ms for a collective of 4 ms; 1 ms of waiting for data,
+// the rest outside.
 StepProfile example() {
   const auto product = [](const char* shape, double start, double end) {
     return TimedEvent{.name = "linear_forward",
@@ -28,19 +29,21 @@ StepProfile example() {
   StepProfile profile{.step = 7,
                       .compute = DType::bf16,
                       .matrix_flops = 1e12,
+                      .bytes_per_second = 10e9,
                       .start_seconds = 100,
                       .end_seconds = 100.010,
                       .data_seconds = 0.001,
                       .actions = {},
-                      .tracks = {}};
+                      .ops = {"ops", {}},
+                      .waits = {"waits", {}},
+                      .collectives = {"collectives", {}}};
   profile.actions.push_back({{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1}, 100.001, 100.007});
   profile.actions.push_back({{.kind = ActionKind::reduce, .unit = 1}, 100.007, 100.009});
-  profile.tracks.push_back(
-      {"ops",
-       10e9,
-       {product("N=4 in=2 out=3 bf16", 100.001, 100.003), moves("cast", "f32", 100.003, 100.004, 5'000'000),
-        product("N=8 in=2 out=3 bf16", 100.004, 100.007)}});
-  profile.tracks.push_back({"collectives", 2e9, {moves("all_reduce", "f32", 100.007, 100.009, 1'000'000)}});
+  profile.ops.events = {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
+                        moves("cast", "f32", 100.003, 100.004, 5'000'000),
+                        product("N=8 in=2 out=3 bf16", 100.004, 100.007)};
+  profile.waits.events = {moves("waiting for ranks", "", 100.007, 100.009, 0)};
+  profile.collectives.events = {moves("all_reduce", "1 MB f32 over 2 ranks", 100.005, 100.009, 1'000'000)};
   return profile;
 }
 
@@ -61,7 +64,7 @@ std::vector<std::string> words_of(const std::string& text, const std::string& st
 
 }  // namespace
 
-TEST_CASE("Rows are summed by op over all tracks, most time first") {
+TEST_CASE("Rows are summed by op, with the waits, most time first") {
   const std::vector<ProfileRow> rows = rows_by_op(example());
   REQUIRE(rows.size() == 3);
   CHECK(rows[0].label == "linear_forward");
@@ -69,8 +72,8 @@ TEST_CASE("Rows are summed by op over all tracks, most time first") {
   CHECK(rows[0].seconds == Approx(0.005));
   CHECK(static_cast<double>(rows[0].executed_flops) == 2e9);
   CHECK(rows[0].limit == 1e12);
-  CHECK(rows[1].label == "all_reduce");
-  CHECK(rows[1].limit == 2e9);
+  CHECK(rows[1].label == "waiting for ranks");
+  CHECK(rows[1].limit == 0);
   CHECK(rows[2].label == "cast");
   CHECK(rows[2].limit == 10e9);
 }
@@ -95,11 +98,12 @@ TEST_CASE("The table gives time, rate and share of the limit") {
   using Words = std::vector<std::string>;
   CHECK(line_of(text, "profile of") == "profile of step 7: 10.0 ms, 180.0 model GFLOP/s, mfu 18.0%");
   CHECK(line_of(text, "limits of") ==
-        "limits of this machine: 1000.0 GFLOP/s in bf16 matrix products, 10.0 GB/s for ops without products, 2.0 GB/s "
-        "for collectives without products");
+        "limits of this machine: 1000.0 GFLOP/s in bf16 matrix products, 10.0 GB/s for other ops");
   CHECK(words_of(text, "linear_forward ") == Words{"linear_forward", "2", "5.000", "50.0%", "400.0", "GFLOP/s", "40%"});
   CHECK(words_of(text, "cast ") == Words{"cast", "1", "1.000", "10.0%", "5.0", "GB/s", "50%"});
-  CHECK(words_of(text, "all_reduce ") == Words{"all_reduce", "1", "2.000", "20.0%", "0.5", "GB/s", "25%"});
+  CHECK(words_of(text, "waiting for ranks") == Words{"waiting", "for", "ranks", "1", "2.000", "20.0%"});
+  CHECK(words_of(text, "all_reduce ") ==
+        Words{"all_reduce", "1", "MB", "f32", "over", "2", "ranks", "1", "4.000", "40.0%"});
   CHECK(words_of(text, "waiting for data") == Words{"waiting", "for", "data", "1.000", "10.0%"});
   CHECK(words_of(text, "everything else") == Words{"everything", "else", "1.000", "10.0%"});
   CHECK(words_of(text, "total") == Words{"total", "4", "10.000", "100.0%", "200.0", "GFLOP/s", "20%"});
@@ -120,11 +124,12 @@ TEST_CASE("The trace holds every action and event once, in a row for each kind o
     CHECK(event.at("ph") == "X");
     rows[event.at("tid")].push_back(event);
   }
-  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "collectives"}});
-  REQUIRE(rows.size() == 3);
+  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "waits"}, {3, "collectives"}});
+  REQUIRE(rows.size() == 4);
   CHECK(rows[0].size() == 2);
   CHECK(rows[1].size() == 3);
   CHECK(rows[2].size() == 1);
+  CHECK(rows[3].size() == 1);
   const auto& action = rows[0][0];
   CHECK(action.at("name") == "forward");
   CHECK(action.at("args") == nlohmann::json{{"unit", 1}, {"micro_batch", 0}});

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Times two ranks of one thread against one rank of two threads, and what two ranks wait for each other.
+
+GPT-2 124M, bf16, ZeRO 1, ranks as threads of one process. The first figure is the speed at T=256 and a global batch of
+64: the two take turns for some rounds, a new process each; medians over all steps but the first of each. The second is
+the exposed communication of one step at T=64 and a global batch of 2, where little work is there to hide it: the time
+that rank 0 waits for others, of the profile of that step.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import statistics
+import sys
+import tempfile
+
+from bench_cpu import HERE, output_of, write_tokens
+
+
+def train(options, folder, ranks, threads, length, batch, micro, steps, *arguments):
+    """The output of a run; its metrics lie in folder / "run"."""
+    settings = {
+        "model.sequence_length": length,
+        "data.train": json.dumps([{"path": str(folder / "tokens")}]),
+        "data.validation": "[]",
+        "batch.global": batch,
+        "batch.micro": micro,
+        "parallel.zero": 1 if ranks > 1 else 0,
+        "precision.compute": '"bf16"',
+        "precision.reduce": json.dumps(options.reduce),
+        "checkpoint.every_steps": 0,
+        "schedule.warmup_steps": 1,
+        "run.threads": threads,
+        "run.steps": steps,
+        "run.out": json.dumps(str(folder / "run")),
+    }
+    command = [options.gptrain, "train", str(HERE.parent / "configs/gpt2-124m.json"), "--ranks", str(ranks), *arguments]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    return output_of(command)
+
+
+def step_seconds(folder):
+    """Of all steps but the first, which sets things up."""
+    records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    return [record["step_seconds"] for record in records][1:]
+
+
+def measure_speed(options, folder):
+    seconds = {"1 rank of 2 threads": [], "2 ranks of 1 thread": []}
+    for _ in range(options.rounds):
+        for ranks, times in zip((1, 2), seconds.values()):
+            train(options, folder, ranks, 2 // ranks, 256, 64, options.micro, options.steps + 1)
+            times += step_seconds(folder)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    for name, median in medians.items():
+        print(f"{name}: {median * 1e3:8.0f} ms a step, {64 * 256 / median:8.0f} tokens/s")
+    one, two = medians.values()
+    print(f"two ranks reach {one / two:.1%} of one")
+
+
+def measure_exposed(options, folder):
+    steps = 6
+    print(f"\nglobal batch 2, T=64, step {steps}:")
+    table = train(options, folder, 2, 1, 64, 2, 1, steps, "--profile-step", str(steps)).splitlines()
+    first = next(i for i, line in enumerate(table) if line.startswith("profile of step"))
+    print("\n".join(table[first:]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gptrain", default="build/gptrain")
+    parser.add_argument("--micro", type=int, default=8, help="sequences of a micro-batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of each run")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="dtype of the gradients' sums")
+    options = parser.parse_args()
+    if not pathlib.Path(options.gptrain).is_file():
+        sys.exit(f"{options.gptrain} is not there: build it first, or name it with --gptrain")
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_tokens(folder / "tokens", 1 << 18, 50257)
+        measure_speed(options, folder)
+        measure_exposed(options, folder)
+
+
+if __name__ == "__main__":
+    main()
