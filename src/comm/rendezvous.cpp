@@ -8,6 +8,8 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 #include <random>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <unistd.h>
 
@@ -56,6 +58,30 @@ std::string listed(const std::vector<std::string>& items, const char* separator)
   return text;
 }
 
+// The lines of `text` that `other` lacks.
+std::vector<std::string> lines_missing_in(const std::string& other, const std::string& text) {
+  const auto lines_of = [](const std::string& whole) {
+    std::vector<std::string> lines;
+    std::istringstream stream(whole);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
+  };
+  const std::vector<std::string> known = lines_of(other);
+  std::vector<std::string> missing = lines_of(text);
+  std::erase_if(missing,
+                [&](const std::string& line) { return std::find(known.begin(), known.end(), line) != known.end(); });
+  return missing;
+}
+
+// At most three, and how many more there are.
+std::string first_lines(std::vector<std::string> lines) {
+  constexpr size_t most = 3;
+  if (lines.empty()) return "without that";
+  const size_t more = lines.size() - std::min(lines.size(), most);
+  lines.resize(lines.size() - more);
+  return listed(lines, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
 // Rank 0's side: one entry per rank that has come.
 class Assembly {
  public:
@@ -92,8 +118,10 @@ class Assembly {
     }
     for (const Fact& fact : facts_) {
       const std::string theirs = hello.at("facts").value(fact.name, "");
-      if (theirs != fact.value)
-        faults_.push_back(fmt::format("{}: {} {}; rank 0 ({}): {}", who, fact.name, theirs, launch_.host, fact.value));
+      if (theirs == fact.value) continue;
+      faults_.push_back(fmt::format("{}: {} {}; rank 0 ({}): {}", who, fact.name,
+                                    first_lines(lines_missing_in(fact.value, theirs)), launch_.host,
+                                    first_lines(lines_missing_in(theirs, fact.value))));
     }
     if (address != "127.0.0.1" && address != "::1") {
       std::erase(peer.addresses, address);
@@ -125,7 +153,7 @@ class Assembly {
     if (faulty())
       throw Error(ExitCode::device,
                   "the ranks of this run do not fit together:\n  {}\nstart all with the same "
-                  "program, config and data",
+                  "program, command, config and data",
                   listed(faults_, "\n  "));
     std::vector<std::string> missing;
     for (size_t rank = 0; rank < came_.size(); ++rank)

@@ -11,7 +11,7 @@
 
 namespace gptrain {
 
-// Something that must be the same on every rank: {"config", "a fingerprint of it"}.
+// Something that must be the same on every rank. Of a value of several lines, those that differ are reported.
 struct Fact {
   std::string name;
   std::string value;

@@ -50,8 +50,12 @@ int64_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates) {
+  // A word that was cut short is nearer than any other.
+  const auto distance = [&](const std::string& candidate) {
+    return candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
+  };
   const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) {
-    return edit_distance(word, a) < edit_distance(word, b);
+    return distance(a) < distance(b);
   });
   return nearest == candidates.end() ? std::string() : *nearest;
 }

@@ -6,6 +6,7 @@
 // = 768 (try 6 or 4)`.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -25,17 +26,21 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
                        int64_t world_size = 1);
 
 // Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
-// order of the table.
-// Derived values are printed too; keys without effect under the other values, which load_config refuses, are not.
-std::string show_config(const RunConfig& config);
+// order of the table. Derived values are printed too; keys without effect under the other values, which load_config
+// refuses, are not. `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size.
+enum class ConfigText : uint8_t { every_value, for_any_ranks };
+std::string show_config(const RunConfig& config, ConfigText text = ConfigText::every_value);
+
+// The same values, one line "path = value" each.
+std::string list_config(const RunConfig& config);
 
 // A JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
 std::string config_schema();
 
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
 // checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:
-// data paths, steps, checkpoint, log, run.out, device, threads, learning-rate keys; the layout (parallel, batch.micro,
-// batch.accumulation); and what only looks at the run or gives the same bits: validation, run.max_skipped_steps,
+// data paths, steps, checkpoint, log, comm, run.out, device, threads, learning-rate keys; the layout (parallel,
+// batch.micro, batch.accumulation) and precision.reduce; and what only looks at the run or gives the same bits: validation, run.max_skipped_steps,
 // memory.recompute.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
 

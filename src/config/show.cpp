@@ -19,7 +19,7 @@ Json resume_state(const Field& field, const RunConfig& config) {
 
 }  // namespace
 
-std::string show_config(const RunConfig& config) {
+std::string show_config(const RunConfig& config, ConfigText text) {
   std::vector<std::string> sections;
   for (const std::string& section : section_names()) {
     std::vector<std::string> lines;
@@ -27,11 +27,20 @@ std::string show_config(const RunConfig& config) {
       if (field.section() != section || !field.get || !field.used(config)) continue;
       const Json value = field.get(config);
       if (field.path == "model.preset" && config.model.preset.empty()) continue;
+      if (field.path == "batch.accumulation" && text == ConfigText::for_any_ranks) continue;
       lines.push_back(fmt::format("    \"{}\": {}", field.key(), value.dump()));
     }
     sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, join(lines, ",\n")));
   }
   return fmt::format("{{\n{}\n}}\n", join(sections, ",\n"));
+}
+
+std::string list_config(const RunConfig& config) {
+  std::string lines;
+  for (const Field& field : fields()) {
+    if (field.get && field.used(config)) lines += fmt::format("{} = {}\n", field.path, field.get(config).dump());
+  }
+  return lines;
 }
 
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {

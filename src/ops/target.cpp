@@ -122,7 +122,8 @@ Target find_target(std::string_view name) {
       target.ranks_per_node = devices_per_node;
       return target;
     }
-    const size_t distance = edit_distance(wanted, sheet.name);
+    // A name that was cut short is nearer than any other.
+    const size_t distance = sheet.name.starts_with(wanted) ? 0 : edit_distance(wanted, sheet.name);
     if (distance < nearest_distance) {
       nearest_distance = distance;
       nearest = sheet.name;

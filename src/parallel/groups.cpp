@@ -18,8 +18,10 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size) {
   const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (world_size % model_ranks != 0) {
     throw Error(ExitCode::device,
-                "{} ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks",
-                world_size, config.parallel.tensor, config.parallel.pipeline);
+                "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks: start a "
+                "multiple of {}",
+                world_size, world_size == 1 ? "rank does" : "ranks do", config.parallel.tensor,
+                config.parallel.pipeline, model_ranks);
   }
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <thread>
 
-#include "base/crc32c.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
@@ -157,7 +156,7 @@ void Run::prepare_folder() {
       fmt::print("later checkpoint set aside: {}\n", name);
   }
   metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
-  write_whole_file(out_ / "config.json", show_config(config_));
+  write_whole_file(out_ / "config.json", show_config(config_, ConfigText::for_any_ranks));
   write_whole_file(out_ / "run.json", memory_json(config_, step_->spec(), step_->taken()));
 }
 
@@ -424,9 +423,13 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
 }
 
-std::string config_fact(const RunConfig& config) {
-  const std::string text = show_config(config);
-  return fmt::format("{:08x}", crc32c(text.data(), text.size()));
+// What the ranks must be started with alike: the config, and those options of the command that say what to do.
+std::string config_fact(const RunConfig& config, const TrainOptions& options) {
+  std::string lines = list_config(config);
+  if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
+  if (options.steps) lines += fmt::format("--steps {}\n", *options.steps);
+  if (options.profile_step) lines += fmt::format("--profile-step {}\n", *options.profile_step);
+  return lines;
 }
 
 // Rank 0 says what has happened on all. A launcher that sees another process fail first might kill it before.
@@ -435,7 +438,7 @@ void let_rank_0_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(
 ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, const StopSignals& signals,
                           const Launch& launch) {
   try {
-    const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config)}},
+    const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config, options)}},
                                                    .same_instruction_set = !config.comm.mixed_machines,
                                                    .timeout_seconds = config.comm.timeout_seconds});
     return run_rank(config, options, signals, *world);

@@ -43,7 +43,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .skipped_in_a_row = progress.skipped_in_a_row,
                           .seed = config.run.seed,
                           .world_size = groups.mesh().world_size(),
-                          .config = show_config(config),
+                          .config = show_config(config, ConfigText::for_any_ranks),
                           .build = version};
   const fs::path out = config.run.out;
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true));

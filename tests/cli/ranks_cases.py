@@ -26,6 +26,13 @@ class Threads(CliCase):
                          ["manifest.json", *(f"rank-0000{rank}.safetensors" for rank in range(4))])
         self.assertEqual(json.loads((self.checkpoint(6) / "manifest.json").read_text())["world_size"], 4)
 
+    def test_what_ranks_wrote_serves_one(self):
+        self.train(self.write_run(model={"num_heads": 4}), "--ranks", "4",
+                   *overrides("parallel.tensor=2", "parallel.zero=2", "batch.micro=1"))
+        self.succeed("config", "check", "out/config.json")
+        self.succeed("checkpoint", "export", "out", "--hf", "exported")
+        self.train("out/config.json", "--resume", "--steps", "1", "--ranks", "2", *overrides("run.steps=7"))
+
     def test_losses_do_not_depend_on_the_ranks(self):
         config = self.write_run(model={"num_heads": 4, "dropout": 0.1}, batch={"global": 12, "micro": 4}, **VALIDATED)
         self.train(config)

@@ -467,6 +467,14 @@ class Faults(RanksTest):
             self.check_refusal(Ranks(self, mode, command, run.log), 2, "--ranks 2 starts threads, but there are 4")
             self.assertFalse(run.out.exists())
 
+    def test_another_command_on_one_rank(self):
+        run = self.new_run("other-command")
+        changed = 'exec "$0" "$@" --steps 3 --set optimizer.lr=0.5'
+        self.check_refusal(run.start_ranks(self, "tcp", prefix=["bash", "-c", changed], prefixed_rank=3), DEVICE,
+                           r"gptrain: the ranks of this run do not fit together:\n +rank 3 \(.+\): config "
+                           r"optimizer\.lr = 0\.5, --steps 3; rank 0 \(.+\): optimizer\.lr = [^,\n]+\n")
+        self.assertFalse(run.out.exists())
+
     def test_a_mesh_that_does_not_divide(self):
         run = self.new_run("mesh")
         command = run.command(mesh=("batch.micro=1", "parallel.tensor=3", "model.hidden_size=36", "model.num_heads=3"))

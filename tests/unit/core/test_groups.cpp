@@ -42,7 +42,8 @@ TEST_CASE("a world that does not divide into model replicas is refused") {
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::device);
     CHECK(std::string(error.what()) ==
-          "4 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks");
+          "4 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks: "
+          "start a multiple of 3");
   }
 }
 
