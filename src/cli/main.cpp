@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -13,6 +14,8 @@
 int main(int argc, char** argv) {
   using gptrain::ExitCode;
   gptrain::shorten_openmp_spinning(argv);
+  // A file beyond the process's limit is then an error of the write, like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
   app.set_version_flag("--version", gptrain::version);
   app.require_subcommand(1);

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/thread.h"
 #include "base/units.h"
 
 namespace gptrain {
@@ -14,7 +15,7 @@ bool alone(const Communicator* group) { return group == nullptr || group->size()
 }  // namespace
 
 CollectiveStream::CollectiveStream(bool threaded) : threaded_(threaded) {
-  if (threaded_) thread_ = std::thread([this] { work(); });
+  if (threaded_) thread_ = start_thread("runs collectives", [this] { work(); });
 }
 
 CollectiveStream::~CollectiveStream() {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "base/units.h"
 
 namespace gptrain {
@@ -62,7 +63,7 @@ class Heartbeat::Watch {
         members_(meeting_.peers.size()),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     for (Member& member : members_) member.heard = Clock::now();
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("watches other ranks", [this] { run(); });
   }
 
   void leave(bool finished) {

@@ -2,11 +2,14 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <fmt/format.h>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/thread.h"
 #include "comm/world.h"
 
 namespace gptrain {
@@ -108,23 +111,35 @@ void run_local_ranks(int size, const std::function<void(World&)>& body) {
   std::exception_ptr cause;
   bool cause_is_silent = false;
   std::exception_ptr consequence;
+  // A rank without all the others would wait for them: none begins before all are there.
+  std::promise<bool> all_there;
+  const std::shared_future<bool> begin = all_there.get_future().share();
   std::vector<std::thread> threads;
-  for (std::unique_ptr<World>& world : make_local_world(size))
-    threads.emplace_back([&, world = std::move(world)]() mutable {
-      try {
-        body(*world);
-      } catch (const PeerGone&) {
-        const std::lock_guard lock(mutex);
-        consequence = std::current_exception();
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        if (!cause || cause_is_silent) {
-          cause = std::current_exception();
-          cause_is_silent = *error.what() == '\0';
-        }
+  const auto run_rank = [&, begin](std::unique_ptr<World> world) {
+    if (!begin.get()) return;
+    try {
+      body(*world);
+    } catch (const PeerGone&) {
+      const std::lock_guard lock(mutex);
+      consequence = std::current_exception();
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex);
+      if (!cause || cause_is_silent) {
+        cause = std::current_exception();
+        cause_is_silent = *error.what() == '\0';
       }
-      world.reset();
-    });
+    }
+    world.reset();
+  };
+  try {
+    for (std::unique_ptr<World>& world : make_local_world(size)) {
+      threads.push_back(start_thread(fmt::format("is rank {} of {}", threads.size(), size),
+                                     [&run_rank, world = std::move(world)]() mutable { run_rank(std::move(world)); }));
+    }
+  } catch (const Error&) {
+    cause = std::current_exception();
+  }
+  all_there.set_value(!cause);
   for (std::thread& thread : threads) thread.join();
   if (cause) std::rethrow_exception(cause);
   if (consequence) std::rethrow_exception(consequence);

@@ -54,9 +54,8 @@ std::string nearest_word(std::string_view word, std::span<const std::string> can
   const auto distance = [&](const std::string& candidate) {
     return candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
   };
-  const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) {
-    return distance(a) < distance(b);
-  });
+  const auto nearest = std::min_element(candidates.begin(), candidates.end(),
+                                        [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
   return nearest == candidates.end() ? std::string() : *nearest;
 }
 

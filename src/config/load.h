@@ -40,8 +40,8 @@ std::string config_schema();
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
 // checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:
 // data paths, steps, checkpoint, log, comm, run.out, device, threads, learning-rate keys; the layout (parallel,
-// batch.micro, batch.accumulation) and precision.reduce; and what only looks at the run or gives the same bits: validation, run.max_skipped_steps,
-// memory.recompute.
+// batch.micro, batch.accumulation) and precision.reduce; and what only looks at the run or gives the same bits:
+// validation, run.max_skipped_steps, memory.recompute.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

@@ -4,11 +4,10 @@
 #include <exception>
 #include <mutex>
 #include <sys/resource.h>
-#include <system_error>
 #include <thread>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/thread.h"
 #include "data/dataset.h"
 
 namespace gptrain {
@@ -23,11 +22,7 @@ struct Prefetcher::Impl {
         sequence_length(sequence_length_) {
     const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length);
     for (int i = 0; i < depth; ++i) slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length));
-    try {
-      thread = std::thread([this] { run(); });
-    } catch (const std::system_error& error) {
-      throw Error(ExitCode::device, "cannot start the thread that reads data: {}", error.what());
-    }
+    thread = start_thread("reads data", [this] { run(); });
   }
 
   ~Impl() {

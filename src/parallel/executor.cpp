@@ -160,8 +160,8 @@ void Executor::widen(int64_t unit) {
   const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
   std::byte* const sum = parameters_.reduce_bucket(unit) + first * dtype_bytes(sharding.reduce);
   std::byte* const gradients = parameters_.whole(unit).gradients + first * dtype_bytes(DType::f32);
-  backend_.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, piece),
-                    .to = Matrix(gradients, DType::f32, pieces, piece)});
+  backend_.run(
+      Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
 }
 
 void Executor::await_gradients(const Action& action) {

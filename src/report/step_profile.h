@@ -27,8 +27,8 @@ struct WorkTrack {
 // Times in seconds on the clock of steady_seconds.
 struct StepProfile {
   int64_t step = 0;
-  DType compute = DType::f32;  // dtype of the matrix products
-  double matrix_flops = 0;     // FLOP/s of large products in it, measured: the limit of events with FLOPs
+  DType compute = DType::f32;   // dtype of the matrix products
+  double matrix_flops = 0;      // FLOP/s of large products in it, measured: the limit of events with FLOPs
   double bytes_per_second = 0;  // of copying memory, measured: the limit of ops without
   double start_seconds = 0;
   double end_seconds = 0;

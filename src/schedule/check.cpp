@@ -235,8 +235,8 @@ class Checker {
     }
     if (!schedule_.sums_use_slots()) return;
     Content& summed = summed_[slot(a.unit)];
-    require(summed == free_slot, fmt::format("the slot still holds the sum of micro-batch {}, unit {}", summed.first,
-                                             summed.second));
+    require(summed == free_slot,
+            fmt::format("the slot still holds the sum of micro-batch {}, unit {}", summed.first, summed.second));
     summed = {a.micro_batch, a.unit};
   }
 

@@ -55,8 +55,8 @@ struct ScheduleOptions {
   bool joint_backward = false;  // `backward` in place of its two halves
 };
 
-// Which slot for whole gradients (ZeRO 2, 3; narrowed sums) and whole weights (ZeRO 3) a unit uses: embedding and head have one each,
-// the blocks take turns on two, so that one is in use while the other is on its way.
+// Which slot for whole gradients (ZeRO 2, 3; narrowed sums) and whole weights (ZeRO 3) a unit uses: embedding and head
+// have one each, the blocks take turns on two, so that one is in use while the other is on its way.
 enum class ParameterSlot : uint8_t { embedding, head, even_block, odd_block, count };
 constexpr size_t num_parameter_slots = static_cast<size_t>(ParameterSlot::count);
 ParameterSlot parameter_slot(int64_t unit, int64_t num_units);

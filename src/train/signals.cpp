@@ -3,10 +3,9 @@
 #include <array>
 #include <atomic>
 #include <pthread.h>
-#include <system_error>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/thread.h"
 
 namespace gptrain {
 namespace {
@@ -48,11 +47,7 @@ StopSignals::StopSignals() {
   for (size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &action, &previous[i]);
   const sigset_t set = handled_set();
   pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
-  try {
-    thread_ = std::thread(take_signals);
-  } catch (const std::system_error& error) {
-    throw Error(ExitCode::device, "cannot start the thread that waits for signals: {}", error.what());
-  }
+  thread_ = start_thread("waits for signals", take_signals);
 }
 
 StopSignals::~StopSignals() {

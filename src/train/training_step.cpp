@@ -114,8 +114,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
-  std::byte* const reduce_buckets =
-      arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_).gradient_buckets;
+  std::byte* const reduce_buckets = arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_).gradient_buckets;
   parameters_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),

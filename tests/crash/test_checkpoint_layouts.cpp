@@ -14,6 +14,7 @@
 
 using namespace gptrain;
 using gptrain::testing::Family;
+using gptrain::testing::RandomBatches;
 using gptrain::testing::small_config;
 
 namespace {
@@ -91,7 +92,8 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
 void save_under(const RunConfig& config, const Layout& layout) {
   on_ranks(config, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
     for_each_value(step, [](float& value, float wanted) { value = wanted; });
-    save_state(config, step, {.step = 7, .samples = 70, .updates = 6, .skipped = 1}, groups, world);
+    save_state(config, step, {.step = 7, .samples = 70, .updates = 4, .skipped = 3, .skipped_in_a_row = 2}, groups,
+               world);
   });
 }
 
@@ -99,13 +101,16 @@ struct Loaded {
   std::atomic<int64_t> elements = 0;
   std::atomic<int64_t> different = 0;
   std::atomic<bool> same_progress = true;
+  std::atomic<bool> goes_on = true;
 };
 
 void load_under(const RunConfig& config, const Layout& layout, const fs::path& checkpoint, Loaded& loaded) {
   on_ranks(config, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
     for_each_value(step, [](float& value, float) { value = 1e30F; });
     const RunProgress progress = load_state(checkpoint, step, groups, world);
-    if (progress.step != 7 || progress.samples != 70 || progress.updates != 6) loaded.same_progress = false;
+    const bool same = progress.step == 7 && progress.samples == 70 && progress.updates == 4 && progress.skipped == 3 &&
+                      progress.skipped_in_a_row == 2;
+    if (!same) loaded.same_progress = false;
     int64_t elements = 0;
     int64_t different = 0;
     for_each_value(step, [&](float& value, float wanted) {
@@ -114,6 +119,10 @@ void load_under(const RunConfig& config, const Layout& layout, const fs::path& c
     });
     loaded.elements += elements;
     loaded.different += different;
+    // Adam's bias corrections go on from the updates, not from the steps.
+    RandomBatches batches(config, 0, groups.data_rank(), groups.data_size());
+    for_each_value(step, [](float& value, float) { value = 0.01F; });
+    if (step.run(1e-3, batches).updates != 5) loaded.goes_on = false;
   });
 }
 
@@ -147,6 +156,7 @@ TEST_CASE("every layout loads the bits that every layout saved") {
       load_under(config_of(family, layout, compute, out), layout, found[0].path, loaded);
       REQUIRE(loaded.different == 0);
       REQUIRE(loaded.same_progress);
+      REQUIRE(loaded.goes_on);
       const int64_t all = 3 * make_spec(config_of(family, layout, compute, out).model).parameters();
       REQUIRE(loaded.elements >= all);
     }

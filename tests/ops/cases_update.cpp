@@ -69,6 +69,8 @@ void check_prepare_update(Trial& trial) {
   trial.expect_true(clipped.loss_sum == 12, "loss_sum is kept");
   trial.expect_true(clipped.bias_correction1 == static_cast<float>(1 - std::pow(beta1, 5)), "bias_correction1");
   trial.expect_true(clipped.bias_correction2 == static_cast<float>(1 - std::pow(beta2, 5)), "bias_correction2");
+  trial.expect_true(prepare(trial, {9, 16}, 4.999, before).gradient_scale < 1, "a norm just above the limit");
+  trial.expect_true(prepare(trial, {9, 16}, 5.001, before).gradient_scale == 1, "a norm just below the limit");
   trial.expect_true(prepare(trial, {16}, 5, before).gradient_scale == 1, "a norm below the limit is left");
   trial.expect_true(prepare(trial, {16}, 0, before).gradient_scale == 1, "clip_norm 0 means no clipping");
   trial.expect_true(prepare(trial, {0}, 1, before).gradient_scale == 1, "a norm of 0");
@@ -151,7 +153,7 @@ void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weig
   op.num_segments = static_cast<int64_t>(segments.size());
   op.beta1 = beta1;
   op.beta2 = beta2;
-  op.eps = 1e-8;
+  op.eps = 0.05;  // beside the root, so that its place in the formula tells
   op.weight_decay = 0.1;
   op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   op.gradients = buffers.gradients.matrix();

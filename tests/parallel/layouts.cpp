@@ -14,7 +14,7 @@ namespace gptrain::testing {
 namespace {
 
 constexpr int64_t max_ranks = 8;
-constexpr int64_t samples_of_data_rank = 6;
+constexpr int64_t samples_of_data_rank = 4;
 constexpr int64_t first_compared_sample = 1000;
 
 std::vector<AxisValue> numbers(const std::string& key, const std::vector<int64_t>& values) {
@@ -34,7 +34,7 @@ std::vector<Axis> make_axes() {
       {"data", false, {{"1", {}}, {"2", {}}, {"3", {}}, {"4", {}}, {"5", {}}, {"6", {}}, {"8", {}}}},
       {"zero", false, numbers("parallel.zero", {0, 1, 2, 3})},
       {"sequence", false, {{"off", {}}, {"on", {"parallel.sequence=true"}}}},
-      {"micro_batches", false, numbers("batch.accumulation", {1, 2, 3})},
+      {"micro_batches", false, numbers("batch.accumulation", {1, 2, 4})},
       {"recompute", false, {{"none", {}}, {"block", {"memory.recompute=block"}}}},
   };
 }

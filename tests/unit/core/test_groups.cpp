@@ -17,7 +17,8 @@ using Ranks = std::vector<int64_t>;
 }  // namespace
 
 TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
-  const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);  // two key/value heads
+  const RunConfig config =
+      small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);  // two key/value heads
   const Mesh mesh = make_mesh(config, 8);
   CHECK(mesh.size(MeshAxis::tensor) == 4);
   CHECK(mesh.size(MeshAxis::data) == 2);

@@ -237,10 +237,9 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
     }
   }
   SECTION("a narrowed sum in a slot that still holds another") {
-    const std::string fault =
-        fault_after(one_stage_schedule({2, std::vector<bool>(6, false), 0, true, false, false}), [](Schedule& s) {
-          move(s, find(s, ActionKind::await_gradients, 4), find(s, ActionKind::norm, -1));
-        });
+    const std::string fault = fault_after(
+        one_stage_schedule({2, std::vector<bool>(6, false), 0, true, false, false}),
+        [](Schedule& s) { move(s, find(s, ActionKind::await_gradients, 4), find(s, ActionKind::norm, -1)); });
     CHECK(fault.find("the slot still holds the sum of micro-batch 1, unit 4") != std::string::npos);
   }
   SECTION("a tied head's loss while the embedding's gradients are being summed") {

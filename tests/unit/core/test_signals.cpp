@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "catch.h"
-
 #include "train/signals.h"
 
 namespace gptrain {
