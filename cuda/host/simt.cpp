@@ -1,0 +1,321 @@
+// Compiled without ThreadSanitizer, which then sees what kernels do to memory and nothing of what is done here.
+#include "host/simt.h"
+
+#include <algorithm>
+#include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#if defined(GPTRAIN_TSAN)
+#include <sanitizer/tsan_interface.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace gptrain::simt {
+namespace {
+
+namespace context = boost::context;
+
+constexpr size_t stack_bytes = 256 << 10;
+
+// Sanitizers are told of every switch between fibers.
+class SanitizerFiber {
+ public:
+#if defined(GPTRAIN_TSAN)
+  SanitizerFiber() : tsan_(__tsan_create_fiber(0)) {}
+  ~SanitizerFiber() { __tsan_destroy_fiber(tsan_); }
+#else
+  SanitizerFiber() = default;
+#endif
+  SanitizerFiber(const SanitizerFiber&) = delete;
+  SanitizerFiber& operator=(const SanitizerFiber&) = delete;
+
+  // From the scheduler to this fiber, and what runs first there.
+  void enter() {
+#if defined(GPTRAIN_TSAN)
+    scheduler_tsan_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(tsan_, __tsan_switch_to_fiber_no_sync);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&scheduler_stack_, stack_bottom, stack_size);
+#endif
+  }
+  void entered() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(own_stack_, &scheduler_bottom_, &scheduler_size_);
+#endif
+  }
+  // Back to the scheduler, for good if `ends`.
+  void leave([[maybe_unused]] bool ends) {
+#if defined(GPTRAIN_TSAN)
+    __tsan_switch_to_fiber(scheduler_tsan_, __tsan_switch_to_fiber_no_sync);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(ends ? nullptr : &own_stack_, scheduler_bottom_, scheduler_size_);
+#endif
+  }
+  void left() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(scheduler_stack_, nullptr, nullptr);
+#endif
+  }
+
+  const void* stack_bottom = nullptr;
+  size_t stack_size = 0;
+
+ private:
+#if defined(GPTRAIN_TSAN)
+  void* tsan_;
+  void* scheduler_tsan_ = nullptr;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  void* scheduler_stack_ = nullptr;
+  void* own_stack_ = nullptr;
+  const void* scheduler_bottom_ = nullptr;
+  size_t scheduler_size_ = 0;
+#endif
+};
+
+// Orders what threads did before a point with what they do after it, one object for each time they meet.
+class Meetings {
+ public:
+  void arrive([[maybe_unused]] uint64_t meeting) {
+#if defined(GPTRAIN_TSAN)
+    __tsan_release(&objects_[meeting % sizeof objects_]);
+#endif
+  }
+  void depart([[maybe_unused]] uint64_t meeting) {
+#if defined(GPTRAIN_TSAN)
+    __tsan_acquire(&objects_[meeting % sizeof objects_]);
+#endif
+  }
+
+ private:
+  char objects_[1 << 14] = {};
+};
+
+enum class State : uint8_t { ready, at_barrier, in_warp, ended };
+
+struct Thread {
+  context::fiber fiber;
+  SanitizerFiber sanitizer;
+  Place place;
+  State state = State::ready;
+  Site site;
+  uint32_t mask = 0;
+  uint64_t value = 0;
+  std::array<uint64_t, warp_size> received{};
+};
+
+std::string text_of(const Site& site) { return std::string(site.file_name()) + ":" + std::to_string(site.line()); }
+
+bool same(const Site& a, const Site& b) { return a.line() == b.line() && a.column() == b.column(); }
+
+// One block, from its first thread's start to its last one's end.
+class Block {
+ public:
+  Block(const Place& place, std::mt19937_64& order, const std::function<void()>& kernel);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  void run();
+
+  Thread& running() { return *threads_[running_]; }
+  unsigned running_lane() const { return static_cast<unsigned>(running_ % warp_size); }
+  // The running thread waits until the others have come where it is.
+  void suspend(State state, uint32_t mask, uint64_t value, const Site& site);
+
+ private:
+  void start(Thread& thread, const std::function<void()>& kernel);
+  void resume(size_t thread);
+  bool release_warps();
+  bool release_barrier();
+  [[noreturn]] void report_stuck() const;
+
+  std::mt19937_64& order_;
+  Meetings barriers_;
+  uint64_t num_barriers_ = 1;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  size_t running_ = 0;
+  std::string fault_;
+};
+
+thread_local Block* block_now = nullptr;
+
+Block::Block(const Place& place, std::mt19937_64& order, const std::function<void()>& kernel) : order_(order) {
+  const dim3 size = place.block_size;
+  for (unsigned z = 0; z < size.z; ++z)
+    for (unsigned y = 0; y < size.y; ++y)
+      for (unsigned x = 0; x < size.x; ++x) {
+        threads_.push_back(std::make_unique<Thread>());
+        threads_.back()->place = place;
+        threads_.back()->place.thread = {x, y, z};
+        start(*threads_.back(), kernel);
+      }
+  block_now = this;
+}
+
+Block::~Block() {
+  block_now = nullptr;
+  // After a fault there are threads that will never go on. Unwinding them would run the kernel's frames where no
+  // sanitizer expects them: they are kept.
+  static std::vector<std::unique_ptr<Thread>> abandoned;
+  for (std::unique_ptr<Thread>& thread : threads_)
+    if (thread->state != State::ended) abandoned.push_back(std::move(thread));
+}
+
+void Block::start(Thread& thread, const std::function<void()>& kernel) {
+  context::protected_fixedsize_stack allocator(stack_bytes);
+  context::stack_context stack = allocator.allocate();
+  thread.sanitizer.stack_bottom = static_cast<std::byte*>(stack.sp) - stack.size;
+  thread.sanitizer.stack_size = stack.size;
+  thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), allocator,
+                                [this, &thread, &kernel](context::fiber&& scheduler) {
+                                  thread.sanitizer.entered();
+                                  barriers_.depart(0);
+                                  thread.fiber = std::move(scheduler);
+                                  try {
+                                    kernel();
+                                  } catch (const Fault& fault) {
+                                    fault_ = fault.what();
+                                  }
+                                  thread.state = State::ended;
+                                  barriers_.arrive(0);
+                                  thread.sanitizer.leave(true);
+                                  return std::move(thread.fiber);
+                                });
+}
+
+void Block::resume(size_t thread) {
+  running_ = thread;
+  Thread& next = *threads_[thread];
+  next.sanitizer.enter();
+  context::fiber returned = std::move(next.fiber).resume();
+  next.sanitizer.left();
+  next.fiber = std::move(returned);
+}
+
+void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site) {
+  Thread& thread = running();
+  thread.state = state;
+  thread.mask = mask;
+  thread.value = value;
+  thread.site = site;
+  const uint64_t meeting = num_barriers_;
+  if (state == State::at_barrier) barriers_.arrive(meeting);
+  thread.sanitizer.leave(false);
+  context::fiber scheduler = std::move(thread.fiber).resume();
+  thread.sanitizer.entered();
+  thread.fiber = std::move(scheduler);
+  if (state == State::at_barrier) barriers_.depart(meeting);
+}
+
+void Block::run() {
+  barriers_.arrive(0);
+  std::vector<size_t> ready;
+  for (;;) {
+    ready.clear();
+    size_t num_ended = 0;
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      if (threads_[i]->state == State::ready) ready.push_back(i);
+      num_ended += threads_[i]->state == State::ended;
+    }
+    if (num_ended == threads_.size()) break;
+    std::shuffle(ready.begin(), ready.end(), order_);
+    for (const size_t thread : ready) {
+      resume(thread);
+      if (!fault_.empty()) throw Fault(fault_);
+    }
+    const bool warps = release_warps();
+    const bool barrier = !warps && ready.empty() && release_barrier();
+    if (ready.empty() && !warps && !barrier) report_stuck();
+  }
+  barriers_.depart(0);
+}
+
+// Lets those lanes go on that have all come to the same warp function with the same mask.
+bool Block::release_warps() {
+  bool released = false;
+  for (size_t first = 0; first < threads_.size(); first += warp_size) {
+    const size_t count = std::min<size_t>(warp_size, threads_.size() - first);
+    for (size_t lane = 0; lane < count; ++lane) {
+      const Thread& caller = *threads_[first + lane];
+      if (caller.state != State::in_warp) continue;
+      if ((caller.mask >> lane & 1) == 0) throw Fault(text_of(caller.site) + ": a lane that its mask leaves out");
+      bool complete = true;
+      for (size_t i = 0; i < warp_size; ++i) {
+        if ((caller.mask >> i & 1) == 0) continue;
+        if (i >= count) throw Fault(text_of(caller.site) + ": the mask names lanes that the warp does not have");
+        const Thread& other = *threads_[first + i];
+        complete =
+            complete && other.state == State::in_warp && other.mask == caller.mask && same(other.site, caller.site);
+      }
+      if (!complete) continue;
+      const uint32_t mask = caller.mask;
+      std::array<uint64_t, warp_size> given{};
+      for (size_t i = 0; i < count; ++i) given[i] = threads_[first + i]->value;
+      for (size_t i = 0; i < count; ++i) {
+        if ((mask >> i & 1) == 0) continue;
+        threads_[first + i]->received = given;
+        threads_[first + i]->state = State::ready;
+      }
+      released = true;
+    }
+  }
+  return released;
+}
+
+bool Block::release_barrier() {
+  const Thread& first = *threads_.front();
+  for (const auto& thread : threads_)
+    if (thread->state != State::at_barrier || !same(thread->site, first.site)) return false;
+  ++num_barriers_;
+  for (const auto& thread : threads_) thread->state = State::ready;
+  return true;
+}
+
+void Block::report_stuck() const {
+  for (const auto& thread : threads_) {
+    if (thread->state == State::ended) continue;
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      const Thread& other = *threads_[i];
+      const std::string who = text_of(thread->site) + ": thread " + std::to_string(i);
+      if (other.state == State::ended) throw Fault(who + " has left while others wait here");
+      if (!same(other.site, thread->site)) throw Fault(who + " waits elsewhere, at " + text_of(other.site));
+      if (other.mask != thread->mask) throw Fault(who + " comes with another mask");
+    }
+  }
+  throw Fault("a block that cannot go on");
+}
+
+}  // namespace
+
+const Place& place() { return block_now->running().place; }
+unsigned lane() { return block_now->running_lane(); }
+void barrier(const Site& site) { block_now->suspend(State::at_barrier, 0, 0, site); }
+
+void warp_barrier(uint32_t mask, const Site& site) { block_now->suspend(State::in_warp, mask, 0, site); }
+
+const std::array<uint64_t, warp_size>& exchange(uint32_t mask, uint64_t value, const Site& site) {
+  block_now->suspend(State::in_warp, mask, value, site);
+  return block_now->running().received;
+}
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const std::function<void()>& kernel) {
+  std::mt19937_64 order(seed);
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        const std::unique_ptr<std::byte[]> memory(new std::byte[shared_bytes]);
+        std::memset(memory.get(), 0xff, shared_bytes);  // not a number, as a float of any size
+        Block(Place{{}, {x, y, z}, block, grid, memory.get(), shared_bytes}, order, kernel).run();
+      }
+}
+
+}  // namespace gptrain::simt
