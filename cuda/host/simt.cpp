@@ -166,8 +166,9 @@ Block::~Block() {
   // After a fault there are threads that will never go on. Unwinding them would run the kernel's frames where no
   // sanitizer expects them: they are kept.
   static std::vector<std::unique_ptr<Thread>> abandoned;
-  for (std::unique_ptr<Thread>& thread : threads_)
-    if (thread->state != State::ended) abandoned.push_back(std::move(thread));
+  const bool all_ended =
+      std::all_of(threads_.begin(), threads_.end(), [](const auto& thread) { return thread->state == State::ended; });
+  if (!all_ended) std::move(threads_.begin(), threads_.end(), std::back_inserter(abandoned));
 }
 
 void Block::start(Thread& thread, const std::function<void()>& kernel) {
