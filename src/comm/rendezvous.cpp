@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
@@ -242,12 +241,20 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
               launch.host, listed(addresses, " or "), launch.master_port, timeout_seconds, found);
 }
 
+uint32_t checksum_of_executable() {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  std::vector<char> piece(1 << 20);
+  uint32_t crc = 0;
+  while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())).gcount() > 0)
+    crc = crc32c(piece.data(), static_cast<size_t>(file.gcount()), crc);
+  return crc;
+}
+
 }  // namespace
 
 std::vector<Fact> build_facts() {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
-  const std::string executable{std::istreambuf_iterator<char>(file), {}};
-  const auto build = fmt::format("{} ({:08x})", version, crc32c(executable.data(), executable.size()));
+  static const uint32_t checksum = checksum_of_executable();
+  const auto build = fmt::format("{} ({:08x})", version, checksum);
   return {{"build", build}, {"instruction set", dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa())}};
 }
 

@@ -345,7 +345,7 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
                             .peak_bytes = step_->taken().total(),
                             .skipped = result.skipped};
   metrics_->write_step(metrics);
-  const double eta = average_step_seconds_ * static_cast<double>(config_.run.steps - progress_.step);
+  const double eta = average_step_seconds_ * static_cast<double>(start_.last_step - progress_.step);
   fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
 }
 

@@ -14,7 +14,7 @@ namespace gptrain::testing {
 namespace {
 
 constexpr int64_t max_ranks = 8;
-constexpr int64_t samples_of_data_rank = 4;
+constexpr int64_t samples_of_data_rank = 8;
 constexpr int64_t first_compared_sample = 1000;
 
 std::vector<AxisValue> numbers(const std::string& key, const std::vector<int64_t>& values) {
