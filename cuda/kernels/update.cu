@@ -1,0 +1,190 @@
+// The end of a step: the norm of the gradients, the decision to skip, AdamW.
+#include "kernels/update.h"
+
+#include <cmath>
+
+#include "kernels/values.h"
+
+namespace gptrain {
+namespace {
+
+constexpr unsigned threads = 256;
+constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
+// Segments are cut into chunks of this many elements, whatever the number of blocks: sums have one order.
+constexpr int64_t chunk = 1 << 14;
+constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
+
+int64_t num_chunks_bound(int64_t elements, int64_t num_segments) { return elements / chunk + num_segments; }
+
+LaunchShape shape_for(int64_t chunks) { return {chunks < most_blocks ? chunks : most_blocks, threads, 0}; }
+
+// Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
+template <typename Segment, typename Body>
+__device__ void for_each_chunk(const Segment* segments, int64_t num_segments, const Body& body) {
+  int64_t first_of_segment = 0;
+  int64_t next = blockIdx.x;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    const int64_t chunks = (segments[i].count + chunk - 1) / chunk;
+    for (; next < first_of_segment + chunks; next += gridDim.x) {
+      const int64_t first = segments[i].offset + (next - first_of_segment) * chunk;
+      const int64_t end_of_segment = segments[i].offset + segments[i].count;
+      body(segments[i], first, first + chunk < end_of_segment ? first + chunk : end_of_segment, next);
+    }
+    first_of_segment += chunks;
+  }
+}
+
+struct WarpSums {
+  double of_warp[threads / 32];
+};
+
+// The sum over the block, on thread 0; the same order every time.
+__device__ double block_sum(double value) {
+  WarpSums& sums = shared<WarpSums>();
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
+  if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  double total = 0;
+  for (const double sum : sums.of_warp) total += sum;
+  __syncthreads();  // before the next sum is written
+  return total;
+}
+
+__global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const float* gradients,
+                            double* sums) {
+  for_each_chunk(segments, num_segments, [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
+    double sum = 0;
+    for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
+      if (i + width <= end) {
+        for (const float value : load<width>(gradients + i).at) sum += static_cast<double>(value) * value;
+      } else {
+        for (int64_t rest = i; rest < end; ++rest) sum += static_cast<double>(gradients[rest]) * gradients[rest];
+      }
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[index] = sum;
+  });
+}
+
+// One thread for each partial adds up the chunks of its segments, in order.
+__global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const double* sums,
+                              double* partials, int64_t num_partials) {
+  const int64_t partial = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (partial >= num_partials) return;
+  double total = 0;
+  int64_t index = 0;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    const int64_t end = index + (segments[i].count + chunk - 1) / chunk;
+    if (segments[i].partial == partial)
+      for (int64_t at = index; at < end; ++at) total += sums[at];
+    index = end;
+  }
+  partials[partial] = total;
+}
+
+__global__ void decide_update(const double* partials, int64_t num_partials, double clip_norm, double log_beta1,
+                              double log_beta2, StepState* state) {
+  double squared_norm = 0;
+  for (int64_t i = 0; i < num_partials; ++i) squared_norm += partials[i];
+  state->squared_norm = squared_norm;
+  state->skip = std::isfinite(state->loss_sum) && std::isfinite(squared_norm) ? 0 : 1;
+  const double norm = sqrt(squared_norm);
+  state->gradient_scale = clip_norm > 0 && norm > clip_norm ? static_cast<float>(clip_norm / norm) : 1.0F;
+  if (state->skip != 0) return;
+  state->updates += 1;
+  const auto updates = static_cast<double>(state->updates);
+  // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
+  state->bias_correction1 = static_cast<float>(-expm1(updates * log_beta1));
+  state->bias_correction2 = static_cast<float>(-expm1(updates * log_beta2));
+}
+
+// What all elements of a step have in common.
+struct AdamWFactors {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+  double weight_decay;
+};
+
+struct AdamWBuffers {
+  const float* gradients;
+  float *master, *exp_avg, *exp_avg_sq;
+};
+
+template <typename C, bool has_weights>
+__global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, AdamWFactors f, const StepState* state,
+                      AdamWBuffers buffers, C* weights) {
+  if (state->skip != 0) return;
+  const float scale = state->gradient_scale;
+  const auto correction1 = static_cast<float>(1.0 / static_cast<double>(state->bias_correction1));
+  const auto correction2 = static_cast<float>(1.0 / static_cast<double>(state->bias_correction2));
+  const float rate = state->learning_rate;
+  for_each_chunk(segments, num_segments, [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
+    const float decay = segment.decay != 0 ? static_cast<float>(static_cast<double>(rate) * f.weight_decay) : 0.0F;
+    const auto update = [&](float g, float& w, float& m, float& v) {
+      g *= scale;
+      m = f.beta1 * m + f.one_minus_beta1 * g;
+      v = f.beta2 * v + f.one_minus_beta2 * g * g;
+      w = w - rate * (m * correction1 / (sqrtf(v * correction2) + f.eps)) - decay * w;
+    };
+    for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
+      if (i + width <= end) {
+        const auto g = load<width>(buffers.gradients + i);
+        auto w = load<width>(buffers.master + i);
+        auto m = load<width>(buffers.exp_avg + i);
+        auto v = load<width>(buffers.exp_avg_sq + i);
+        Pack<C, width> rounded;
+        for (int n = 0; n < width; ++n) {
+          update(g.at[n], w.at[n], m.at[n], v.at[n]);
+          if constexpr (has_weights) rounded.at[n] = rounded_to<C>(w.at[n]);
+        }
+        store(buffers.master + i, w);
+        store(buffers.exp_avg + i, m);
+        store(buffers.exp_avg_sq + i, v);
+        if constexpr (has_weights) store(weights + i, rounded);
+      } else {
+        for (int64_t rest = i; rest < end; ++rest) {
+          update(buffers.gradients[rest], buffers.master[rest], buffers.exp_avg[rest], buffers.exp_avg_sq[rest]);
+          if constexpr (has_weights) weights[rest] = rounded_to<C>(buffers.master[rest]);
+        }
+      }
+    }
+  });
+}
+
+template <typename C, bool has_weights>
+void launch_adamw(const AdamW& op, Stream stream) {
+  const AdamWFactors factors{static_cast<float>(op.beta1),       static_cast<float>(1.0 - op.beta1),
+                             static_cast<float>(op.beta2),       static_cast<float>(1.0 - op.beta2),
+                             static_cast<float>(op.eps),         op.weight_decay};
+  const AdamWBuffers buffers{op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(),
+                             op.exp_avg_sq.as<float>()};
+  launch(stream, shape_for(num_chunks_bound(op.master.cols, op.num_segments)), adamw<C, has_weights>, op.segments,
+         op.num_segments, factors, op.state, buffers, op.weights.as<C>());
+}
+
+}  // namespace
+
+int64_t cuda_scratch_bytes(const SquaredNorm& op) {
+  return num_chunks_bound(op.gradients.cols, op.num_segments) * static_cast<int64_t>(sizeof(double));
+}
+
+void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
+  auto* const sums = reinterpret_cast<double*>(scratch);
+  LaunchShape shape = shape_for(num_chunks_bound(op.gradients.cols, op.num_segments));
+  shape.shared_bytes = sizeof(WarpSums);
+  launch(stream, shape, chunk_norms, op.segments, op.num_segments, op.gradients.as<const float>(), sums);
+  launch(stream, {(op.partials.cols + threads - 1) / threads, threads, 0}, segment_norms, op.segments, op.num_segments,
+         sums, op.partials.as<double>(), op.partials.cols);
+}
+
+void cuda_run(const PrepareUpdate& op, Stream stream) {
+  launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
+         std::log(op.beta1), std::log(op.beta2), op.state);
+}
+
+void cuda_run(const AdamW& op, Stream stream) {
+  if (!op.weights.given()) return launch_adamw<float, false>(op, stream);
+  if (op.weights.dtype == DType::f32) return launch_adamw<float, true>(op, stream);
+  launch_adamw<bf16, true>(op, stream);
+}
+
+}  // namespace gptrain

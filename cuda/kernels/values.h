@@ -1,0 +1,36 @@
+// Elements of memory as kernels take them: computed with in f32, 16 bytes read and written at a time.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "simt.h"
+
+namespace gptrain {
+
+template <typename T>
+__device__ T rounded_to(float value) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return to_bf16(value);
+  } else {
+    return value;
+  }
+}
+
+// N neighbours, which lie at a multiple of their size, up to 16 bytes.
+template <typename T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
+  T at[N];
+};
+
+template <int N, typename T>
+__device__ Pack<T, N> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, typename T>
+__device__ void store(T* to, const Pack<T, N>& values) {
+  *reinterpret_cast<Pack<T, N>*>(to) = values;
+}
+
+}  // namespace gptrain
