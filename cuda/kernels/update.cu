@@ -1,8 +1,7 @@
 // The end of a step: the norm of the gradients, the decision to skip, AdamW.
-#include "kernels/update.h"
-
 #include <cmath>
 
+#include "kernels/update.h"
 #include "kernels/values.h"
 
 namespace gptrain {
@@ -152,9 +151,9 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
 
 template <typename C, bool has_weights>
 void launch_adamw(const AdamW& op, Stream stream) {
-  const AdamWFactors factors{static_cast<float>(op.beta1),       static_cast<float>(1.0 - op.beta1),
-                             static_cast<float>(op.beta2),       static_cast<float>(1.0 - op.beta2),
-                             static_cast<float>(op.eps),         op.weight_decay};
+  const AdamWFactors factors{static_cast<float>(op.beta1), static_cast<float>(1.0 - op.beta1),
+                             static_cast<float>(op.beta2), static_cast<float>(1.0 - op.beta2),
+                             static_cast<float>(op.eps),   op.weight_decay};
   const AdamWBuffers buffers{op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(),
                              op.exp_avg_sq.as<float>()};
   launch(stream, shape_for(num_chunks_bound(op.master.cols, op.num_segments)), adamw<C, has_weights>, op.segments,

@@ -1,0 +1,253 @@
+// Ops that make each element of the output from the same place of their inputs.
+#include <cmath>
+
+#include "kernels/elements.h"
+#include "kernels/rows.h"
+
+namespace gptrain {
+namespace {
+
+template <typename From, typename To, int N>
+__global__ void cast(Rows<const From> from, Rows<To> to, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto in = load<N>(from.at(row, column));
+    Pack<To, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<To>(to_float(in.at[i]));
+    store(to.at(row, column), out);
+  });
+}
+
+template <int N>
+__global__ void add(Rows<const float> from, Rows<float> to, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto in = load<N>(from.at(row, column));
+    auto out = load<N>(to.at(row, column));
+    for (int i = 0; i < N; ++i) out.at[i] += in.at[i];
+    store(to.at(row, column), out);
+  });
+}
+
+template <typename R, typename C, int N>
+__global__ void residual_add(Rows<const R> x, Rows<const C> branch, Rows<R> x_out, DropoutMask dropout, int64_t rows,
+                             int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto in = load<N>(x.at(row, column));
+    const auto added = load<N>(branch.at(row, column));
+    float values[N];
+    for (int i = 0; i < N; ++i) values[i] = to_float(added.at[i]);
+    dropout.apply(row, column, values);
+    Pack<R, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<R>(to_float(in.at[i]) + values[i]);
+    store(x_out.at(row, column), out);
+  });
+}
+
+template <typename R, typename C, int N>
+__global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask dropout, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto in = load<N>(dx.at(row, column));
+    float values[N];
+    for (int i = 0; i < N; ++i) values[i] = to_float(in.at[i]);
+    dropout.apply(row, column, values);
+    Pack<C, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(values[i]);
+    store(d_branch.at(row, column), out);
+  });
+}
+
+struct ValueAndSlope {
+  float value, slope;
+};
+
+__device__ ValueAndSlope sigmoid(float x) {
+  const float value = 1.0F / (1.0F + expf(-x));
+  return {value, value * (1.0F - value)};
+}
+
+// x Phi(x); the derivative adds x times the normal density.
+struct Gelu {
+  __device__ static ValueAndSlope of(float x) {
+    constexpr float inverse_sqrt2 = 0.707106781F;
+    constexpr float inverse_sqrt_2pi = 0.398942280F;
+    const float distribution = 0.5F * erfcf(-x * inverse_sqrt2);
+    return {x * distribution, distribution + x * expf(-0.5F * x * x) * inverse_sqrt_2pi};
+  }
+};
+
+// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), with 2 u = c (x + 0.044715 x^3).
+struct GeluTanh {
+  __device__ static ValueAndSlope of(float x) {
+    constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
+    constexpr float cubic = 0.044715F;
+    const ValueAndSlope s = sigmoid(c * (x + cubic * x * x * x));
+    return {x * s.value, s.value + x * s.slope * (c + 3.0F * c * cubic * x * x)};
+  }
+};
+
+template <typename C, int N>
+__device__ void load_with_bias(const Rows<const C>& x, const C* bias, int64_t row, int64_t column, float (&values)[N]) {
+  const auto in = load<N>(x.at(row, column));
+  for (int i = 0; i < N; ++i) values[i] = to_float(in.at[i]);
+  if (bias == nullptr) return;
+  const auto added = load<N>(bias + column);
+  for (int i = 0; i < N; ++i) values[i] += to_float(added.at[i]);
+}
+
+template <typename Function, typename C, int N>
+__global__ void activation_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    float values[N];
+    load_with_bias(x, bias, row, column, values);
+    Pack<C, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(Function::of(values[i]).value);
+    store(y.at(row, column), out);
+  });
+}
+
+template <typename Function, typename C, int N>
+__global__ void activation_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> dx, int64_t rows,
+                                    int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    float values[N];
+    load_with_bias(x, bias, row, column, values);
+    const auto gradient = load<N>(dy.at(row, column));
+    Pack<C, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * Function::of(values[i]).slope);
+    store(dx.at(row, column), out);
+  });
+}
+
+// x = [gate | up], each of `cols` columns.
+template <typename C, int N>
+__global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    float gate[N], up[N];
+    load_with_bias(x, bias, row, column, gate);
+    load_with_bias(x, bias, row, cols + column, up);
+    Pack<C, N> out;
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * sigmoid(gate[i]).value * up[i]);
+    store(y.at(row, column), out);
+  });
+}
+
+template <typename C, int N>
+__global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> dx, int64_t rows,
+                                int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    float gate[N], up[N];
+    load_with_bias(x, bias, row, column, gate);
+    load_with_bias(x, bias, row, cols + column, up);
+    const auto gradient = load<N>(dy.at(row, column));
+    Pack<C, N> d_gate, d_up;
+    for (int i = 0; i < N; ++i) {
+      const ValueAndSlope s = sigmoid(gate[i]);
+      const float g = to_float(gradient.at[i]);
+      d_gate.at[i] = rounded_to<C>(g * up[i] * (s.value + gate[i] * s.slope));
+      d_up.at[i] = rounded_to<C>(g * gate[i] * s.value);
+    }
+    store(dx.at(row, column), d_gate);
+    store(dx.at(row, cols + column), d_up);
+  });
+}
+
+template <typename C, int N>
+void launch_activation(const ActivationForward& op, Stream stream) {
+  const Rows<const C> x(op.x);
+  const Rows<C> y(op.y);
+  const int64_t rows = op.y.rows, cols = op.y.cols;
+  const auto start = [&](auto* kernel) {
+    launch(stream, shape_of_elements(rows, cols, N), kernel, x, op.bias.as<const C>(), y, rows, cols);
+  };
+  if (op.kind == ActivationKind::swiglu) return start(swiglu_forward<C, N>);
+  if (op.kind == ActivationKind::gelu) return start(activation_forward<Gelu, C, N>);
+  start(activation_forward<GeluTanh, C, N>);
+}
+
+template <typename C, int N>
+void launch_activation(const ActivationBackward& op, Stream stream) {
+  const Rows<const C> x(op.x), dy(op.dy);
+  const Rows<C> dx(op.dx);
+  const int64_t rows = op.dy.rows, cols = op.dy.cols;
+  const auto start = [&](auto* kernel) {
+    launch(stream, shape_of_elements(rows, cols, N), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols);
+  };
+  if (op.kind == ActivationKind::swiglu) return start(swiglu_backward<C, N>);
+  if (op.kind == ActivationKind::gelu) return start(activation_backward<Gelu, C, N>);
+  start(activation_backward<GeluTanh, C, N>);
+}
+
+// Calls body with the width of a pack as a constant: wide where all operands allow it.
+template <typename Body>
+void with_width(std::initializer_list<Matrix> operands, const Body& body) {
+  if (in_packs(operands)) return body(std::integral_constant<int, pack_width>{});
+  body(std::integral_constant<int, 1>{});
+}
+
+}  // namespace
+
+void cuda_run(const Cast& op, Stream stream) {
+  with_type(op.from.dtype, [&](auto from) {
+    with_type(op.to.dtype, [&](auto to) {
+      with_width({op.from, op.to}, [&](auto width) {
+        using From = decltype(from);
+        using To = decltype(to);
+        constexpr int n = decltype(width)::value;
+        launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), cast<From, To, n>, Rows<const From>(op.from),
+               Rows<To>(op.to), op.to.rows, op.to.cols);
+      });
+    });
+  });
+}
+
+void cuda_run(const Add& op, Stream stream) {
+  with_width({op.from, op.to}, [&](auto width) {
+    constexpr int n = decltype(width)::value;
+    launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), add<n>, Rows<const float>(op.from), Rows<float>(op.to),
+           op.to.rows, op.to.cols);
+  });
+}
+
+void cuda_run(const ResidualAdd& op, Stream stream) {
+  with_type(op.x.dtype, [&](auto residual) {
+    with_type(op.branch.dtype, [&](auto compute) {
+      with_width({op.x, op.branch, op.x_out}, [&](auto width) {
+        using R = decltype(residual);
+        using C = decltype(compute);
+        constexpr int n = decltype(width)::value;
+        launch(stream, shape_of_elements(op.x.rows, op.x.cols, n), residual_add<R, C, n>, Rows<const R>(op.x),
+               Rows<const C>(op.branch), Rows<R>(op.x_out), DropoutMask(op.dropout, op.sequence_length), op.x.rows,
+               op.x.cols);
+      });
+    });
+  });
+}
+
+void cuda_run(const BranchBackward& op, Stream stream) {
+  with_type(op.dx.dtype, [&](auto residual) {
+    with_type(op.d_branch.dtype, [&](auto compute) {
+      with_width({op.dx, op.d_branch}, [&](auto width) {
+        using R = decltype(residual);
+        using C = decltype(compute);
+        constexpr int n = decltype(width)::value;
+        launch(stream, shape_of_elements(op.dx.rows, op.dx.cols, n), branch_backward<R, C, n>, Rows<const R>(op.dx),
+               Rows<C>(op.d_branch), DropoutMask(op.dropout, op.sequence_length), op.dx.rows, op.dx.cols);
+      });
+    });
+  });
+}
+
+void cuda_run(const ActivationForward& op, Stream stream) {
+  with_type(op.x.dtype, [&](auto compute) {
+    with_width({op.x, op.bias, op.y},
+               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
+  });
+}
+
+void cuda_run(const ActivationBackward& op, Stream stream) {
+  with_type(op.x.dtype, [&](auto compute) {
+    with_width({op.x, op.bias, op.dy, op.dx},
+               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
+  });
+}
+
+}  // namespace gptrain
