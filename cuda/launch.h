@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "simt.h"
+#include "stream.h"
 
 namespace gptrain {
 
@@ -17,25 +18,25 @@ struct LaunchShape {
 
 #ifdef __CUDACC__
 
-using Stream = cudaStream_t;
+// What a block may have of shared memory without being asked for.
+constexpr size_t plain_shared_bytes = 48 << 10;
 
+// Throws Error (device) for a kernel that may not have so much shared memory.
+void allow_shared_memory(const void* kernel, size_t bytes);
 // Throws Error (device) for a launch that the device has refused.
 void check_launch();
 
 // Queues the kernel on the stream.
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  if (shape.shared_bytes > plain_shared_bytes)
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(
       static_cast<Parameters>(std::forward<Arguments>(arguments))...);
   check_launch();
 }
 
 #else
-
-// The seed that fixes the order of threads.
-struct Stream {
-  uint64_t seed = 1;
-};
 
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {

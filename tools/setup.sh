@@ -40,6 +40,8 @@ missing() {
   has_header oneapi/dnnl/dnnl.hpp || echo 'libdnnl-dev libonednn-dev'
   if [[ $tests == yes ]]; then
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
+    # Fibers, as which the threads of CUDA kernels run on the host.
+    has_header boost/context/fiber.hpp || echo 'libboost-context-dev'
   fi
   if [[ $slurm == yes ]]; then
     command -v munged >/dev/null || echo 'munge'

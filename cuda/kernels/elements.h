@@ -1,7 +1,7 @@
 // Launches of the element-wise ops (see ops/ops.h). Operands are device memory; nothing waits.
 #pragma once
 
-#include "launch.h"
+#include "stream.h"
 #include "ops/ops.h"
 
 namespace gptrain {

@@ -4,13 +4,12 @@
 
 #include "kernels/norms.h"
 #include "kernels/rows.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain {
 namespace {
 
 constexpr int64_t most_threads = 512;
-// Blocks of the backward pass: each leaves a partial sum of every column. A fixed number fixes the order of the sums.
-constexpr int64_t backward_blocks = 264;
 constexpr int64_t forward_blocks = 2112;
 
 // How a row of h columns is shared by a block's threads: packs of N columns, at most P to a thread.
@@ -128,7 +127,7 @@ struct BackwardOperands {
   Rows<const R> x, dx_residual;  // null data: zero
   Rows<R> dx;
   const float *gamma, *mean, *rstd;
-  float* partials;  // [backward_blocks, 2, cols]: of d_gamma and d_beta
+  float* partials;  // [gpu_norm_blocks, 2, cols]: of d_gamma and d_beta
   int64_t rows, cols;
 };
 
@@ -185,7 +184,7 @@ __global__ void sum_partials(const float* partials, int64_t cols, float* d_gamma
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= cols) return;
   double gamma = 0, beta = 0;
-  for (int64_t block = 0; block < backward_blocks; ++block) {
+  for (int64_t block = 0; block < gpu_norm_blocks; ++block) {
     gamma += static_cast<double>(partials[block * 2 * cols + column]);
     beta += static_cast<double>(partials[block * 2 * cols + cols + column]);
   }
@@ -238,10 +237,6 @@ void cuda_run(const NormForward& op, Stream stream) {
   });
 }
 
-int64_t cuda_scratch_bytes(const NormBackward& op) {
-  return backward_blocks * 2 * op.x.cols * static_cast<int64_t>(sizeof(float));
-}
-
 void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
   auto* const partials = reinterpret_cast<float*>(scratch);
   with_type(op.x.dtype, [&](auto residual) {
@@ -263,7 +258,7 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
         constexpr int n = decltype(width)::value;
         constexpr int p = decltype(per_thread)::value;
         const RowShape shape(op.x.cols, n, p);
-        launch(stream, {backward_blocks, shape.threads, sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
+        launch(stream, {gpu_norm_blocks, shape.threads, sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
                op.kind == NormKind::layernorm);
       });
     });

@@ -4,13 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "launch.h"
+#include "stream.h"
 #include "ops/ops.h"
 
 namespace gptrain {
 
 void cuda_run(const NormForward& op, Stream stream);
-int64_t cuda_scratch_bytes(const NormBackward& op);
 void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch);
 
 }  // namespace gptrain

@@ -3,17 +3,17 @@
 
 #include "kernels/update.h"
 #include "kernels/values.h"
+#include "launch.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain {
 namespace {
 
 constexpr unsigned threads = 256;
 constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
-// Segments are cut into chunks of this many elements, whatever the number of blocks: sums have one order.
-constexpr int64_t chunk = 1 << 14;
+// Segments are cut into chunks, whatever the number of blocks: sums have one order.
+constexpr int64_t chunk = gpu_norm_chunk;
 constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
-
-int64_t num_chunks_bound(int64_t elements, int64_t num_segments) { return elements / chunk + num_segments; }
 
 LaunchShape shape_for(int64_t chunks) { return {chunks < most_blocks ? chunks : most_blocks, threads, 0}; }
 
@@ -156,19 +156,15 @@ void launch_adamw(const AdamW& op, Stream stream) {
                              static_cast<float>(op.eps),   op.weight_decay};
   const AdamWBuffers buffers{op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(),
                              op.exp_avg_sq.as<float>()};
-  launch(stream, shape_for(num_chunks_bound(op.master.cols, op.num_segments)), adamw<C, has_weights>, op.segments,
+  launch(stream, shape_for(gpu_norm_chunks_bound(op.master.cols, op.num_segments)), adamw<C, has_weights>, op.segments,
          op.num_segments, factors, op.state, buffers, op.weights.as<C>());
 }
 
 }  // namespace
 
-int64_t cuda_scratch_bytes(const SquaredNorm& op) {
-  return num_chunks_bound(op.gradients.cols, op.num_segments) * static_cast<int64_t>(sizeof(double));
-}
-
 void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
   auto* const sums = reinterpret_cast<double*>(scratch);
-  LaunchShape shape = shape_for(num_chunks_bound(op.gradients.cols, op.num_segments));
+  LaunchShape shape = shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments));
   shape.shared_bytes = sizeof(WarpSums);
   launch(stream, shape, chunk_norms, op.segments, op.num_segments, op.gradients.as<const float>(), sums);
   launch(stream, {(op.partials.cols + threads - 1) / threads, threads, 0}, segment_norms, op.segments, op.num_segments,

@@ -4,12 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "launch.h"
+#include "stream.h"
 #include "ops/ops.h"
 
 namespace gptrain {
 
-int64_t cuda_scratch_bytes(const SquaredNorm& op);
 void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch);
 void cuda_run(const PrepareUpdate& op, Stream stream);
 void cuda_run(const AdamW& op, Stream stream);

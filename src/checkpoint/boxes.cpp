@@ -71,7 +71,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
   return std::nullopt;
 }
 
-BoxCopy::BoxCopy(const Box& source, const Box& target, float* target_data) : target_data_(target_data) {
+BoxCopy::BoxCopy(const Box& source, const Box& target, float* target_data, FloatMemory* memory)
+    : target_data_(target_data), memory_(memory) {
   const auto shared = intersect(source, target);
   if (!shared) return;
   pending_ = true;
@@ -97,8 +98,13 @@ void BoxCopy::feed(int64_t first, const float* elements, int64_t count) {
     const int64_t begin = source_at_ + copied_;
     if (begin >= first + count) return;
     const int64_t n = std::min(run_ - copied_, first + count - begin);
-    std::memcpy(target_data_ + target_at_ + copied_, elements + (begin - first),
-                static_cast<size_t>(n) * sizeof(float));
+    float* const to = target_data_ + target_at_ + copied_;
+    const float* const from = elements + (begin - first);
+    if (memory_ != nullptr) {
+      memory_->write(to, from, n);
+    } else {
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+    }
     copied_ += n;
     if (copied_ == run_) next_run();
   }

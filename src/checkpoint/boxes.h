@@ -34,12 +34,20 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 // Two boxes that share an element, as positions in the list, if there are such.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
+// Memory that copies reach by calls of their own, as a device's.
+class FloatMemory {
+ public:
+  virtual ~FloatMemory() = default;
+  virtual void read(float* to, const float* from, int64_t count) = 0;
+  virtual void write(float* to, const float* from, int64_t count) = 0;
+};
+
 // Copies what a source box shares with a target box, while the source's elements arrive from front to back in pieces.
 // Both boxes are stored in row-major order.
 class BoxCopy {
  public:
-  // `target_data` holds the target box; the caller owns it.
-  BoxCopy(const Box& source, const Box& target, float* target_data);
+  // `target_data` holds the target box, in `memory` (null: the host's); the caller owns both.
+  BoxCopy(const Box& source, const Box& target, float* target_data, FloatMemory* memory = nullptr);
 
   // Whether anything is left to copy.
   bool pending() const { return pending_; }
@@ -59,6 +67,7 @@ class BoxCopy {
   void next_run();
 
   float* target_data_;
+  FloatMemory* memory_;
   std::vector<Loop> loops_;  // outermost first
   int64_t run_ = 1;          // elements that are contiguous in both boxes
   int64_t copied_ = 0;       // of the current run

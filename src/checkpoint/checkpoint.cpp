@@ -204,7 +204,7 @@ void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
     for (const StoredBox& stored : contents.tensors.at(name).boxes) {
       Transfer transfer{&stored, {}};
       for (const Slice* target : targets) {
-        BoxCopy copy(stored.box, {target->offset, target->shape}, target->data);
+        BoxCopy copy(stored.box, {target->offset, target->shape}, target->data, target->memory);
         if (copy.pending()) transfer.copies.push_back(std::move(copy));
       }
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));

@@ -19,16 +19,19 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/boxes.h"
+
 namespace gptrain {
 
-// A box of one global tensor (true shape, never padding), f32, in row-major order at `data` (host memory of the
-// caller).
+// A box of one global tensor (true shape, never padding), f32, in row-major order at `data`, which the caller owns and
+// which lies in `memory`.
 struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"
   std::vector<int64_t> global_shape;
   std::vector<int64_t> offset;  // of the box in the global tensor
   std::vector<int64_t> shape;   // of the box
   float* data = nullptr;
+  FloatMemory* memory = nullptr;  // null: the host's
 };
 
 // What a checkpoint says about the run beside the tensors.

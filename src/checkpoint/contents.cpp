@@ -101,6 +101,21 @@ void add_file(Contents& contents, size_t index) {
   }
 }
 
+// Returns the data's checksum.
+uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
+  const int64_t count = *num_elements(slice.shape);
+  if (slice.memory == nullptr) return writer.write(slice.data, count * dtype_bytes(DType::f32));
+  constexpr int64_t most_at_once = int64_t{1} << 20;
+  std::vector<float> piece(static_cast<size_t>(std::min(count, most_at_once)));
+  uint32_t crc = 0;
+  for (int64_t done = 0; done < count; done += most_at_once) {
+    const int64_t n = std::min(count - done, most_at_once);
+    slice.memory->read(piece.data(), slice.data + done, n);
+    crc = writer.write(piece.data(), n * dtype_bytes(DType::f32), crc);
+  }
+  return crc;
+}
+
 }  // namespace
 
 FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vector<Slice>& slices) {
@@ -119,8 +134,7 @@ FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vect
   record.name = rank_file_name(rank);
   SafetensorsWriter writer(folder / record.name, tensors, metadata);
   for (size_t i = 0; i < slices.size(); ++i) {
-    const int64_t bytes = *num_elements(slices[i].shape) * dtype_bytes(DType::f32);
-    record.slices_crc32c[tensors[i].name] = writer.write(slices[i].data, bytes);
+    record.slices_crc32c[tensors[i].name] = write_slice(slices[i], writer);
   }
   writer.finish();
   record.bytes = writer.file_bytes();

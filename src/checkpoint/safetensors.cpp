@@ -205,9 +205,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   file_bytes_ = length_bytes + static_cast<int64_t>(length) + data_bytes;
 }
 
-uint32_t SafetensorsWriter::write(const void* data, int64_t bytes) {
+uint32_t SafetensorsWriter::write(const void* data, int64_t bytes, uint32_t crc) {
   const auto* at = static_cast<const std::byte*>(data);
-  uint32_t crc = 0;
   while (bytes > 0) {
     const int64_t n = std::min(bytes, write_bytes);
     crc = crc32c(at, static_cast<size_t>(n), crc);

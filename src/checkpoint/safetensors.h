@@ -32,8 +32,9 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsTensor>& tensors,
                     const SafetensorsMetadata& metadata);
 
-  // Writes the next tensor's bytes, all of them, row-major, and returns their CRC-32C.
-  uint32_t write(const void* data, int64_t bytes);
+  // Writes the next tensor's bytes, row-major, and returns their CRC-32C. A tensor may come in pieces, each given the
+  // checksum of those before it.
+  uint32_t write(const void* data, int64_t bytes, uint32_t crc = 0);
 
   // Call after the last tensor: the file's content is then durable.
   void finish();

@@ -38,12 +38,14 @@ class Backend {
 
   virtual const Target& target() const = 0;
 
-  // Page-aligned memory of the device. Contents are undefined. Throws Error(device) when it cannot be had.
+  // Memory of the device that begins at a multiple of 256 bytes. Contents are undefined. Throws Error(device) when it
+  // cannot be had.
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
   // Memory that ops may use while they run. Caller-owned; stays until replaced.
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
 
-  // Copies between host and device, ordered with the ops. Host memory may be reused when the call returns.
+  // Copies between host and device, ordered with the ops. When a call returns, the host memory of an upload may be
+  // reused, and that of a download is filled.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
@@ -57,5 +59,12 @@ class Backend {
 // which ONEDNN_MAX_CPU_ISA caps) for the rest. num_threads 0: every core the process may use.
 // thread_independent: the linears, too, give the same bits for any number of threads.
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
+
+// The CUDA backend on device number `device` of those that this process sees: own kernels, cuBLASLt, cuDNN. The calling
+// thread uses the device from then on. Error(device): there is no such device, it is too old, or this build has no
+// CUDA.
+std::unique_ptr<Backend> make_cuda_backend(int device);
+// 0 where there is none, no driver, or a build without CUDA.
+int num_cuda_devices();
 
 }  // namespace gptrain

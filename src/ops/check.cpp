@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
+#include "base/error.h"
+
 namespace gptrain {
 namespace {
 
@@ -335,6 +337,11 @@ void check(const Add& op) {
   const Checker checker(op.name);
   checker.matrix("from", op.from, DType::f32, op.to.rows, op.to.cols);
   checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
+}
+
+void require_scratch(std::string_view op, int64_t needed, int64_t available) {
+  if (needed > available)
+    throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", op, needed, available);
 }
 
 }  // namespace gptrain

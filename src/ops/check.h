@@ -1,6 +1,9 @@
 // Checks of an op's shapes, dtypes and options, the same for every backend. Contents of memory are not looked at.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
+
 #include "ops/ops.h"
 
 namespace gptrain {
@@ -9,5 +12,8 @@ namespace gptrain {
 #define GPTRAIN_DECLARE_CHECK(Op) void check(const Op& op);
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_CHECK)
 #undef GPTRAIN_DECLARE_CHECK
+
+// Throws Error(device) when a backend has less scratch memory than an op needs there.
+void require_scratch(std::string_view op, int64_t needed, int64_t available);
 
 }  // namespace gptrain

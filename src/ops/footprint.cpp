@@ -3,13 +3,10 @@
 #include <initializer_list>
 
 #include "ops/cpu/scratch.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain {
 namespace {
-
-// What a GPU backend's library products may use at most: cuBLASLt's recommended workspace on Hopper. No algorithm that
-// wants more is taken.
-constexpr int64_t gpu_linear_scratch_bytes = int64_t{32} << 20;
 
 int64_t moved(std::initializer_list<Matrix> operands) {
   int64_t bytes = 0;
@@ -23,10 +20,9 @@ Flops product_flops(int64_t m, int64_t n, int64_t k) {
 
 bool on_cpu(const Target& target) { return target.kind == Target::Kind::cpu; }
 
-// Most ops need no scratch on a GPU.
 template <typename Op>
-int64_t cpu_scratch(const Op& op, const Target& target) {
-  return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : 0;
+int64_t scratch_bytes(const Op& op, const Target& target) {
+  return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : gpu_scratch_bytes(op);
 }
 
 // One [rows, in] x [in, out] product, whichever of the three it is.
@@ -35,7 +31,7 @@ Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Ta
   return {.model_flops = product_flops(rows, op.true_out >= 0 ? op.true_out : w.rows, w.cols),
           .executed_flops = product_flops(rows, w.rows, w.cols),
           .bytes_moved = 0,
-          .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_linear_scratch_bytes};
+          .scratch_bytes = scratch_bytes(op, target)};
 }
 
 // Products of attention, each over all (query, key) pairs of one head: `model` counts half of the square when causal,
@@ -67,7 +63,7 @@ Footprint footprint(const EmbeddingBackward& op, const Target& target) {
   int64_t bytes = moved({op.dx, op.dx});
   if (!op.accumulate_token) bytes += moved({op.d_token_table});
   if (!op.accumulate_position) bytes += moved({op.d_position_table});
-  return {.bytes_moved = bytes, .scratch_bytes = cpu_scratch(op, target)};
+  return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const NormForward& op, const Target&) {
@@ -76,7 +72,7 @@ Footprint footprint(const NormForward& op, const Target&) {
 
 Footprint footprint(const NormBackward& op, const Target& target) {
   return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta}),
-          .scratch_bytes = cpu_scratch(op, target)};
+          .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const ResidualAdd& op, const Target&) {
@@ -110,20 +106,18 @@ Footprint footprint(const QueryKeyForward& op, const Target&) {
 
 Footprint footprint(const QueryKeyBackward& op, const Target& target) {
   return {.bytes_moved = moved({op.q, op.k, op.rstd, op.dq, op.dq, op.dk, op.dk}),
-          .scratch_bytes = cpu_scratch(op, target)};
+          .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const AttentionForward& op, const Target& target) {
-  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = cpu_scratch(op, target)};
+  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = scratch_bytes(op, target)};
   count_attention(op, 2, 2, result);  // q k^T, p v
   return result;
 }
 
 Footprint footprint(const AttentionBackward& op, const Target& target) {
-  // A GPU kernel sums dq in f32 and keeps the row sums of do * o.
-  const int64_t gpu_scratch = (op.q.count() + op.batch * op.num_heads * op.sequence_length) * dtype_bytes(DType::f32);
   Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
-                   .scratch_bytes = on_cpu(target) ? cpu_scratch(op, target) : gpu_scratch};
+                   .scratch_bytes = scratch_bytes(op, target)};
   count_attention(op, 4, 5, result);  // dv, dp, dq, dk; executed: q k^T once more
   return result;
 }
@@ -147,7 +141,7 @@ Footprint footprint(const CrossEntropy& op, const Target&) {
 Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_moved = moved({op.losses})}; }
 
 Footprint footprint(const SquaredNorm& op, const Target& target) {
-  return {.bytes_moved = moved({op.gradients, op.partials}), .scratch_bytes = cpu_scratch(op, target)};
+  return {.bytes_moved = moved({op.gradients, op.partials}), .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }

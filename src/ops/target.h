@@ -12,7 +12,8 @@ namespace gptrain {
 // system.
 struct Target {
   enum class Kind : uint8_t { cpu, gpu };
-  std::string name;  // "this-machine", "a100-80g", ...
+  std::string name;      // "this-machine", "a100-80g", ...
+  std::string identity;  // what tells a device from the others of its node; empty on a CPU
   Kind kind = Kind::cpu;
   int64_t memory_bytes = 0;
   double f32_flops = 0;  // matrix rate, FLOP/s; 0: not measured

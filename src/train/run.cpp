@@ -23,6 +23,7 @@
 #include "report/run_page.h"
 #include "report/step_profile.h"
 #include "train/batches.h"
+#include "train/device.h"
 #include "train/folder.h"
 #include "train/machine_limits.h"
 #include "train/metrics.h"
@@ -124,8 +125,8 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       step_(make_step(config, plan.memory, backend, groups, world)),
       model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
   total_matrix_flops_ = limits_.matrix_flops;
-  groups_.stream().wait(
-      groups_.stream().all_reduce(groups_.group(GroupKind::world), &total_matrix_flops_, 1, DType::f64));
+  if (Communicator* const all = groups_.group(GroupKind::world); all != nullptr)
+    all->all_reduce(&total_matrix_flops_, 1, DType::f64, ReduceOp::sum);
   start_or_resume();
   agree_on(groups.group(GroupKind::world), world, [&] {
     if (leads_) prepare_folder();
@@ -202,15 +203,17 @@ ExitCode Run::loop() {
 
 void Run::print_machine() const {
   const int64_t ranks = groups_.mesh().world_size();
+  const Target& target = backend_.target();
+  const std::string device = target.kind == Target::Kind::cpu ? fmt::format("{} threads", target.num_threads)
+                                                              : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    fmt::print(
-        "{} ranks: {} tensor x {} data, ZeRO {}{}; {} threads each, {:.0f} GFLOP/s in {} matrix products in all\n",
-        ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
-        config_.parallel.sequence ? ", sequence parallel" : "", backend_.target().num_threads,
-        total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
+    fmt::print("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
+               ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
+               config_.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
+               dtype_name(limits_.compute));
   } else {
-    fmt::print("this machine: {} threads, {:.0f} GFLOP/s in {} matrix products\n", backend_.target().num_threads,
-               limits_.matrix_flops / 1e9, dtype_name(limits_.compute));
+    fmt::print("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
+               dtype_name(limits_.compute));
   }
   std::fflush(stdout);
 }
@@ -408,18 +411,19 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
-  const auto device = make_cpu_backend(threads, config.run.thread_independent);
+  Communicator* const all = groups.group(GroupKind::world);
+  const RankDevice device = take_device(config, all, world, threads);
   StepPlan plan;
-  agree_on(groups.group(GroupKind::world), world, [&] {
-    plan = plan_step(config, device->target(), world.size(), world.rank());
-    Target share = device->target();
-    share.memory_bytes /= local_ranks;
+  agree_on(all, world, [&] {
+    Target share = device.backend->target();
+    plan = plan_step(config, share, world.size(), world.rank());
+    share.memory_bytes /= device.sharing;
     const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;
-  if (options.profile_step) profiler.emplace(*device).set_stream(groups.stream());
-  Backend& backend = profiler ? profiler->backend() : *device;
+  if (options.profile_step) profiler.emplace(*device.backend).set_stream(groups.stream());
+  Backend& backend = profiler ? profiler->backend() : *device.backend;
   return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
 }
 

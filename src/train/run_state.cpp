@@ -12,7 +12,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Slice> slices_of(const TrainingStep& step, bool written_only) {
+class DeviceFloats final : public FloatMemory {
+ public:
+  explicit DeviceFloats(Backend& backend) : backend_(backend) {}
+  void read(float* to, const float* from, int64_t count) override {
+    backend_.download(to, from, count * dtype_bytes(DType::f32));
+  }
+  void write(float* to, const float* from, int64_t count) override {
+    backend_.upload(to, from, count * dtype_bytes(DType::f32));
+  }
+  // What slices say of their data: a CPU's memory is the host's.
+  FloatMemory* of_slices() { return backend_.target().kind == Target::Kind::cpu ? nullptr : this; }
+
+ private:
+  Backend& backend_;
+};
+
+std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceFloats& memory) {
   std::vector<Slice> slices;
   for (const StatePiece& piece : step.state(written_only)) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
@@ -21,7 +37,8 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only) {
                         .global_shape = spec.shape,
                         .offset = piece.offset,
                         .shape = piece.shape,
-                        .data = data});
+                        .data = data,
+                        .memory = memory.of_slices()});
     };
     add("weight", piece.weight);
     add("exp_avg", piece.exp_avg);
@@ -46,14 +63,15 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .config = show_config(config, ConfigText::for_any_ranks),
                           .build = version};
   const fs::path out = config.run.out;
-  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true));
+  DeviceFloats memory(step.backend());
+  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
   agree_on(all, world, [&] {
     if (leads) begin_checkpoint(out, progress.step);
   });
   try {
     // Nobody's part is missing or not yet synced when the manifest is written.
     const std::vector<std::string> parts = agree(
-        all, world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true)); });
+        all, world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory)); });
     agree_on(all, world, [&] {
       constexpr int64_t tensors_per_parameter = 3;  // weight, exp_avg, exp_avg_sq
       const auto num_tensors = static_cast<int64_t>(step.spec().tensors.size()) * tensors_per_parameter;
@@ -69,9 +87,10 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   Manifest manifest;
+  DeviceFloats memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
-    load_slices(checkpoint, slices_of(step, false));
+    load_slices(checkpoint, slices_of(step, false, memory));
   });
   step.set_updates(manifest.updates);
   step.weights_changed();

@@ -55,6 +55,7 @@ class TrainingStep {
   TrainingStep& operator=(const TrainingStep&) = delete;
 
   const ModelSpec& spec() const { return spec_; }
+  Backend& backend() const { return backend_; }
   // Bytes that the arenas really took, the host's ring of micro-batches included.
   MemoryPlan taken() const;
   int64_t counted_tokens() const { return counted_tokens_; }  // of a step

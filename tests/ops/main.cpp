@@ -1,4 +1,4 @@
-// test_ops [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
+// test_ops [--backend cpu|cuda] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -27,6 +27,7 @@ struct Options {
   bool bench = false;
   uint64_t seed = 1;
   std::string instruction_set;
+  std::string backend = "cpu";
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -43,6 +44,19 @@ BackendUnderTest cpu_backend(bool thread_independent) {
   BackendUnderTest result{thread_independent ? "cpu, thread-independent" : "cpu", {}, thread_independent};
   for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads, thread_independent));
   return result;
+}
+
+// Three of what one device would do: the same bits from each. On the host harness each has another order of threads.
+BackendUnderTest cuda_backend() {
+  BackendUnderTest result{"cuda", {}, false};
+  for (int i = 0; i < 3; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
+  return result;
+}
+
+std::string device_text(const Backend& backend) {
+  const Target& target = backend.target();
+  return target.kind == Target::Kind::cpu ? fmt::format("{} threads, {}", target.num_threads, select_kernels().name)
+                                          : target.name;
 }
 
 // Whether the op computes something else on a thread-independent backend.
@@ -88,7 +102,7 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
     ++run;
     if (!run_case(test, backend, options)) ++failed;
   }
-  fmt::print("{} cases on {} ({}), {} failed\n", run, backend.name, select_kernels().name, failed);
+  fmt::print("{} cases on {} ({}), {} failed\n", run, backend.name, device_text(*backend.variants.front()), failed);
   if (run == 0 && !backend.thread_independent) {
     fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
     return 2;
@@ -98,14 +112,13 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
 
 int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& options) {
   backend.variants.clear();
-  backend.variants.push_back(make_cpu_backend(0));
+  backend.variants.push_back(options.backend == "cuda" ? make_cuda_backend(0) : make_cpu_backend(0));
   // The machine's own limits: copying memory, and a large matrix product.
   const double bandwidth = measure_copy_rate(*backend.variants.front());
   const double f32_rate = measure_matrix_rate(*backend.variants.front(), DType::f32);
   const double bf16_rate = measure_matrix_rate(*backend.variants.front(), DType::bf16);
-  fmt::print("{}, {} threads, {}: copy {:.1f} GB/s, matrix product f32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s\n",
-             backend.name, backend.variants.front()->target().num_threads, select_kernels().name, bandwidth / 1e9,
-             f32_rate / 1e9, bf16_rate / 1e9);
+  fmt::print("{}, {}: copy {:.1f} GB/s, matrix product f32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s\n", backend.name,
+             device_text(*backend.variants.front()), bandwidth / 1e9, f32_rate / 1e9, bf16_rate / 1e9);
   bool failed = false;
   for (const Suite::Case& bench : suite.benches()) {
     if (title(bench).find(options.filter) == std::string::npos) continue;
@@ -132,10 +145,15 @@ int run_suite(const Options& options) {
   }
   Suite suite;
   for (const auto add_cases : registrations()) add_cases(suite);
-  BackendUnderTest backend = cpu_backend(false);
+  if (options.backend == "cuda" && num_cuda_devices() == 0) {
+    fmt::print("skipped: there is no CUDA device\n");
+    return exit_skipped;
+  }
+  BackendUnderTest backend = options.backend == "cuda" ? cuda_backend() : cpu_backend(false);
   if (options.bench) return run_benches(suite, backend, options);
-  BackendUnderTest thread_independent = cpu_backend(true);
   const int status = run_checks(suite, backend, options);
+  if (options.backend == "cuda") return status;
+  BackendUnderTest thread_independent = cpu_backend(true);
   return std::max(status, run_checks(suite, thread_independent, options));
 }
 
@@ -152,6 +170,8 @@ int main(int argc, char** argv) {
   app.add_option("--filter", options.filter, "only cases whose \"op [description]\" contains this");
   app.add_flag("--bench", options.bench, "measure instead of checking");
   app.add_option("--seed", options.seed, "seed of the operands");
+  app.add_option("--backend", options.backend, "cpu or cuda; skipped (77) where there is no CUDA device")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--instruction-set", options.instruction_set,
                  "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
   try {

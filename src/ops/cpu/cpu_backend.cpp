@@ -62,11 +62,7 @@ void CpuBackend::download(void* host, const void* device, int64_t bytes) {
 template <typename Op>
 void CpuBackend::prepare(const Op& op) const {
   check(op);
-  const int64_t needed = cpu_scratch_bytes(op, context_.num_threads);
-  if (needed > context_.scratch_bytes) {
-    throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", Op::name, needed,
-                context_.scratch_bytes);
-  }
+  require_scratch(Op::name, cpu_scratch_bytes(op, context_.num_threads), context_.scratch_bytes);
 }
 
 void CpuBackend::run(const EmbeddingForward& op) {

@@ -1,0 +1,38 @@
+#include <cuda_runtime.h>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "device/status.h"
+
+namespace gptrain {
+
+void allow_shared_memory(const void* kernel, size_t bytes);
+void check_launch();
+
+// The largest size stays allowed: a kernel that was given it once is not asked about again.
+void allow_shared_memory(const void* kernel, size_t bytes) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> allowed;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  const std::lock_guard lock(mutex);
+  if (allowed.contains({kernel, device})) return;
+  int most = 0;
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "asking for the size of shared memory");
+  if (static_cast<int64_t>(bytes) > most) {
+    throw Error(ExitCode::device, "a kernel needs {} bytes of shared memory; this device gives a block {}", bytes,
+                most);
+  }
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's shared memory");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  most - static_cast<int>(attributes.sharedSizeBytes)),
+             "giving a kernel shared memory");
+  allowed.insert({kernel, device});
+}
+
+void check_launch() { check_cuda(cudaGetLastError(), "starting a kernel"); }
+
+}  // namespace gptrain

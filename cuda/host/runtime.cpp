@@ -1,0 +1,58 @@
+// The host harness's devices: this machine's memory. They differ in the order in which a block's threads run, which
+// must not show in any result.
+#include "runtime.h"
+
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int num_devices = 8;
+constexpr std::align_val_t alignment{4096};
+
+class HostMemory final : public DeviceMemory {
+ public:
+  explicit HostMemory(int64_t bytes) : DeviceMemory(::operator new(static_cast<size_t>(bytes), alignment), bytes) {}
+  ~HostMemory() override { ::operator delete(data_, alignment); }
+};
+
+class HostRuntime final : public Runtime {
+ public:
+  explicit HostRuntime(int device) : stream_{static_cast<uint64_t>(device) + 1} {
+    target_.name = "host-harness";
+    target_.identity = std::to_string(device);
+    target_.kind = Target::Kind::gpu;
+    target_.memory_bytes = this_machine(1).memory_bytes;
+  }
+
+  const Target& target() const override { return target_; }
+  Stream stream() const override { return stream_; }
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
+  void upload(void* device, const void* host, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
+  }
+  void synchronize() override {}
+
+ private:
+  Target target_;
+  Stream stream_;
+};
+
+}  // namespace
+
+int num_cuda_devices() { return num_devices; }
+
+std::unique_ptr<Runtime> make_runtime(int device) {
+  if (device < 0 || device >= num_devices)
+    throw Error(ExitCode::device, "there is no CUDA device {}: this machine has {}", device, num_devices);
+  return std::make_unique<HostRuntime>(device);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,252 @@
+// Products of 64 x 64 tiles, as a block computes them from shared memory: what the attention kernels are made of.
+//
+// An engine says how a block's threads share a product (each has `rows` x `cols` of its elements in registers) and how
+// tiles lie in shared memory. The kernels, written once over engines, know two products:
+//   scores        left right^T, a sum over features: both tiles have tokens as rows
+//   weighted sums weights right, a sum over right's tokens: the weights are an earlier product's elements
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "kernels/mma.h"
+#include "kernels/values.h"
+
+namespace gptrain::attention {
+
+constexpr int tile_size = 64;
+
+// Up to 64 x 64 elements of a matrix of tokens and features.
+template <typename T>
+struct TileSource {
+  const T* data;
+  int64_t stride;
+  int rows, cols;  // what there is of it: the rest counts as zero
+  bool packs;      // rows are whole packs of 16 bytes
+};
+
+// What a thread fetches of a tile: some packs, and those of the next token below them.
+template <typename T, int threads>
+struct Fetched {
+  static constexpr int width = 16 / sizeof(T);
+  static constexpr int packs_of_row = tile_size / width;
+  static constexpr int count = tile_size / 2 * packs_of_row / threads;
+
+  Pack<T, width> even[count], odd[count];
+
+  // Where the thread's i-th packs lie.
+  __device__ static int even_row(int i) { return (i * threads + static_cast<int>(threadIdx.x)) / packs_of_row * 2; }
+  __device__ static int column(int i) { return (i * threads + static_cast<int>(threadIdx.x)) % packs_of_row * width; }
+};
+
+template <int width, typename T>
+__device__ Pack<T, width> fetch_pack(const TileSource<T>& from, int row, int column) {
+  Pack<T, width> pack{};
+  if (row >= from.rows || column >= from.cols) return pack;
+  const T* const place = from.data + row * from.stride + column;
+  if (from.packs) return load<width>(place);
+  for (int i = 0; i < width; ++i) {
+    if (column + i < from.cols) pack.at[i] = place[i];
+  }
+  return pack;
+}
+
+template <int threads, typename T>
+__device__ __forceinline__ Fetched<T, threads> fetch_tile(const TileSource<T>& from) {
+  using Own = Fetched<T, threads>;
+  Own fetched;
+#pragma unroll
+  for (int i = 0; i < Own::count; ++i) {
+    fetched.even[i] = fetch_pack<Own::width>(from, Own::even_row(i), Own::column(i));
+    fetched.odd[i] = fetch_pack<Own::width>(from, Own::even_row(i) + 1, Own::column(i));
+  }
+  return fetched;
+}
+
+// f32 by multiply-adds: 16 x 16 threads, each with 4 x 4 elements. A row's 16 threads are half a warp.
+template <typename T>
+struct FmaEngine {
+  using Element = T;
+  static constexpr int threads = 256;
+  static constexpr int rows = 4, cols = 4;
+  static constexpr int lanes_of_row = 16;
+  // Left tiles are brought in anew for every product: they are too large to stay.
+  static constexpr bool keeps_left = false;
+
+  // Four floats more than a row's, so that neighbouring rows begin in other banks.
+  struct Tile {
+    alignas(16) float at[tile_size][tile_size + 4];
+  };
+  struct Values {
+    float at[rows][cols] = {};
+  };
+  using Weights = Values;
+
+  __device__ static int x() { return static_cast<int>(threadIdx.x) % 16; }
+  __device__ static int row(int i) { return static_cast<int>(threadIdx.x) / 16 + 16 * i; }
+  __device__ static int score_column(int j) { return x() + 16 * j; }
+  __device__ static int feature(int j) { return 4 * x() + j; }
+
+  __device__ static auto fetch(const TileSource<T>& from) { return fetch_tile<threads>(from); }
+
+  __device__ __forceinline__ static void put_for_scores(Tile& tile, const Fetched<T, threads>& fetched) {
+    using Own = Fetched<T, threads>;
+#pragma unroll
+    for (int i = 0; i < Own::count; ++i) {
+      put_row(&tile.at[Own::even_row(i)][Own::column(i)], fetched.even[i]);
+      put_row(&tile.at[Own::even_row(i) + 1][Own::column(i)], fetched.odd[i]);
+    }
+  }
+  __device__ __forceinline__ static void put_for_sums(Tile& tile, const Fetched<T, threads>& fetched) {
+    put_for_scores(tile, fetched);
+  }
+
+  __device__ __forceinline__ static Weights weights_of(const Values& values) { return values; }
+  __device__ __forceinline__ static void put_weights(Tile& tile, const Weights& weights) {
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < cols; ++j) tile.at[row(i)][score_column(j)] = weights.at[i][j];
+  }
+
+  __device__ __forceinline__ static void add_scores(Values& values, const Tile& left, const Tile& right, int depth) {
+#pragma unroll 2
+    for (int k = 0; k < depth; k += 4) {
+      Pack<float, 4> a[rows], b[cols];
+      for (int i = 0; i < rows; ++i) a[i] = load<4>(&left.at[row(i)][k]);
+      for (int j = 0; j < cols; ++j) b[j] = load<4>(&right.at[score_column(j)][k]);
+      for (int n = 0; n < 4; ++n)
+        for (int i = 0; i < rows; ++i)
+          for (int j = 0; j < cols; ++j) values.at[i][j] += a[i].at[n] * b[j].at[n];
+    }
+  }
+
+  // The weights are in `left`, put there by all threads. Columns past the last are computed as any other.
+  __device__ __forceinline__ static void add_weighted(Values& values, const Tile& left, const Weights&,
+                                                      const Tile& right, int depth, int) {
+#pragma unroll 2
+    for (int k = 0; k < depth; k += 4) {
+      Pack<float, 4> a[rows], b[4];
+      for (int i = 0; i < rows; ++i) a[i] = load<4>(&left.at[row(i)][k]);
+      for (int n = 0; n < 4; ++n) b[n] = load<4>(&right.at[k + n][feature(0)]);
+      for (int n = 0; n < 4; ++n)
+        for (int i = 0; i < rows; ++i)
+          for (int j = 0; j < cols; ++j) values.at[i][j] += a[i].at[n] * b[n].at[j];
+    }
+  }
+
+ private:
+  template <int width>
+  __device__ static void put_row(float* to, const Pack<T, width>& from) {
+    for (int first = 0; first < width; first += 4) {
+      Pack<float, 4> values;
+      for (int n = 0; n < 4; ++n) values.at[n] = to_float(from.at[first + n]);
+      store(to + first, values);
+    }
+  }
+};
+
+// bf16 by tensor cores: four warps, each with 16 rows. A thread's elements are those of the fragments (see mma.h): rows
+// g and g + 8, and of every eight columns 2t and 2t + 1. A row's four threads are neighbours.
+struct MmaEngine {
+  using Element = bf16;
+  static constexpr int threads = 128;
+  static constexpr int rows = 2, cols = 16;
+  static constexpr int lanes_of_row = 4;
+  static constexpr bool keeps_left = true;
+
+  // Pairs of bf16 along the dimension that is summed over: for scores along features, [64][32 and 4 more]; for sums
+  // along tokens, [32][64 and 8 more]. With that many more, the lanes of a fragment read 32 different banks.
+  static constexpr int row_words = tile_size / 2 + 4;
+  static constexpr int pair_words = tile_size + 8;
+  struct Tile {
+    alignas(16) uint32_t words[tile_size * row_words];
+  };
+  static_assert(tile_size * row_words == tile_size / 2 * pair_words);
+
+  struct Values {
+    float at[rows][cols] = {};
+  };
+  // The same elements as left fragments: what a thread has of a product is what it gives to the next one.
+  struct Weights {
+    uint32_t at[4][4];
+  };
+
+  __device__ static int g() { return static_cast<int>(threadIdx.x) % 32 / 4; }
+  __device__ static int t() { return static_cast<int>(threadIdx.x) % 4; }
+  __device__ static int row(int i) { return static_cast<int>(threadIdx.x) / 32 * 16 + g() + 8 * i; }
+  __device__ static int score_column(int j) { return j / 2 * 8 + 2 * t() + j % 2; }
+  __device__ static int feature(int j) { return score_column(j); }
+
+  using Own = Fetched<bf16, threads>;
+  __device__ static Own fetch(const TileSource<bf16>& from) { return fetch_tile<threads>(from); }
+
+  __device__ __forceinline__ static void put_for_scores(Tile& tile, const Own& fetched) {
+#pragma unroll
+    for (int i = 0; i < Own::count; ++i) {
+      uint32_t* const to = tile.words + Own::even_row(i) * row_words + Own::column(i) / 2;
+      store(to, std::bit_cast<Pack<uint32_t, 4>>(fetched.even[i]));
+      store(to + row_words, std::bit_cast<Pack<uint32_t, 4>>(fetched.odd[i]));
+    }
+  }
+  __device__ __forceinline__ static void put_for_sums(Tile& tile, const Own& fetched) {
+#pragma unroll
+    for (int i = 0; i < Own::count; ++i) {
+      const auto even = std::bit_cast<Pack<uint32_t, 4>>(fetched.even[i]);
+      const auto odd = std::bit_cast<Pack<uint32_t, 4>>(fetched.odd[i]);
+      uint32_t* const to = tile.words + Own::even_row(i) / 2 * pair_words + Own::column(i);
+      Pack<uint32_t, 4> pairs[2];
+      for (int n = 0; n < 4; ++n) {
+        pairs[n / 2].at[n % 2 * 2] = (even.at[n] & 0xffffU) | (odd.at[n] << 16);
+        pairs[n / 2].at[n % 2 * 2 + 1] = (even.at[n] >> 16) | (odd.at[n] & 0xffff0000U);
+      }
+      store(to, pairs[0]);
+      store(to + 4, pairs[1]);
+    }
+  }
+
+  __device__ __forceinline__ static Weights weights_of(const Values& values) {
+    Weights weights;
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      for (int n = 0; n < 4; ++n)
+        weights.at[k][n] = bf16_pair(values.at[n % 2][4 * k + n / 2 * 2], values.at[n % 2][4 * k + n / 2 * 2 + 1]);
+    return weights;
+  }
+  __device__ __forceinline__ static void put_weights(Tile&, const Weights&) {}
+
+  __device__ __forceinline__ static void add_scores(Values& values, const Tile& left, const Tile& right, int depth) {
+    const uint32_t* const a_words = left.words + row(0) * row_words + t();
+    const uint32_t* const b_words = right.words + g() * row_words + t();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (16 * k >= depth) continue;
+      const uint32_t* const a_k = a_words + 8 * k;
+      const uint32_t a[4] = {a_k[0], a_k[8 * row_words], a_k[4], a_k[8 * row_words + 4]};
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const uint32_t* const b = b_words + 8 * n * row_words + 8 * k;
+        mma_16x8x16(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1], a, b[0],
+                    b[4]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void add_weighted(Values& values, const Tile&, const Weights& weights,
+                                                      const Tile& right, int depth, int columns) {
+    const uint32_t* const b_words = right.words + t() * pair_words + g();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (16 * k >= depth) continue;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (8 * n >= columns) continue;
+        const uint32_t* const b = b_words + 8 * k * pair_words + 8 * n;
+        mma_16x8x16(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1],
+                    weights.at[k], b[0], b[4 * pair_words]);
+      }
+    }
+  }
+};
+
+}  // namespace gptrain::attention

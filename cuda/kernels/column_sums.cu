@@ -1,0 +1,99 @@
+// Sums over the rows of a matrix in two launches: of chunks of rows, and of the chunks.
+#include "kernels/column_sums.h"
+#include "kernels/rows.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int lanes = 32;  // of neighbouring columns, so that a warp reads whole lines of memory
+constexpr int warps = 8;   // of different rows
+constexpr unsigned threads = lanes * warps;
+constexpr int group = 8;  // rows that a thread has under way at once
+
+template <int N>
+struct WarpSums {
+  double of_warp[warps][lanes * N];
+};
+
+// partials[chunk][column]: of the rows of a chunk. A thread takes N columns of every eighth row.
+template <typename T, int N>
+__global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int64_t chunk_rows, float* partials) {
+  WarpSums<N>& sums = shared<WarpSums<N>>();
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int warp = static_cast<int>(threadIdx.x) / lanes;
+  const int64_t blocks_across = (cols + lanes * N - 1) / (lanes * N);
+  const int64_t chunk = blockIdx.x / blocks_across;
+  const int64_t first_column = blockIdx.x % blocks_across * (lanes * N);
+  const int64_t column = first_column + lane * N;
+  const int64_t end = (chunk + 1) * chunk_rows < rows ? (chunk + 1) * chunk_rows : rows;
+  double total[N] = {};
+  if (column < cols) {
+    for (int64_t first = chunk * chunk_rows + warp; first < end; first += group * warps) {
+      Pack<T, N> packs[group] = {};
+#pragma unroll
+      for (int i = 0; i < group; ++i)
+        if (first + i * warps < end) packs[i] = load<N>(values.at(first + i * warps, column));
+      float sum[N] = {};
+#pragma unroll
+      for (int i = 0; i < group; ++i)
+        for (int j = 0; j < N; ++j) sum[j] += to_float(packs[i].at[j]);
+      for (int j = 0; j < N; ++j) total[j] += static_cast<double>(sum[j]);
+    }
+  }
+  for (int j = 0; j < N; ++j) sums.of_warp[warp][lane * N + j] = total[j];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < lanes * N; i += static_cast<int>(threads)) {
+    if (first_column + i >= cols) return;
+    double sum = 0;
+    for (int w = 0; w < warps; ++w) sum += sums.of_warp[w][i];
+    partials[chunk * cols + first_column + i] = static_cast<float>(sum);
+  }
+}
+
+// A block adds up 32 columns, a warp of it every eighth chunk.
+__global__ void add_chunks(const float* partials, int64_t chunks, int64_t cols, float* result, bool accumulate) {
+  WarpSums<1>& sums = shared<WarpSums<1>>();
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int warp = static_cast<int>(threadIdx.x) / lanes;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * lanes + lane;
+  double total = 0;
+  if (column < cols) {
+    for (int64_t chunk = warp; chunk < chunks; chunk += warps)
+      total += static_cast<double>(partials[chunk * cols + column]);
+  }
+  sums.of_warp[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0 || column >= cols) return;
+  double sum = accumulate ? static_cast<double>(result[column]) : 0.0;
+  for (int w = 0; w < warps; ++w) sum += sums.of_warp[w][lane];
+  result[column] = static_cast<float>(sum);
+}
+
+template <typename T, int N>
+void launch_sum_chunks(const Matrix& values, Stream stream, float* partials) {
+  const int64_t chunk_rows = gpu_column_sum_chunk(values.rows);
+  const int64_t chunks = (values.rows + chunk_rows - 1) / chunk_rows;
+  const int64_t blocks_across = (values.cols + lanes * N - 1) / (lanes * N);
+  launch(stream, {chunks * blocks_across, threads, sizeof(WarpSums<N>)}, sum_chunks<T, N>, Rows<const T>(values),
+         values.rows, values.cols, chunk_rows, partials);
+}
+
+}  // namespace
+
+void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch) {
+  auto* const partials = reinterpret_cast<float*>(scratch);
+  with_type(op.values.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (in_packs({op.values})) {
+      launch_sum_chunks<T, pack_width>(op.values, stream, partials);
+    } else {
+      launch_sum_chunks<T, 1>(op.values, stream, partials);
+    }
+  });
+  const int64_t chunk_rows = gpu_column_sum_chunk(op.values.rows);
+  launch(stream, {(op.values.cols + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_chunks, partials,
+         (op.values.rows + chunk_rows - 1) / chunk_rows, op.values.cols, op.sums.as<float>(), op.accumulate);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,251 @@
+// Rows of the embedding tables: looked up, and their gradients. The backward pass sorts the rows of the batch by token.
+// Those of one token then lie side by side, in order, and a warp adds them up: always in that order, without atomics.
+#include <limits>
+#include <utility>
+
+#include "kernels/embedding.h"
+#include "kernels/rows.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+namespace {
+
+constexpr unsigned threads = 256;
+
+template <typename R, typename C>
+struct ForwardOperands {
+  const int32_t* tokens;
+  Rows<const C> token_table, position_table;  // null data: no positions
+  Rows<R> x;
+  int64_t first_token, table_rows, sequence_length, rows, cols;
+};
+
+template <typename R, typename C, int N>
+__global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout) {
+  for_each_pack<N>(op.rows, op.cols, [&](int64_t row, int64_t column) {
+    float values[N] = {};
+    const int64_t token_row = op.tokens[row] - op.first_token;
+    if (token_row >= 0 && token_row < op.table_rows) {
+      const auto token = load<N>(op.token_table.at(token_row, column));
+      for (int i = 0; i < N; ++i) values[i] = to_float(token.at[i]);
+    }
+    if (op.position_table.data != nullptr) {
+      const auto position = load<N>(op.position_table.at(row % op.sequence_length, column));
+      for (int i = 0; i < N; ++i) values[i] += to_float(position.at[i]);
+    }
+    dropout.apply(row, column, values);
+    Pack<R, N> x;
+    for (int i = 0; i < N; ++i) x.at[i] = rounded_to<R>(values[i]);
+    store(op.x.at(row, column), x);
+  });
+}
+
+// What rows are sorted by: the row of the table that the token has, above the row of the batch. No two are equal.
+using Key = uint64_t;
+
+constexpr uint32_t no_token = std::numeric_limits<uint32_t>::max();  // not in the table
+constexpr Key no_key = std::numeric_limits<Key>::max();
+
+__device__ uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
+__device__ uint32_t row_of(Key key) { return static_cast<uint32_t>(key); }
+
+constexpr int tile_keys = 512;
+constexpr int64_t runs_merged = 16;  // in one pass
+
+struct Tile {
+  Key keys[tile_keys];
+};
+
+// Makes the keys, and sorts each tile of them: a key's place is the number of those that are smaller.
+__global__ void sort_tiles(const int32_t* tokens, int64_t first_token, int64_t table_rows, Key* keys, int64_t rows) {
+  Tile& tile = shared<Tile>();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * tile_keys;
+  const int64_t row = first + threadIdx.x;
+  Key key = no_key;
+  if (row < rows) {
+    const int64_t token_row = tokens[row] - first_token;
+    const bool in_table = token_row >= 0 && token_row < table_rows;
+    key = Key{in_table ? static_cast<uint32_t>(token_row) : no_token} << 32 | static_cast<uint32_t>(row);
+  }
+  tile.keys[threadIdx.x] = key;
+  __syncthreads();
+  int place = 0;
+  for (const Key other : tile.keys) place += other < key ? 1 : 0;
+  if (row < rows) keys[first + place] = key;
+}
+
+// The number of keys of a sorted run that are smaller.
+__device__ int64_t count_smaller(const Key* run, int64_t count, Key key) {
+  int64_t first = 0, end = count;
+  while (first < end) {
+    const int64_t middle = (first + end) / 2;
+    if (run[middle] < key) {
+      first = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return first;
+}
+
+// Merges groups of neighbouring sorted runs: a key's place in its group is the number of smaller keys in every run.
+__global__ void merge_runs(const Key* from, Key* to, int64_t run, int64_t rows) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= rows) return;
+  const Key key = from[i];
+  const int64_t group = i / (run * runs_merged) * (run * runs_merged);
+  const int64_t end = group + run * runs_merged < rows ? group + run * runs_merged : rows;
+  int64_t place = group;
+  for (int64_t first = group; first < end; first += run)
+    place += count_smaller(from + first, first + run < end ? run : end - first, key);
+  to[place] = key;
+}
+
+// Returns the sorted keys of all rows, which are one half of the scratch memory.
+const Key* sort_rows(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
+  const int64_t rows = op.dx.rows;
+  auto* keys = reinterpret_cast<Key*>(scratch);
+  Key* other = keys + rows;
+  launch(stream, {(rows + tile_keys - 1) / tile_keys, tile_keys, sizeof(Tile)}, sort_tiles, op.tokens, op.first_token,
+         op.d_token_table.rows, keys, rows);
+  for (int64_t run = tile_keys; run < rows; run *= runs_merged) {
+    launch(stream, {(rows + threads - 1) / threads, threads, 0}, merge_runs, keys, other, run, rows);
+    std::swap(keys, other);
+  }
+  return keys;
+}
+
+template <int N>
+__global__ void clear(Rows<float> table, int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols,
+                   [&](int64_t row, int64_t column) { store(table.at(row, column), Pack<float, N>{}); });
+}
+
+template <typename R, int N>
+__device__ void add_row(const Pack<R, N>& dx, const DropoutMask& dropout, int64_t row, int64_t column,
+                        float (&sums)[N]) {
+  float values[N];
+  for (int i = 0; i < N; ++i) values[i] = to_float(dx.at[i]);
+  dropout.apply(row, column, values);
+  for (int i = 0; i < N; ++i) sums[i] += values[i];
+}
+
+template <int N>
+__device__ void load_sums(const float* from, float (&sums)[N]) {
+  const auto before = load<N>(from);
+  for (int i = 0; i < N; ++i) sums[i] = before.at[i];
+}
+
+template <int N>
+__device__ void store_sums(float* to, const float (&sums)[N]) {
+  Pack<float, N> pack;
+  for (int i = 0; i < N; ++i) pack.at[i] = sums[i];
+  store(to, pack);
+}
+
+// Warps that share the columns of a row.
+__host__ __device__ constexpr int64_t warps_of_row(int64_t cols, int width) { return (cols / width + 31) / 32; }
+
+// The warps of the first key of each token add up the token's rows.
+template <typename R, int N>
+__global__ void sum_tokens(const Key* keys, Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t rows,
+                           int64_t cols, bool accumulate) {
+  constexpr int in_flight = 8;  // rows on their way from memory, of which only the sum has to wait for the one before
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int64_t first = warp / warps_of_row(cols, N);
+  const int64_t column = (warp % warps_of_row(cols, N) * 32 + threadIdx.x % 32) * N;
+  if (first >= rows || column >= cols) return;
+  const uint32_t token = token_of(keys[first]);
+  if (token == no_token || (first > 0 && token_of(keys[first - 1]) == token)) return;
+  float sums[N] = {};
+  if (accumulate) load_sums(d_table.at(token, column), sums);
+  bool more = true;
+  for (int64_t at = first; more; at += in_flight) {
+    uint32_t batch_rows[in_flight];
+    bool has_token[in_flight];
+    Pack<R, N> packs[in_flight];
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) {
+      const Key key = at + i < rows ? keys[at + i] : no_key;
+      batch_rows[i] = row_of(key);
+      has_token[i] = token_of(key) == token;
+    }
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i)
+      if (has_token[i]) packs[i] = load<N>(dx.at(batch_rows[i], column));
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i)
+      if (has_token[i]) add_row(packs[i], dropout, batch_rows[i], column, sums);
+    more = has_token[in_flight - 1];
+  }
+  store_sums(d_table.at(token, column), sums);
+}
+
+template <typename R, int N>
+__global__ void sum_positions(Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t table_rows,
+                              int64_t rows, int64_t cols, bool accumulate) {
+  for_each_pack<N>(table_rows, cols, [&](int64_t position, int64_t column) {
+    const bool used = position < dropout.sequence_length;
+    if (accumulate && !used) return;
+    float sums[N] = {};
+    if (accumulate) load_sums(d_table.at(position, column), sums);
+    for (int64_t row = position; used && row < rows; row += dropout.sequence_length)
+      add_row(load<N>(dx.at(row, column)), dropout, row, column, sums);
+    store_sums(d_table.at(position, column), sums);
+  });
+}
+
+template <typename R, int N>
+void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys) {
+  const int64_t rows = op.dx.rows, cols = op.dx.cols;
+  const Rows<const R> dx(op.dx);
+  const DropoutMask dropout(op.dropout, op.sequence_length);
+  const Rows<float> d_tokens(op.d_token_table), d_positions(op.d_position_table);
+  if (!op.accumulate_token)
+    launch(stream, shape_of_elements(op.d_token_table.rows, cols, N), clear<N>, d_tokens, op.d_token_table.rows, cols);
+  const int64_t warps = rows * warps_of_row(cols, N);
+  launch(stream, {(warps * 32 + threads - 1) / threads, threads, 0}, sum_tokens<R, N>, keys, dx, dropout, d_tokens,
+         rows, cols, op.accumulate_token);
+  if (!op.d_position_table.given()) return;
+  launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, dx, dropout, d_positions,
+         op.d_position_table.rows, rows, cols, op.accumulate_position);
+}
+
+}  // namespace
+
+void cuda_run(const EmbeddingForward& op, Stream stream) {
+  with_type(op.x.dtype, [&](auto residual) {
+    with_type(op.token_table.dtype, [&](auto compute) {
+      using R = decltype(residual);
+      using C = decltype(compute);
+      const ForwardOperands<R, C> operands{op.tokens,
+                                           Rows<const C>(op.token_table),
+                                           Rows<const C>(op.position_table),
+                                           Rows<R>(op.x),
+                                           op.first_token,
+                                           op.token_table.rows,
+                                           op.sequence_length,
+                                           op.x.rows,
+                                           op.x.cols};
+      const auto start = [&](auto* kernel, int width) {
+        launch(stream, shape_of_elements(op.x.rows, op.x.cols, width), kernel, operands,
+               DropoutMask(op.dropout, op.sequence_length));
+      };
+      if (in_packs({op.token_table, op.position_table, op.x}))
+        return start(embedding_forward<R, C, pack_width>, pack_width);
+      start(embedding_forward<R, C, 1>, 1);
+    });
+  });
+}
+
+void cuda_run(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
+  const Key* const keys = sort_rows(op, stream, scratch);
+  with_type(op.dx.dtype, [&](auto residual) {
+    using R = decltype(residual);
+    constexpr int width = 16 / sizeof(R);
+    if (in_packs({op.dx, op.d_token_table, op.d_position_table})) return launch_backward<R, width>(op, stream, keys);
+    launch_backward<R, 1>(op, stream, keys);
+  });
+}
+
+}  // namespace gptrain

@@ -1,0 +1,303 @@
+// Cross-entropy over the vocabulary. A block has a row of the logits: it finds maximum and sum in one pass over memory
+// and writes the gradient in a second one, which finds most of the row in the cache.
+#include <algorithm>
+#include <limits>
+
+#include "kernels/loss.h"
+#include "kernels/rows.h"
+
+namespace gptrain {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr int64_t most_threads = 1024;
+constexpr int packs_at_once = 2;  // of a thread: on their way from memory together
+
+// sum: of e^(logit - maximum).
+template <typename Sum>
+struct SoftmaxSums {
+  float maximum;
+  Sum sum;
+};
+
+// What thread 0 finds of a row and all threads need for its gradient.
+struct GradientTerms {
+  float maximum;
+  double scale;  // of e^(logit - maximum)
+  double inverse_tokens;
+};
+
+struct BlockSums {
+  float maxima[most_threads / 32];
+  double sums[most_threads / 32];
+  GradientTerms terms;
+};
+
+// Columns from `cols` on are padding: minus infinity, whatever they hold. A pack of padding only is not read.
+template <typename L, int N>
+__device__ void load_logits(const L* logits, int column, int cols, float (&values)[N]) {
+  if (column >= cols) {
+    for (float& value : values) value = -infinity;
+    return;
+  }
+  const auto pack = load<N>(logits + column);
+  for (int i = 0; i < N; ++i) values[i] = to_float(pack.at[i]);
+  if (column + N <= cols) return;
+  for (int i = 0; i < N; ++i)
+    if (column + i >= cols) values[i] = -infinity;
+}
+
+// e^(value - shift), where the shift is a maximum: minus infinity if there is nothing but minus infinities.
+__device__ float exponential(float value, float shift) { return expf(value - (shift == -infinity ? 0.0F : shift)); }
+
+// Of the thread's columns. Where packs raise the maximum, what was summed before shrinks. A NaN is no maximum but makes
+// the sum NaN.
+template <int N, typename L>
+__device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
+  SoftmaxSums<float> own{-infinity, 0};
+  const int step = static_cast<int>(blockDim.x) * N;
+  for (int first = static_cast<int>(threadIdx.x) * N; first < cols; first += packs_at_once * step) {
+    float values[packs_at_once][N];
+#pragma unroll
+    for (int p = 0; p < packs_at_once; ++p) load_logits(logits, first + p * step, cols, values[p]);
+    float maximum = own.maximum;
+    for (const auto& pack : values)
+      for (const float value : pack) maximum = value > maximum ? value : maximum;
+    own.sum *= exponential(own.maximum, maximum);
+    own.maximum = maximum;
+    for (const auto& pack : values)
+      for (const float value : pack) own.sum += exponential(value, maximum);
+  }
+  return own;
+}
+
+// Of the block's threads together, on thread 0; the same order every time.
+__device__ SoftmaxSums<double> block_sums(const SoftmaxSums<float>& own, BlockSums& block) {
+  const unsigned warp = threadIdx.x / 32;
+  const unsigned warps = blockDim.x / 32;
+  float maximum = own.maximum;
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
+    const float other = __shfl_xor_sync(0xffffffff, maximum, lanes);
+    maximum = other > maximum ? other : maximum;
+  }
+  if (threadIdx.x % 32 == 0) block.maxima[warp] = maximum;
+  __syncthreads();
+  for (unsigned i = 0; i < warps; ++i) maximum = block.maxima[i] > maximum ? block.maxima[i] : maximum;
+  double sum = static_cast<double>(own.sum * exponential(own.maximum, maximum));
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+  if (threadIdx.x % 32 == 0) block.sums[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return {maximum, 0};
+  double total = 0;
+  for (unsigned i = 0; i < warps; ++i) total += block.sums[i];
+  return {maximum, total};
+}
+
+// A slice of the vocabulary.
+struct Slice {
+  int64_t vocab_size, first_token;
+  int cols;       // of the logits
+  int true_cols;  // without padding
+
+  Slice(int64_t vocab_size_, int64_t first_token_, int64_t cols_)
+      : vocab_size(vocab_size_),
+        first_token(first_token_),
+        cols(static_cast<int>(cols_)),
+        true_cols(static_cast<int>(std::clamp<int64_t>(vocab_size_ - first_token_, 0, cols_))) {}
+  // The column of a token, or -1.
+  __device__ int column_of(int32_t token) const {
+    const int64_t column = token - first_token;
+    return token >= 0 && column >= 0 && column < true_cols ? static_cast<int>(column) : -1;
+  }
+};
+
+template <typename L, int N>
+__global__ void cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics,
+                                         Slice slice) {
+  const int64_t row = blockIdx.x;
+  const L* const in = logits.at(row, 0);
+  const auto sums = block_sums(own_sums<N>(in, slice.true_cols), shared<BlockSums>());
+  if (threadIdx.x > 0) return;
+  const int target = slice.column_of(targets[row]);
+  *statistics.at(0, row) = sums.maximum;
+  *statistics.at(1, row) = static_cast<float>(sums.sum);
+  *statistics.at(2, row) = target >= 0 ? to_float(in[target]) : 0.0F;
+}
+
+// Statistics of slices, in order, make those of the whole row.
+struct AllSlices {
+  Rows<const float> statistics;  // null data: the logits are whole
+  int64_t count;
+
+  __device__ SoftmaxSums<double> sums(int64_t row) const {
+    SoftmaxSums<double> whole{-infinity, 0};
+    for (int64_t i = 0; i < count; ++i) {
+      const float maximum = *statistics.at(3 * i, row);
+      whole.maximum = maximum > whole.maximum ? maximum : whole.maximum;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const double sum = static_cast<double>(*statistics.at(3 * i + 1, row));
+      // A slice of padding has no share, and its minus infinity is not to meet another; a NaN is to be seen.
+      if (sum != 0) whole.sum += sum * static_cast<double>(expf(*statistics.at(3 * i, row) - whole.maximum));
+    }
+    return whole;
+  }
+  __device__ double target_logit(int64_t row) const {
+    double logit = 0;
+    for (int64_t i = 0; i < count; ++i) logit += static_cast<double>(*statistics.at(3 * i + 2, row));
+    return logit;
+  }
+};
+
+template <typename L, typename C>
+struct LossOperands {
+  Rows<const L> logits;
+  Rows<C> d_logits;  // null data: the losses only
+  const int32_t* targets;
+  const StepState* state;
+  float* losses;
+  double z_loss;
+};
+
+template <int N, typename C>
+__device__ void clear_row(C* row, int cols) {
+  for (int column = static_cast<int>(threadIdx.x) * N; column < cols; column += static_cast<int>(blockDim.x) * N)
+    store(row + column, Pack<C, N>{});
+}
+
+// The gradients of N columns, some of which are the target's or padding.
+template <typename C, int N>
+__device__ Pack<C, N> mixed_gradients(const float (&values)[N], int column, int true_cols, int target,
+                                      const GradientTerms& terms) {
+  Pack<C, N> out;
+  for (int i = 0; i < N; ++i) {
+    double gradient = static_cast<double>(expf(values[i] - terms.maximum)) * terms.scale;
+    if (column + i == target) gradient -= terms.inverse_tokens;
+    // A scale that is not finite is not to reach the padding.
+    out.at[i] = rounded_to<C>(column + i < true_cols ? static_cast<float>(gradient) : 0.0F);
+  }
+  return out;
+}
+
+// d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target]. The logits may be where the gradient goes: a
+// thread writes nothing but what it alone has read.
+template <int N, typename L, typename C>
+__device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice, int target, GradientTerms terms) {
+  const auto scale = static_cast<float>(terms.scale);
+  const int step = static_cast<int>(blockDim.x) * N;
+  for (int first = static_cast<int>(threadIdx.x) * N; first < slice.cols; first += packs_at_once * step) {
+    float values[packs_at_once][N];
+#pragma unroll
+    for (int p = 0; p < packs_at_once; ++p) load_logits(logits, first + p * step, slice.true_cols, values[p]);
+#pragma unroll
+    for (int p = 0; p < packs_at_once; ++p) {
+      const int column = first + p * step;
+      if (column >= slice.cols) continue;
+      const bool has_target = target >= column && target < column + N;
+      Pack<C, N> out;
+      if (has_target || column + N > slice.true_cols) {
+        out = mixed_gradients<C>(values[p], column, slice.true_cols, target, terms);
+      } else {
+        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(expf(values[p][i] - terms.maximum) * scale);
+      }
+      store(d_logits + column, out);
+    }
+  }
+}
+
+template <typename L, typename C, int N>
+__global__ void cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
+  BlockSums& block = shared<BlockSums>();
+  const int64_t row = blockIdx.x;
+  const L* const logits = op.logits.at(row, 0);
+  const int32_t token = op.targets[row];
+  if (token < 0) {
+    if (threadIdx.x == 0) op.losses[row] = 0;
+    if (op.d_logits.data != nullptr) clear_row<N>(op.d_logits.at(row, 0), slice.cols);
+    return;
+  }
+  const int target = slice.column_of(token);
+  SoftmaxSums<double> sums{-infinity, 0};
+  if (slices.statistics.data == nullptr) sums = block_sums(own_sums<N>(logits, slice.true_cols), block);
+  if (threadIdx.x == 0) {
+    double target_logit = std::numeric_limits<double>::quiet_NaN();  // of a token past the vocabulary
+    if (slices.statistics.data != nullptr) {
+      sums = slices.sums(row);
+      if (token < slice.vocab_size) target_logit = slices.target_logit(row);
+    } else if (target >= 0) {
+      target_logit = static_cast<double>(to_float(logits[target]));
+    }
+    const auto maximum = static_cast<double>(sums.maximum);
+    const double log_sum = log(sums.sum);
+    op.losses[row] = static_cast<float>(log_sum - (target_logit - maximum));
+    const auto inverse_tokens = static_cast<double>(op.state->inverse_tokens);
+    const double slope = 1.0 + 2.0 * op.z_loss * (maximum + log_sum);
+    block.terms = {sums.maximum, slope * inverse_tokens / sums.sum, inverse_tokens};
+  }
+  if (op.d_logits.data == nullptr) return;
+  __syncthreads();
+  write_gradient<N>(logits, op.d_logits.at(row, 0), slice, target, block.terms);
+}
+
+struct WarpSums {
+  double of_warp[most_threads / 32];
+};
+
+// One block. A thread adds up every 1024th loss in order, and the threads' sums have one order, too: as fixed as one
+// sum after the other, and no further from it than f64 rounds.
+__global__ void accumulate_loss(const float* losses, int64_t count, StepState* state) {
+  WarpSums& sums = shared<WarpSums>();
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += static_cast<double>(losses[i]);
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+  if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  double total = 0;
+  for (const double of_warp : sums.of_warp) total += of_warp;
+  state->loss_sum += total;
+}
+
+LaunchShape shape_of_rows(const Matrix& logits, int width) {
+  const int64_t steps = (logits.cols / width + packs_at_once - 1) / packs_at_once;
+  return {logits.rows, static_cast<unsigned>(std::min((steps + 31) / 32 * 32, most_threads)), sizeof(BlockSums)};
+}
+
+}  // namespace
+
+void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
+  with_type(op.logits.dtype, [&](auto type) {
+    using L = decltype(type);
+    const auto start = [&](auto* kernel, int width) {
+      launch(stream, shape_of_rows(op.logits, width), kernel, Rows<const L>(op.logits), op.targets,
+             Rows<float>(op.statistics), Slice(op.vocab_size, op.first_token, op.logits.cols));
+    };
+    if (in_packs({op.logits})) return start(cross_entropy_statistics<L, pack_width>, pack_width);
+    start(cross_entropy_statistics<L, 1>, 1);
+  });
+}
+
+void cuda_run(const CrossEntropy& op, Stream stream) {
+  with_type(op.logits.dtype, [&](auto logits_type) {
+    with_type(op.d_logits.dtype, [&](auto compute) {
+      using L = decltype(logits_type);
+      using C = decltype(compute);
+      const LossOperands<L, C> operands{Rows<const L>(op.logits), Rows<C>(op.d_logits),    op.targets,
+                                        op.state,                 op.losses.as<float>(), op.z_loss};
+      const AllSlices slices{Rows<const float>(op.statistics), op.statistics.rows / 3};
+      const auto start = [&](auto* kernel, int width) {
+        launch(stream, shape_of_rows(op.logits, width), kernel, operands, slices,
+               Slice(op.vocab_size, op.first_token, op.logits.cols));
+      };
+      if (in_packs({op.logits, op.d_logits})) return start(cross_entropy<L, C, pack_width>, pack_width);
+      start(cross_entropy<L, C, 1>, 1);
+    });
+  });
+}
+
+void cuda_run(const AccumulateLoss& op, Stream stream) {
+  launch(stream, {1, most_threads, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
+         op.state);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,396 @@
+// Norm and rotary embedding of queries and keys, one launch for each of the two. A head's vector lies in the registers
+// of a few neighbouring threads, each of which has the same places of both halves, so that it can turn them. The
+// angles, in f64, are made once for all heads of a row.
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "kernels/query_key.h"
+#include "kernels/rows.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int most_threads = 256;
+constexpr int most_rows_at_once = 16;
+constexpr int64_t forward_blocks = 2112;
+
+// How a block's threads share the heads of the rows that it takes at once.
+struct HeadShape {
+  int size;  // D
+  int half;  // where the second half begins; of an odd head it is one shorter than the first
+  int num_heads;
+  int lanes;         // threads of a head: a power of two, a warp at most
+  int rows_at_once;  // several where a row has too few heads for a block
+
+  HeadShape(int64_t head_size, int64_t cols, int width)
+      : size(static_cast<int>(head_size)), half((size + 1) / 2), num_heads(static_cast<int>(cols / head_size)), lanes(1) {
+    while (lanes < 32 && lanes * width < half) lanes *= 2;
+    const int most_rows = std::min(most_rows_at_once, std::max(1, 2048 / half));
+    rows_at_once = std::clamp(most_threads / (num_heads * lanes), 1, most_rows);
+  }
+  unsigned threads() const {
+    return static_cast<unsigned>(std::min(most_threads, (rows_at_once * num_heads * lanes + 31) / 32 * 32));
+  }
+  int64_t blocks(int64_t rows, int64_t most) const { return std::min((rows + rows_at_once - 1) / rows_at_once, most); }
+};
+
+// Pair i turns by t theta^(-2i/D).
+struct Rotary {
+  int pairs;  // D / 2, or 0: nothing turns
+  double log2_theta;
+  int64_t sequence_length;
+
+  template <typename Op>
+  explicit Rotary(const Op& op)
+      : pairs(op.rotary ? static_cast<int>(op.head_size / 2) : 0),
+        log2_theta(std::log2(op.theta)),
+        sequence_length(op.sequence_length) {}
+  // Of Turns; something even where nothing turns.
+  size_t shared_bytes(int rows_at_once) const {
+    const size_t of_pair = sizeof(double) + 4 * static_cast<size_t>(rows_at_once) * sizeof(float);
+    return std::max(static_cast<size_t>(pairs) * of_pair, sizeof(double));
+  }
+};
+
+// The cosines and sines of the rows at hand, in shared memory, twice: while some threads turn the heads of these rows,
+// others are at the next.
+class Turns {
+ public:
+  __device__ Turns(const Rotary& rotary, int rows_at_once)
+      : rotary_(rotary),
+        rows_at_once_(rows_at_once),
+        frequencies_(&shared<double>()),
+        values_(reinterpret_cast<float*>(frequencies_ + rotary.pairs)) {
+    for (int i = static_cast<int>(threadIdx.x); i < rotary.pairs; i += static_cast<int>(blockDim.x))
+      frequencies_[i] = exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta);
+  }
+
+  // Of the rows from `first` on. All of the block's threads call it.
+  __device__ void prepare(int64_t first, int64_t rows) {
+    if (rotary_.pairs == 0) return;
+    odd_ = !odd_;
+    for (int k = 0; k < rows_at_once_ && first + k < rows; ++k) {
+      const auto token = static_cast<double>((first + k) % rotary_.sequence_length);
+      // A thread takes the pairs whose frequencies it has written.
+      for (int i = static_cast<int>(threadIdx.x); i < rotary_.pairs; i += static_cast<int>(blockDim.x)) {
+        double sine, cosine;
+        sincos(token * frequencies_[i], &sine, &cosine);
+        at(k)[i] = static_cast<float>(cosine);
+        at(k)[rotary_.pairs + i] = static_cast<float>(sine);
+      }
+    }
+    __syncthreads();
+  }
+
+  // (a, b) of row first + k, turned forward or back.
+  template <int N>
+  __device__ void turn(int k, int pair, float direction, float (&a)[N], float (&b)[N]) const {
+    const auto cosines = load<N>(at(k) + pair);
+    const auto sines = load<N>(at(k) + rotary_.pairs + pair);
+    for (int i = 0; i < N; ++i) {
+      const float sine = direction * sines.at[i];
+      const float turned = a[i] * cosines.at[i] - b[i] * sine;
+      b[i] = b[i] * cosines.at[i] + a[i] * sine;
+      a[i] = turned;
+    }
+  }
+
+ private:
+  __device__ float* at(int k) const { return values_ + ((odd_ ? rows_at_once_ : 0) + k) * 2 * rotary_.pairs; }
+
+  Rotary rotary_;
+  int rows_at_once_;
+  double* frequencies_;
+  float* values_;  // [2, rows at once, cosines and sines, pairs]
+  bool odd_ = false;
+};
+
+// What a thread has of a head's vector.
+template <int N, int P>
+struct Halves {
+  float a[P][N], b[P][N];
+};
+
+// Calls body(place in the thread's registers, column in the half).
+template <int N, int P, typename Body>
+__device__ void for_own_columns(const HeadShape& shape, const Body& body) {
+  const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int column = (p * shape.lanes + lane) * N;
+    if (column < shape.half) body(p, column);
+  }
+}
+
+// The columns of a head that are not the thread's, and the one that an odd head lacks, are zero.
+template <int N, int P, typename T>
+__device__ Halves<N, P> load_halves(const T* head, const HeadShape& shape) {
+  Halves<N, P> x{};
+  for_own_columns<N, P>(shape, [&](int p, int column) {
+    const auto a = load<N>(head + column);
+    for (int i = 0; i < N; ++i) x.a[p][i] = to_float(a.at[i]);
+    if (shape.half + column >= shape.size) return;
+    const auto b = load<N>(head + shape.half + column);
+    for (int i = 0; i < N; ++i) x.b[p][i] = to_float(b.at[i]);
+  });
+  return x;
+}
+
+template <int N, int P, typename C>
+__device__ void store_halves(const Halves<N, P>& y, C* head, const HeadShape& shape) {
+  for_own_columns<N, P>(shape, [&](int p, int column) {
+    Pack<C, N> a, b;
+    for (int i = 0; i < N; ++i) {
+      a.at[i] = rounded_to<C>(y.a[p][i]);
+      b.at[i] = rounded_to<C>(y.b[p][i]);
+    }
+    store(head + column, a);
+    if (shape.half + column < shape.size) store(head + shape.half + column, b);
+  });
+}
+
+// Calls body(a value of x, the value of y in the same place) for all of the thread's.
+template <int N, int P, typename X, typename Body>
+__device__ void for_each_value(X& x, const Halves<N, P>& y, const Body& body) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      body(x.a[p][i], y.a[p][i]);
+      body(x.b[p][i], y.b[p][i]);
+    }
+  }
+}
+
+template <int N, int P>
+__device__ void add_products(Halves<N, P>& sums, const Halves<N, P>& x, const Halves<N, P>& y) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      sums.a[p][i] += x.a[p][i] * y.a[p][i];
+      sums.b[p][i] += x.b[p][i] * y.b[p][i];
+    }
+  }
+}
+
+// Over the threads of a head, on each of them.
+__device__ float sum_of_head(float value, const HeadShape& shape) {
+  for (int lanes = shape.lanes / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
+  return value;
+}
+
+// Calls body(row - first, head, whether there is one) for the block's rows from `first` on. All lanes of a warp come
+// along, so that they can add up.
+template <typename Body>
+__device__ void for_each_head(const HeadShape& shape, int64_t first, int64_t rows, const Body& body) {
+  const int heads_at_once = static_cast<int>(blockDim.x) / shape.lanes;
+  const int own = static_cast<int>(threadIdx.x) / shape.lanes;
+  const int first_of_warp = static_cast<int>(threadIdx.x) / 32 * 32 / shape.lanes;
+  const int heads = shape.rows_at_once * shape.num_heads;
+  for (int start = 0; start + first_of_warp < heads; start += heads_at_once) {
+    const int k = (start + own) / shape.num_heads;
+    body(k, (start + own) % shape.num_heads, k < shape.rows_at_once && first + k < rows);
+  }
+}
+
+// Queries or keys.
+template <typename C>
+struct ForwardOperands {
+  Rows<const C> x;
+  Rows<C> y;
+  const float* gamma;  // null: no norm
+  Rows<float> rstd;    // of these heads
+  float eps;
+  int64_t rows;
+};
+
+template <typename C, int N, int P>
+__global__ void query_key_forward(ForwardOperands<C> op, HeadShape shape, Rotary rotary) {
+  Turns turns(rotary, shape.rows_at_once);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * shape.rows_at_once;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * shape.rows_at_once; first < op.rows; first += step) {
+    turns.prepare(first, op.rows);
+    for_each_head(shape, first, op.rows, [&](int k, int head, bool exists) {
+      const int64_t column = static_cast<int64_t>(head) * shape.size;
+      Halves<N, P> x{};
+      if (exists) x = load_halves<N, P>(op.x.at(first + k, column), shape);
+      if (op.gamma != nullptr) {
+        float squares = 0;
+        for_each_value(x, x, [&](float value, float) { squares += value * value; });
+        const float mean = sum_of_head(squares, shape) / static_cast<float>(shape.size);
+        const float rstd = 1.0F / sqrtf(mean + op.eps);
+        for_each_value(x, load_halves<N, P>(op.gamma, shape), [&](float& value, float gamma) { value *= rstd * gamma; });
+        if (exists && static_cast<int>(threadIdx.x) % shape.lanes == 0) *op.rstd.at(first + k, head) = rstd;
+      }
+      if (!exists) return;
+      if (rotary.pairs > 0)
+        for_own_columns<N, P>(shape, [&](int p, int pair) { turns.turn(k, pair, 1.0F, x.a[p], x.b[p]); });
+      store_halves(x, op.y.at(first + k, column), shape);
+    });
+  }
+}
+
+// Queries or keys.
+template <typename C>
+struct BackwardOperands {
+  Rows<C> gradient;  // of y, then of x
+  Rows<const C> x;
+  const float* gamma;  // null: no norm
+  Rows<const float> rstd;
+  float* partials;  // [blocks, D] of d_gamma
+  int64_t rows;
+};
+
+// Adds up what the block's threads have of each column, and leaves it in the block's row of the partial sums.
+template <int N, int P>
+__device__ void leave_partials(Halves<N, P> sums, const HeadShape& shape, float* partials) {
+  for_each_value(sums, sums, [&](float& value, float) {
+    for (int lanes = 16; lanes >= shape.lanes; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
+  });
+  float* const of_warps = &shared<float>();  // [warps, D]
+  __syncthreads();                           // until now it held the turns
+  if (static_cast<int>(threadIdx.x) % 32 < shape.lanes)
+    store_halves(sums, of_warps + static_cast<int>(threadIdx.x) / 32 * shape.size, shape);
+  __syncthreads();
+  for (int column = static_cast<int>(threadIdx.x); column < shape.size; column += static_cast<int>(blockDim.x)) {
+    float total = 0;
+    for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) total += of_warps[warp * shape.size + column];
+    partials[static_cast<int64_t>(blockIdx.x) * shape.size + column] = total;
+  }
+}
+
+template <typename C, int N, int P>
+__global__ void query_key_backward(BackwardOperands<C> op, HeadShape shape, Rotary rotary) {
+  Turns turns(rotary, shape.rows_at_once);
+  Halves<N, P> d_gamma{};
+  const int64_t step = static_cast<int64_t>(gridDim.x) * shape.rows_at_once;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * shape.rows_at_once; first < op.rows; first += step) {
+    turns.prepare(first, op.rows);
+    for_each_head(shape, first, op.rows, [&](int k, int head, bool exists) {
+      const int64_t column = static_cast<int64_t>(head) * shape.size;
+      Halves<N, P> gradient{};
+      if (exists) gradient = load_halves<N, P>(op.gradient.at(first + k, column), shape);
+      if (exists && rotary.pairs > 0)
+        for_own_columns<N, P>(
+            shape, [&](int p, int pair) { turns.turn(k, pair, -1.0F, gradient.a[p], gradient.b[p]); });
+      if (op.gamma != nullptr) {
+        Halves<N, P> normed{};
+        float rstd = 0;
+        if (exists) {
+          normed = load_halves<N, P>(op.x.at(first + k, column), shape);
+          rstd = *op.rstd.at(first + k, head);
+        }
+        for_each_value(normed, normed, [&](float& value, float) { value *= rstd; });
+        add_products(d_gamma, gradient, normed);
+        for_each_value(gradient, load_halves<N, P>(op.gamma, shape), [](float& value, float gamma) { value *= gamma; });
+        float product = 0;
+        for_each_value(gradient, normed, [&](float value, float x_hat) { product += value * x_hat; });
+        const float mean = sum_of_head(product, shape) / static_cast<float>(shape.size);
+        for_each_value(gradient, normed, [&](float& value, float x_hat) { value = rstd * (value - x_hat * mean); });
+      }
+      if (exists) store_halves(gradient, op.gradient.at(first + k, column), shape);
+    });
+  }
+  if (op.gamma != nullptr) leave_partials(d_gamma, shape, op.partials);
+}
+
+constexpr int summed_columns = 32;  // of a block
+constexpr int shares = 32;          // of the blocks' partial sums of a column
+
+struct ShareSums {
+  double of_share[shares][summed_columns];
+};
+
+__global__ void sum_partials(const float* partials, int64_t blocks, int cols, float* d_gamma, bool accumulate) {
+  ShareSums& sums = shared<ShareSums>();
+  const int own_column = static_cast<int>(threadIdx.x) % summed_columns;
+  const int share = static_cast<int>(threadIdx.x) / summed_columns;
+  const int column = static_cast<int>(blockIdx.x) * summed_columns + own_column;
+  double sum = 0;
+  for (int64_t block = share; column < cols && block < blocks; block += shares)
+    sum += static_cast<double>(partials[block * cols + column]);
+  sums.of_share[share][own_column] = sum;
+  __syncthreads();
+  if (share > 0 || column >= cols) return;
+  double total = 0;
+  for (const auto& of_share : sums.of_share) total += of_share[own_column];
+  d_gamma[column] = static_cast<float>(total) + (accumulate ? d_gamma[column] : 0.0F);
+}
+
+// Calls body(width, packs of a thread from each half) as constants, for heads that fit.
+template <typename Body>
+void with_head_shape(int64_t head_size, bool packs, const Body& body) {
+  const int64_t half = (head_size + 1) / 2;
+  if (half > 512) throw std::logic_error("a head is too long for the queries' and keys' kernels");
+  if (packs && head_size % (2 * pack_width) == 0) {
+    const std::integral_constant<int, pack_width> width;
+    if (half <= 32 * pack_width) return body(width, std::integral_constant<int, 1>{});
+    return body(width, std::integral_constant<int, 2>{});
+  }
+  const std::integral_constant<int, 1> width;
+  if (half <= 32) return body(width, std::integral_constant<int, 1>{});
+  if (half <= 64) return body(width, std::integral_constant<int, 2>{});
+  body(width, std::integral_constant<int, 16>{});
+}
+
+template <typename C>
+void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& gamma, const Matrix& y,
+                    const Matrix& rstd, Stream stream) {
+  const ForwardOperands<C> operands{Rows<const C>(x),  Rows<C>(y), gamma.as<const float>(), Rows<float>(rstd),
+                                    static_cast<float>(op.eps), x.rows};
+  const Rotary rotary(op);
+  with_head_shape(op.head_size, in_packs({x, gamma, y}), [&](auto width, auto packs) {
+    constexpr int n = decltype(width)::value;
+    constexpr int p = decltype(packs)::value;
+    const HeadShape shape(op.head_size, x.cols, n);
+    launch(stream, {shape.blocks(x.rows, forward_blocks), shape.threads(), rotary.shared_bytes(shape.rows_at_once)},
+           query_key_forward<C, n, p>, operands, shape, rotary);
+  });
+}
+
+template <typename C>
+void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& gamma, const Matrix& rstd,
+                     const Matrix& gradient, const Matrix& d_gamma, Stream stream, float* partials) {
+  const BackwardOperands<C> operands{Rows<C>(gradient),        Rows<const C>(x), gamma.as<const float>(),
+                                     Rows<const float>(rstd), partials,         gradient.rows};
+  const Rotary rotary(op);
+  with_head_shape(op.head_size, in_packs({x, gamma, gradient}), [&](auto width, auto packs) {
+    constexpr int n = decltype(width)::value;
+    constexpr int p = decltype(packs)::value;
+    const HeadShape shape(op.head_size, gradient.cols, n);
+    const int64_t blocks = shape.blocks(gradient.rows, gpu_query_key_blocks);
+    const size_t of_sums = gamma.given() ? shape.threads() / 32 * static_cast<size_t>(shape.size) * sizeof(float) : 0;
+    launch(stream, {blocks, shape.threads(), std::max(rotary.shared_bytes(shape.rows_at_once), of_sums)},
+           query_key_backward<C, n, p>, operands, shape, rotary);
+    if (!gamma.given()) return;
+    launch(stream, {(shape.size + summed_columns - 1) / summed_columns, summed_columns * shares, sizeof(ShareSums)},
+           sum_partials, partials, blocks, shape.size, d_gamma.as<float>(), op.accumulate);
+  });
+}
+
+}  // namespace
+
+void cuda_run(const QueryKeyForward& op, Stream stream) {
+  const int64_t q_heads = op.q.cols / op.head_size;
+  const Matrix k_rstd = op.rstd.given() ? op.rstd.column_range(q_heads, op.k.cols / op.head_size) : Matrix();
+  with_type(op.q.dtype, [&](auto type) {
+    launch_forward<decltype(type)>(op, op.q, op.q_gamma, op.q_out, op.rstd, stream);
+    launch_forward<decltype(type)>(op, op.k, op.k_gamma, op.k_out, k_rstd, stream);
+  });
+}
+
+void cuda_run(const QueryKeyBackward& op, Stream stream, std::byte* scratch) {
+  const int64_t q_heads = op.dq.cols / op.head_size;
+  const Matrix k_rstd = op.rstd.given() ? op.rstd.column_range(q_heads, op.dk.cols / op.head_size) : Matrix();
+  auto* const partials = reinterpret_cast<float*>(scratch);
+  with_type(op.dq.dtype, [&](auto type) {
+    using C = decltype(type);
+    launch_backward<C>(op, op.q, op.q_gamma, op.rstd, op.dq, op.d_q_gamma, stream, partials);
+    launch_backward<C>(op, op.k, op.k_gamma, k_rstd, op.dk, op.d_k_gamma, stream, partials);
+  });
+}
+
+}  // namespace gptrain

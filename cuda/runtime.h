@@ -1,0 +1,31 @@
+// A device's memory, copies and stream.
+//
+// device/runtime.cpp is CUDA's. host/runtime.cpp is this machine's own memory, for kernels on the host harness.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ops/backend.h"
+#include "stream.h"
+
+namespace gptrain {
+
+// As Backend says of the same functions.
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  virtual const Target& target() const = 0;
+  virtual Stream stream() const = 0;
+  virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
+  virtual void upload(void* device, const void* host, int64_t bytes) = 0;
+  virtual void download(void* host, const void* device, int64_t bytes) = 0;
+  virtual void synchronize() = 0;
+};
+
+// Of device number `device`. Error (device): there is no such device, or it cannot be used.
+std::unique_ptr<Runtime> make_runtime(int device);
+
+}  // namespace gptrain

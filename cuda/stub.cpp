@@ -1,0 +1,13 @@
+// What takes the CUDA backend's place in a build without it.
+#include "base/error.h"
+#include "ops/backend.h"
+
+namespace gptrain {
+
+int num_cuda_devices() { return 0; }
+
+std::unique_ptr<Backend> make_cuda_backend(int) {
+  throw Error(ExitCode::device, "this build of gptrain has no CUDA: build it where nvcc is found, or run on the CPU");
+}
+
+}  // namespace gptrain

@@ -1,0 +1,78 @@
+// Scratch memory that each op needs on a GPU, in bytes; 0 for most. The footprints report these sizes on any machine,
+// the plan reserves them, and the CUDA backend's kernels lay their scratch out within them. Where a size depends on
+// how a kernel shares its work, the share is fixed here, so that sums have the same order on every device.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace gptrain {
+
+template <typename Op>
+constexpr int64_t gpu_scratch_bytes(const Op&) {
+  return 0;
+}
+
+// Blocks of rows of NormBackward, each of which leaves a partial sum of d_gamma and d_beta.
+constexpr int64_t gpu_norm_blocks = 264;
+
+inline int64_t gpu_scratch_bytes(const NormBackward& op) {
+  return gpu_norm_blocks * 2 * op.x.cols * dtype_bytes(DType::f32);
+}
+
+// SquaredNorm cuts segments into chunks of this many elements and leaves an f64 sum of each.
+constexpr int64_t gpu_norm_chunk = 1 << 14;
+
+constexpr int64_t gpu_norm_chunks_bound(int64_t elements, int64_t num_segments) {
+  return elements / gpu_norm_chunk + num_segments;
+}
+
+inline int64_t gpu_scratch_bytes(const SquaredNorm& op) {
+  return gpu_norm_chunks_bound(op.gradients.cols, op.num_segments) * dtype_bytes(DType::f64);
+}
+
+// EmbeddingBackward sorts the rows by token: a key for each row, before and after a pass over them.
+inline int64_t gpu_scratch_bytes(const EmbeddingBackward& op) { return 2 * op.dx.rows * dtype_bytes(DType::i64); }
+
+// Most blocks of rows of QueryKeyBackward, each of which leaves a partial sum of one gamma's gradient: first of the
+// queries', and when these have been added up, of the keys'.
+constexpr int64_t gpu_query_key_blocks = 1056;
+
+inline int64_t gpu_scratch_bytes(const QueryKeyBackward& op) {
+  const int64_t blocks = op.dq.rows < gpu_query_key_blocks ? op.dq.rows : gpu_query_key_blocks;
+  return op.q_gamma.given() ? blocks * op.head_size * dtype_bytes(DType::f32) : 0;
+}
+
+// What a library's matrix product may use at most: cuBLASLt's recommended workspace on Hopper. No algorithm that wants
+// more is taken.
+constexpr int64_t gpu_product_workspace_bytes = int64_t{32} << 20;
+
+// Behind the workspace, a copy of the bias as the library takes it: aligned, in y's dtype.
+inline int64_t gpu_scratch_bytes(const LinearForward& op) {
+  return gpu_product_workspace_bytes + (op.bias.given() ? op.bias.cols * dtype_bytes(op.y.dtype) : 0);
+}
+
+constexpr int64_t gpu_scratch_bytes(const LinearBackwardInput&) { return gpu_product_workspace_bytes; }
+
+// A sum over rows is cut into chunks of rows, each of which leaves an f32 partial of every column: at most 64 chunks,
+// of at least 64 rows.
+constexpr int64_t gpu_column_sum_chunk(int64_t rows) { return rows <= 64 * 64 ? 64 : (rows + 63) / 64; }
+
+constexpr int64_t gpu_column_sum_bytes(int64_t rows, int64_t cols) {
+  const int64_t chunk = gpu_column_sum_chunk(rows);
+  return (rows + chunk - 1) / chunk * cols * dtype_bytes(DType::f32);
+}
+
+// The bias' gradient is summed when the product has left the workspace.
+inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
+  const int64_t sums = op.d_bias.given() ? gpu_column_sum_bytes(op.dy.rows, op.dy.cols) : 0;
+  return sums > gpu_product_workspace_bytes ? sums : gpu_product_workspace_bytes;
+}
+
+// AttentionBackward keeps the sum over features of d_o o for each query and head.
+inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
+  return op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,40 @@
+#include "train/device.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/agree.h"
+
+namespace gptrain {
+namespace {
+
+std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& world, int num_threads) {
+  const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
+  if (config.run.device == DeviceKind::cuda && num_devices == 0) {
+    throw Error(ExitCode::device,
+                "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
+                "run on the CPU)");
+  }
+  if (num_devices == 0) return make_cpu_backend(num_threads, config.run.thread_independent);
+  int earlier = 0;  // ranks of this node that chose before
+  for (int rank = 0; rank < world.rank(); ++rank) earlier += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  return make_cuda_backend(earlier % num_devices);
+}
+
+}  // namespace
+
+RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
+  RankDevice device;
+  // A launcher may show every rank another device as number 0: what tells them apart is their identity.
+  const std::vector<std::string> identities = agree(all, world, [&] {
+    device.backend = make_backend(config, world, num_threads);
+    return world.host(world.rank()) + " " + device.backend->target().identity;
+  });
+  device.sharing = static_cast<int>(
+      std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
+  return device;
+}
+
+}  // namespace gptrain
