@@ -45,30 +45,36 @@ def output_of(command, environment=None):
     return done.stdout
 
 
-def run_gptrain(options, folder, shape, dtype):
-    """The seconds and the MFU of each timed step."""
-    batch, length, untimed, timed = SHAPES[shape]
+def train_124m(gptrain, folder, settings, *arguments):
+    """Trains on the tokens of the folder without saving; what it printed, and its records."""
     out = folder / "run"
     settings = {
-        "model.sequence_length": length,
         "data.train": json.dumps([{"path": str(folder / "tokens")}]),
         "data.validation": "[]",
-        "batch.global": batch,
-        "batch.micro": batch,
-        "precision.compute": json.dumps(dtype),
         "checkpoint.every_steps": 0,
         "schedule.warmup_steps": 1,
-        "run.threads": options.threads,
-        "run.steps": untimed + timed,
         "run.out": json.dumps(str(out)),
-    }
-    command = [options.gptrain, "train", str(HERE.parent / "configs/gpt2-124m.json")]
+    } | settings
+    command = [gptrain, "train", str(HERE.parent / "configs/gpt2-124m.json"), *arguments]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     shutil.rmtree(out, ignore_errors=True)
-    output_of(command)
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][untimed:]
-    return [r["step_seconds"] for r in records], [r["mfu"] for r in records]
+    output = output_of(command)
+    return output, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_gptrain(options, folder, shape, dtype):
+    """The seconds and the MFU of each timed step."""
+    batch, length, untimed, timed = SHAPES[shape]
+    _, records = train_124m(options.gptrain, folder, {
+        "model.sequence_length": length,
+        "batch.global": batch,
+        "batch.micro": batch,
+        "precision.compute": json.dumps(dtype),
+        "run.threads": options.threads,
+        "run.steps": untimed + timed,
+    })
+    return [r["step_seconds"] for r in records[untimed:]], [r["mfu"] for r in records[untimed:]]
 
 
 def run_torch(options, shape, dtype, compiled):

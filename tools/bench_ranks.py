@@ -10,50 +10,33 @@ that rank 0 waits for others, of the profile of that step.
 import argparse
 import json
 import pathlib
-import shutil
 import statistics
 import sys
 import tempfile
 
-from bench_cpu import HERE, output_of, write_tokens
+from bench_cpu import train_124m, write_tokens
 
 
 def train(options, folder, ranks, threads, length, batch, micro, steps, *arguments):
-    """The output of a run; its metrics lie in folder / "run"."""
-    settings = {
+    """What a run printed, and its records."""
+    return train_124m(options.gptrain, folder, {
         "model.sequence_length": length,
-        "data.train": json.dumps([{"path": str(folder / "tokens")}]),
-        "data.validation": "[]",
         "batch.global": batch,
         "batch.micro": micro,
         "parallel.zero": 1 if ranks > 1 else 0,
         "precision.compute": '"bf16"',
         "precision.reduce": json.dumps(options.reduce),
-        "checkpoint.every_steps": 0,
-        "schedule.warmup_steps": 1,
         "run.threads": threads,
         "run.steps": steps,
-        "run.out": json.dumps(str(folder / "run")),
-    }
-    command = [options.gptrain, "train", str(HERE.parent / "configs/gpt2-124m.json"), "--ranks", str(ranks), *arguments]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    return output_of(command)
-
-
-def step_seconds(folder):
-    """Of all steps but the first, which sets things up."""
-    records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    return [record["step_seconds"] for record in records][1:]
+    }, "--ranks", str(ranks), *arguments)
 
 
 def measure_speed(options, folder):
     seconds = {"1 rank of 2 threads": [], "2 ranks of 1 thread": []}
     for _ in range(options.rounds):
         for ranks, times in zip((1, 2), seconds.values()):
-            train(options, folder, ranks, 2 // ranks, 256, 64, options.micro, options.steps + 1)
-            times += step_seconds(folder)
+            _, records = train(options, folder, ranks, 2 // ranks, 256, 64, options.micro, options.steps + 1)
+            times += [record["step_seconds"] for record in records[1:]]  # the first one sets things up
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     for name, median in medians.items():
         print(f"{name}: {median * 1e3:8.0f} ms a step, {64 * 256 / median:8.0f} tokens/s")
@@ -64,9 +47,8 @@ def measure_speed(options, folder):
 def measure_exposed(options, folder):
     steps = 6
     print(f"\nglobal batch 2, T=64, step {steps}:")
-    table = train(options, folder, 2, 1, 64, 2, 1, steps, "--profile-step", str(steps)).splitlines()
-    first = next(i for i, line in enumerate(table) if line.startswith("profile of step"))
-    print("\n".join(table[first:]))
+    output, _ = train(options, folder, 2, 1, 64, 2, 1, steps, "--profile-step", str(steps))
+    print(output[output.index("profile of step"):])
 
 
 def main():

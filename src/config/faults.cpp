@@ -49,13 +49,14 @@ int64_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+int64_t word_distance(std::string_view word, std::string_view candidate) {
+  return candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
+}
+
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates) {
-  // A word that was cut short is nearer than any other.
-  const auto distance = [&](const std::string& candidate) {
-    return candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
-  };
-  const auto nearest = std::min_element(candidates.begin(), candidates.end(),
-                                        [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+  const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) {
+    return word_distance(word, a) < word_distance(word, b);
+  });
   return nearest == candidates.end() ? std::string() : *nearest;
 }
 

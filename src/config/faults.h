@@ -33,7 +33,11 @@ std::string join(std::span<const std::string> words, std::string_view separator)
 // Levenshtein distance in bytes.
 int64_t edit_distance(std::string_view a, std::string_view b);
 
-// The candidate with the smallest edit distance, the first of equals; empty if there is none.
+// How far a word is from the candidate that may have been meant: the edit distance, but 0 where the word is only cut
+// short.
+int64_t word_distance(std::string_view word, std::string_view candidate);
+
+// The candidate at the smallest distance, the first of equals; empty if there is none.
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates);
 
 // The nearest integers in [min, max] that hold, above and below `value`: "6 or 4", "6", or empty.

@@ -19,7 +19,7 @@ namespace {
 // The field that was meant by "section.key". A key that stands in the wrong section is nearer than a misspelt one.
 std::string nearest_path(const std::string& section, const std::string& key) {
   const auto distance = [&](const Field& field) {
-    return 2 * edit_distance(key, field.key()) + (section == field.section() ? 0 : 1);
+    return 2 * word_distance(key, field.key()) + (section == field.section() ? 0 : 1);
   };
   const auto& table = fields();
   return std::min_element(table.begin(), table.end(),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "config/faults.h"
 
 namespace gptrain {
 namespace {
@@ -38,21 +39,6 @@ std::string lower_case(std::string_view text) {
   std::transform(result.begin(), result.end(), result.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return result;
-}
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
 }
 
 // First number of a one-line file; `missing` when there is none ("max", or no such file).
@@ -108,8 +94,6 @@ Target this_machine(int num_threads) {
 
 Target find_target(std::string_view name) {
   const std::string wanted = lower_case(name);
-  std::string_view nearest;
-  size_t nearest_distance = wanted.size() + 1;
   for (const DataSheet& sheet : data_sheets) {
     if (sheet.name == wanted) {
       Target target;
@@ -122,20 +106,12 @@ Target find_target(std::string_view name) {
       target.ranks_per_node = devices_per_node;
       return target;
     }
-    // A name that was cut short is nearer than any other.
-    const size_t distance = sheet.name.starts_with(wanted) ? 0 : edit_distance(wanted, sheet.name);
-    if (distance < nearest_distance) {
-      nearest_distance = distance;
-      nearest = sheet.name;
-    }
   }
-  std::string valid;
-  for (const DataSheet& sheet : data_sheets) {
-    if (!valid.empty()) valid += ", ";
-    valid += sheet.name;
-  }
-  const std::string hint = nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest);
-  throw Error(ExitCode::usage, "unknown target \"{}\"{}: valid targets are {}", name, hint, valid);
+  const std::vector<std::string> names = target_names();
+  const std::string nearest = nearest_word(wanted, names);
+  const bool close = word_distance(wanted, nearest) <= static_cast<int64_t>(wanted.size());
+  const std::string hint = close ? fmt::format(" (did you mean {}?)", nearest) : "";
+  throw Error(ExitCode::usage, "unknown target \"{}\"{}: valid targets are {}", name, hint, join(names, ", "));
 }
 
 std::vector<std::string> target_names() {

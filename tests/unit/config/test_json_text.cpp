@@ -70,6 +70,8 @@ TEST_CASE("edit distance counts insertions, deletions and substitutions") {
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("kitten", "sitting") == 3);
   CHECK(edit_distance("num_layers", "num_layer") == 1);
+  CHECK(word_distance("timeout", "timeout_seconds") == 0);
+  CHECK(word_distance("timeouts", "timeout_seconds") == 7);
 }
 
 }  // namespace gptrain::config_test
