@@ -111,3 +111,10 @@ fi
 if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log install_mpi; }; then
   say "no Open MPI: ranks will be threads, or processes that TCP connects"
 fi
+
+# The CUDA backend's headers that no CUDA toolkit brings. Without them, too, the build goes on, for the CPU.
+has_cudnn_frontend() { has_header cudnn_frontend.h || [[ -n $(python3 tools/find_cudnn_frontend.py) ]]; }
+if command -v nvcc >/dev/null && ! has_cudnn_frontend &&
+  ! run_logged pip-cudnn-frontend.log python3 -m pip install --no-deps --target build-deps/site nvidia-cudnn-frontend; then
+  say "no cudnn-frontend headers: gptrain will be built without CUDA"
+fi

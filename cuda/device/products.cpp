@@ -281,8 +281,9 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   const Candidate* best = nullptr;
   for (const Candidate& candidate : found)
     if (best == nullptr || candidate.milliseconds < clearly * best->milliseconds) best = &candidate;
-  settle(call, served, best == nullptr ? std::nullopt : std::optional(best->algorithm));
-  timed_.set(served.name, *record_.find(served.name));
+  if (best == nullptr) return settle(call, served, std::nullopt);  // not kept on disk: the next run asks again
+  settle(call, served, best->algorithm);
+  timed_.set(served.name, algorithm_text(best->algorithm));
   if (!cache_file_.empty()) warn(timed_.write(cache_file_));
 }
 
@@ -293,14 +294,12 @@ void CublasProducts::use_algorithms(const std::string& record) {
 
 Served& CublasProducts::served(const Call& call) {
   const ProductKey key = key_of(call.product);
-  auto found = served_.find(key);
-  if (found == served_.end()) {
-    Served served;
+  const auto [place, is_new] = served_.try_emplace(key);
+  Served& served = place->second;
+  if (is_new) {
     describe(key, call, served);
-    found = served_.emplace(key, std::move(served)).first;
-    look_up(call, found->second);
+    look_up(call, served);
   }
-  Served& served = found->second;
   if (key.bias) {
     check_cublas(cublasLtMatmulDescSetAttribute(&served.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias,
                                                 sizeof call.bias),

@@ -81,6 +81,51 @@ class SanitizerFiber {
 #endif
 };
 
+// What a CUDA thread runs on. Used again: a grid has thousands of threads, and making a stack, or what a sanitizer wants
+// to know of it, takes longer than most of them run.
+struct Track {
+  context::stack_context stack;
+  SanitizerFiber sanitizer;
+};
+
+class TrackPool {
+ public:
+  TrackPool() = default;
+  TrackPool(const TrackPool&) = delete;
+  TrackPool& operator=(const TrackPool&) = delete;
+  ~TrackPool() {
+    for (const auto& track : free_) allocator_.deallocate(track->stack);
+  }
+
+  std::unique_ptr<Track> take() {
+    if (!free_.empty()) {
+      std::unique_ptr<Track> track = std::move(free_.back());
+      free_.pop_back();
+      return track;
+    }
+    auto track = std::make_unique<Track>();
+    track->stack = allocator_.allocate();
+    track->sanitizer.stack_bottom = static_cast<std::byte*>(track->stack.sp) - track->stack.size;
+    track->sanitizer.stack_size = track->stack.size;
+    return track;
+  }
+  void give_back(std::unique_ptr<Track> track) { free_.push_back(std::move(track)); }
+
+ private:
+  context::protected_fixedsize_stack allocator_{stack_bytes};
+  std::vector<std::unique_ptr<Track>> free_;
+};
+
+TrackPool& track_pool() {
+  thread_local TrackPool pool;
+  return pool;
+}
+
+// The pool has the stack; a fiber that ends leaves it alone.
+struct BorrowedStack {
+  void deallocate(context::stack_context&) const {}
+};
+
 // Orders what threads did before a point with what they do after it, one object for each time they meet.
 class Meetings {
  public:
@@ -102,8 +147,8 @@ class Meetings {
 enum class State : uint8_t { ready, at_barrier, in_warp, ended };
 
 struct Thread {
+  std::unique_ptr<Track> track = track_pool().take();
   context::fiber fiber;
-  SanitizerFiber sanitizer;
   Place place;
   State state = State::ready;
   Site site;
@@ -140,6 +185,9 @@ class Block {
 
   std::mt19937_64& order_;
   Meetings barriers_;
+  // Apart from them: a thread that has ended has met none that begins later.
+  Meetings ends_;
+  Meetings faults_;  // where threads stopped that will never go on
   uint64_t num_barriers_ = 1;
   std::vector<std::unique_ptr<Thread>> threads_;
   size_t running_ = 0;
@@ -164,21 +212,24 @@ Block::Block(const Place& place, std::mt19937_64& order, const std::function<voi
 Block::~Block() {
   block_now = nullptr;
   // After a fault there are threads that will never go on. Unwinding them would run the kernel's frames where no
-  // sanitizer expects them: they are kept.
-  static std::vector<std::unique_ptr<Thread>> abandoned;
+  // sanitizer expects them: they are kept, to the end of the process and past it.
+  static auto& abandoned = *new std::vector<std::unique_ptr<Thread>>;
   const bool all_ended =
       std::all_of(threads_.begin(), threads_.end(), [](const auto& thread) { return thread->state == State::ended; });
-  if (!all_ended) std::move(threads_.begin(), threads_.end(), std::back_inserter(abandoned));
+  if (!all_ended) {
+    ends_.depart(0);
+    faults_.depart(0);
+    std::move(threads_.begin(), threads_.end(), std::back_inserter(abandoned));
+    return;
+  }
+  for (const auto& thread : threads_) track_pool().give_back(std::move(thread->track));
 }
 
 void Block::start(Thread& thread, const std::function<void()>& kernel) {
-  context::protected_fixedsize_stack allocator(stack_bytes);
-  context::stack_context stack = allocator.allocate();
-  thread.sanitizer.stack_bottom = static_cast<std::byte*>(stack.sp) - stack.size;
-  thread.sanitizer.stack_size = stack.size;
-  thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), allocator,
+  const context::stack_context& stack = thread.track->stack;
+  thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), BorrowedStack(),
                                 [this, &thread, &kernel](context::fiber&& scheduler) {
-                                  thread.sanitizer.entered();
+                                  thread.track->sanitizer.entered();
                                   barriers_.depart(0);
                                   thread.fiber = std::move(scheduler);
                                   try {
@@ -187,8 +238,8 @@ void Block::start(Thread& thread, const std::function<void()>& kernel) {
                                     fault_ = fault.what();
                                   }
                                   thread.state = State::ended;
-                                  barriers_.arrive(0);
-                                  thread.sanitizer.leave(true);
+                                  ends_.arrive(0);
+                                  thread.track->sanitizer.leave(true);
                                   return std::move(thread.fiber);
                                 });
 }
@@ -196,9 +247,9 @@ void Block::start(Thread& thread, const std::function<void()>& kernel) {
 void Block::resume(size_t thread) {
   running_ = thread;
   Thread& next = *threads_[thread];
-  next.sanitizer.enter();
+  next.track->sanitizer.enter();
   context::fiber returned = std::move(next.fiber).resume();
-  next.sanitizer.left();
+  next.track->sanitizer.left();
   next.fiber = std::move(returned);
 }
 
@@ -210,9 +261,10 @@ void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site
   thread.site = site;
   const uint64_t meeting = num_barriers_;
   if (state == State::at_barrier) barriers_.arrive(meeting);
-  thread.sanitizer.leave(false);
+  faults_.arrive(0);
+  thread.track->sanitizer.leave(false);
   context::fiber scheduler = std::move(thread.fiber).resume();
-  thread.sanitizer.entered();
+  thread.track->sanitizer.entered();
   thread.fiber = std::move(scheduler);
   if (state == State::at_barrier) barriers_.depart(meeting);
 }
@@ -237,7 +289,7 @@ void Block::run() {
     const bool barrier = !warps && ready.empty() && release_barrier();
     if (ready.empty() && !warps && !barrier) report_stuck();
   }
-  barriers_.depart(0);
+  ends_.depart(0);
 }
 
 // Lets those lanes go on that have all come to the same warp function with the same mask.

@@ -67,6 +67,8 @@ template <typename E, int chunks>
 struct KeysMemory : BlockMemory<E, chunks, 2> {
   QuerySums sums[tile_size];
 };
+// What a block may have without being asked for.
+static_assert(sizeof(KeysMemory<MmaEngine, 2>) <= 48 << 10 && sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
 
 // Rows are keys, columns queries. Rows past the last key may hold anything: they stay apart and are not stored.
 template <typename E, int chunks>
@@ -88,7 +90,8 @@ __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typ
 }
 
 template <typename E, int chunks>
-__global__ void __launch_bounds__(E::threads) backward_keys(BackwardOperands<typename E::Element> op) {
+__global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks + 2))
+    backward_keys(BackwardOperands<typename E::Element> op) {
   using T = typename E::Element;
   auto& memory = shared<KeysMemory<E, chunks>>();
   const Sizes& sizes = op.sizes;
@@ -147,7 +150,8 @@ __device__ __forceinline__ void gradients_by_query(typename E::Values& values, c
 }
 
 template <typename E, int chunks>
-__global__ void __launch_bounds__(E::threads) backward_queries(BackwardOperands<typename E::Element> op) {
+__global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2))
+    backward_queries(BackwardOperands<typename E::Element> op) {
   using T = typename E::Element;
   auto& memory = shared<BlockMemory<E, chunks, 2>>();
   const Sizes& sizes = op.sizes;

@@ -41,16 +41,22 @@ struct Fetched {
   __device__ static int column(int i) { return (i * threads + static_cast<int>(threadIdx.x)) % packs_of_row * width; }
 };
 
+// Not inline, so that what is needed for rows that are not whole packs takes no registers where they are.
 template <int width, typename T>
-__device__ Pack<T, width> fetch_pack(const TileSource<T>& from, int row, int column) {
+[[gnu::noinline]] __device__ Pack<T, width> fetch_elements(const T* place, int count) {
   Pack<T, width> pack{};
-  if (row >= from.rows || column >= from.cols) return pack;
-  const T* const place = from.data + row * from.stride + column;
-  if (from.packs) return load<width>(place);
+#pragma unroll
   for (int i = 0; i < width; ++i) {
-    if (column + i < from.cols) pack.at[i] = place[i];
+    if (i < count) pack.at[i] = place[i];
   }
   return pack;
+}
+
+template <int width, typename T>
+__device__ Pack<T, width> fetch_pack(const TileSource<T>& from, int row, int column) {
+  if (row >= from.rows || column >= from.cols) return {};
+  const T* const place = from.data + row * from.stride + column;
+  return from.packs ? load<width>(place) : fetch_elements<width>(place, from.cols - column);
 }
 
 template <int threads, typename T>
@@ -248,5 +254,14 @@ struct MmaEngine {
     }
   }
 };
+
+// Blocks that a multiprocessor should hold side by side, which bounds a thread's registers: those of the products that
+// it keeps, and some more.
+template <typename E>
+constexpr int blocks_side_by_side(int products) {
+  constexpr int registers = 65536;
+  constexpr int others = 64;
+  return registers / (E::threads * (products * E::rows * E::cols + others));
+}
 
 }  // namespace gptrain::attention

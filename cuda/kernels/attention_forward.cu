@@ -85,7 +85,8 @@ __device__ __forceinline__ void drop(typename E::Values& values, const KeptBits&
 }
 
 template <typename E, int chunks>
-__global__ void __launch_bounds__(E::threads) forward(ForwardOperands<typename E::Element> op) {
+__global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1))
+    forward(ForwardOperands<typename E::Element> op) {
   using T = typename E::Element;
   auto& memory = shared<BlockMemory<E, chunks, 1>>();
   const Sizes& sizes = op.sizes;

@@ -28,7 +28,7 @@ struct Head {
   int head_size;
   bool packs;
 
-  __device__ TileSource<T> tile(int64_t token, int feature) const {
+  __device__ TileSource<std::remove_const_t<T>> tile(int64_t token, int feature) const {
     const int64_t rows = tokens - token;
     return {data + token * stride + feature, stride, static_cast<int>(rows < tile_size ? rows : tile_size),
             head_size - feature < tile_size ? head_size - feature : tile_size, packs};
@@ -64,6 +64,7 @@ struct HeadDropout {
   uint32_t sample_low, sample_high;
 };
 
+// Dropout as ops/ops.h describes it. Attention takes whole sequences, so that its row 0 is a sequence's token 0.
 struct DropoutOfHeads {
   uint32_t threshold;  // 0: none
   float keep_scale;
@@ -98,6 +99,7 @@ struct KeptBits {
   __device__ __forceinline__ void draw(const HeadDropout& dropout, int64_t first_query, int64_t first_key) {
     if (dropout.threshold == 0) return;
     constexpr int words = tile_size * tile_size / 16 / threads;
+#pragma unroll 1
     for (int i = 0; i < words; ++i) {
       const int word = i * threads + static_cast<int>(threadIdx.x);
       const int query = word / (tile_size / 16), part = word % (tile_size / 16);
@@ -140,7 +142,7 @@ __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand
   for (int c = 0; c < chunks; ++c) {
     const int feature = c * tile_size;
     if (feature >= right.head_size) break;
-    const TileSource<T> source = right.tile(right_token, feature);
+    const auto source = right.tile(right_token, feature);
     const auto fetched = E::fetch(source);
     if constexpr (E::keeps_left) {
       __syncthreads();  // until all have done with what the tiles held
@@ -166,7 +168,7 @@ __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks],
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     if (c * tile_size >= right.head_size) continue;
-    const TileSource<T> source = right.tile(token, c * tile_size);
+    const auto source = right.tile(token, c * tile_size);
     const auto fetched = E::fetch(source);
     __syncthreads();  // until all have done with what the tiles held
     if (c == 0) E::put_weights(memory.left[0], weights);

@@ -59,9 +59,11 @@ struct ValueAndSlope {
   float value, slope;
 };
 
+// With e^-|x|, which neither overflows nor leaves the slope to a difference of nearly equal numbers.
 __device__ ValueAndSlope sigmoid(float x) {
-  const float value = 1.0F / (1.0F + expf(-x));
-  return {value, value * (1.0F - value)};
+  const float e = expf(-fabsf(x));
+  const float r = 1.0F / (1.0F + e);
+  return {x < 0 ? e * r : r, e * r * r};
 }
 
 // x Phi(x); the derivative adds x times the normal density.

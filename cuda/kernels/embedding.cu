@@ -117,8 +117,7 @@ const Key* sort_rows(const EmbeddingBackward& op, Stream stream, std::byte* scra
 
 template <int N>
 __global__ void clear(Rows<float> table, int64_t rows, int64_t cols) {
-  for_each_pack<N>(rows, cols,
-                   [&](int64_t row, int64_t column) { store(table.at(row, column), Pack<float, N>{}); });
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) { store(table.at(row, column), Pack<float, N>{}); });
 }
 
 template <typename R, int N>

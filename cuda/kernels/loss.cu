@@ -282,8 +282,8 @@ void cuda_run(const CrossEntropy& op, Stream stream) {
     with_type(op.d_logits.dtype, [&](auto compute) {
       using L = decltype(logits_type);
       using C = decltype(compute);
-      const LossOperands<L, C> operands{Rows<const L>(op.logits), Rows<C>(op.d_logits),    op.targets,
-                                        op.state,                 op.losses.as<float>(), op.z_loss};
+      const LossOperands<L, C> operands{
+          Rows<const L>(op.logits), Rows<C>(op.d_logits), op.targets, op.state, op.losses.as<float>(), op.z_loss};
       const AllSlices slices{Rows<const float>(op.statistics), op.statistics.rows / 3};
       const auto start = [&](auto* kernel, int width) {
         launch(stream, shape_of_rows(op.logits, width), kernel, operands, slices,

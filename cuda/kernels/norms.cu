@@ -100,12 +100,20 @@ __global__ void norm_forward(ForwardOperands<R, C> op, DropoutMask dropout, bool
       block_sums(sum, squares);
       mean = sum * inverse_cols;
     }
-    float centred_squares = 0, unused = 0;
+    // The mean has been rounded: what that leaves over is found in the same pass as the squares. Where x is far from
+    // zero it matters.
+    float centred_squares = 0, rest = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t) {
-      for (int i = 0; i < N; ++i) centred_squares += (values[p][i] - mean) * (values[p][i] - mean);
+      for (int i = 0; i < N; ++i) {
+        const float from_mean = values[p][i] - mean;
+        centred_squares += from_mean * from_mean;
+        rest += from_mean;
+      }
     });
-    block_sums(centred_squares, unused);
-    const float rstd = 1.0F / sqrtf(centred_squares * inverse_cols + op.eps);
+    block_sums(centred_squares, rest);
+    rest = centred ? rest * inverse_cols : 0.0F;
+    mean += rest;
+    const float rstd = 1.0F / sqrtf(centred_squares * inverse_cols - rest * rest + op.eps);
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       const auto gamma = load<N>(op.gamma + column);
       Pack<float, N> shift{};

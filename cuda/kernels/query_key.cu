@@ -25,7 +25,10 @@ struct HeadShape {
   int rows_at_once;  // several where a row has too few heads for a block
 
   HeadShape(int64_t head_size, int64_t cols, int width)
-      : size(static_cast<int>(head_size)), half((size + 1) / 2), num_heads(static_cast<int>(cols / head_size)), lanes(1) {
+      : size(static_cast<int>(head_size)),
+        half((size + 1) / 2),
+        num_heads(static_cast<int>(cols / head_size)),
+        lanes(1) {
     while (lanes < 32 && lanes * width < half) lanes *= 2;
     const int most_rows = std::min(most_rows_at_once, std::max(1, 2048 / half));
     rows_at_once = std::clamp(most_threads / (num_heads * lanes), 1, most_rows);
@@ -222,7 +225,8 @@ __global__ void query_key_forward(ForwardOperands<C> op, HeadShape shape, Rotary
         for_each_value(x, x, [&](float value, float) { squares += value * value; });
         const float mean = sum_of_head(squares, shape) / static_cast<float>(shape.size);
         const float rstd = 1.0F / sqrtf(mean + op.eps);
-        for_each_value(x, load_halves<N, P>(op.gamma, shape), [&](float& value, float gamma) { value *= rstd * gamma; });
+        for_each_value(x, load_halves<N, P>(op.gamma, shape),
+                       [&](float& value, float gamma) { value *= rstd * gamma; });
         if (exists && static_cast<int>(threadIdx.x) % shape.lanes == 0) *op.rstd.at(first + k, head) = rstd;
       }
       if (!exists) return;
@@ -274,8 +278,8 @@ __global__ void query_key_backward(BackwardOperands<C> op, HeadShape shape, Rota
       Halves<N, P> gradient{};
       if (exists) gradient = load_halves<N, P>(op.gradient.at(first + k, column), shape);
       if (exists && rotary.pairs > 0)
-        for_own_columns<N, P>(
-            shape, [&](int p, int pair) { turns.turn(k, pair, -1.0F, gradient.a[p], gradient.b[p]); });
+        for_own_columns<N, P>(shape,
+                              [&](int p, int pair) { turns.turn(k, pair, -1.0F, gradient.a[p], gradient.b[p]); });
       if (op.gamma != nullptr) {
         Halves<N, P> normed{};
         float rstd = 0;
@@ -339,7 +343,7 @@ void with_head_shape(int64_t head_size, bool packs, const Body& body) {
 template <typename C>
 void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& gamma, const Matrix& y,
                     const Matrix& rstd, Stream stream) {
-  const ForwardOperands<C> operands{Rows<const C>(x),  Rows<C>(y), gamma.as<const float>(), Rows<float>(rstd),
+  const ForwardOperands<C> operands{Rows<const C>(x),           Rows<C>(y), gamma.as<const float>(), Rows<float>(rstd),
                                     static_cast<float>(op.eps), x.rows};
   const Rotary rotary(op);
   with_head_shape(op.head_size, in_packs({x, gamma, y}), [&](auto width, auto packs) {
@@ -354,7 +358,7 @@ void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& ga
 template <typename C>
 void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& gamma, const Matrix& rstd,
                      const Matrix& gradient, const Matrix& d_gamma, Stream stream, float* partials) {
-  const BackwardOperands<C> operands{Rows<C>(gradient),        Rows<const C>(x), gamma.as<const float>(),
+  const BackwardOperands<C> operands{Rows<C>(gradient),       Rows<const C>(x), gamma.as<const float>(),
                                      Rows<const float>(rstd), partials,         gradient.rows};
   const Rotary rotary(op);
   with_head_shape(op.head_size, in_packs({x, gamma, gradient}), [&](auto width, auto packs) {

@@ -82,7 +82,8 @@ struct DropoutMask {
       const auto words = philox(key, {static_cast<uint32_t>((column + i) / 4), token, static_cast<uint32_t>(sample),
                                       static_cast<uint32_t>(sample >> 32)});
       for (int k = 0; k < drawn; ++k) {
-        const uint32_t word = words[static_cast<size_t>((column + i + k) % 4)];
+        // Packs begin at multiples of four, and an index that is known beforehand needs no memory.
+        const uint32_t word = words[static_cast<size_t>(N < 4 ? (column + i) % 4 : k)];
         values[i + k] = word < threshold ? 0.0F : values[i + k] * scale;
       }
     }

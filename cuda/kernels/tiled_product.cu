@@ -62,8 +62,10 @@ __global__ void tiled_product(Factor<T> a, Factor<T> b, const T* bias, Rows<C> c
           sums[i][j] += tiles.a[k][down + i * threads_across] * tiles.b[k][across + j * threads_across];
     __syncthreads();  // before the next slice is written
   }
+#pragma unroll
   for (int i = 0; i < per_thread; ++i) {
     const int64_t row = first_row + down + i * threads_across;
+#pragma unroll
     for (int j = 0; j < per_thread; ++j) {
       const int64_t col = first_col + across + j * threads_across;
       if (row >= a.length || col >= b.length) continue;

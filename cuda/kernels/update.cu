@@ -33,6 +33,12 @@ __device__ void for_each_chunk(const Segment* segments, int64_t num_segments, co
   }
 }
 
+// Whether packs can be read from here on: segments begin where they like.
+template <typename... T>
+__device__ bool in_whole_packs(const T*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(Pack<T, width>) == 0) && ...);
+}
+
 struct WarpSums {
   double of_warp[threads / 32];
 };
@@ -53,11 +59,12 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
                             double* sums) {
   for_each_chunk(segments, num_segments, [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
     double sum = 0;
+    const bool packs = in_whole_packs(gradients + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
-      if (i + width <= end) {
+      if (packs && i + width <= end) {
         for (const float value : load<width>(gradients + i).at) sum += static_cast<double>(value) * value;
       } else {
-        for (int64_t rest = i; rest < end; ++rest) sum += static_cast<double>(gradients[rest]) * gradients[rest];
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) sum += static_cast<double>(gradients[rest]) * gradients[rest];
       }
     }
     sum = block_sum(sum);
@@ -124,8 +131,10 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
       v = f.beta2 * v + f.one_minus_beta2 * g * g;
       w = w - rate * (m * correction1 / (sqrtf(v * correction2) + f.eps)) - decay * w;
     };
+    const bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, buffers.exp_avg + first,
+                                      buffers.exp_avg_sq + first, weights + (has_weights ? first : 0));
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
-      if (i + width <= end) {
+      if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(buffers.master + i);
         auto m = load<width>(buffers.exp_avg + i);
@@ -140,7 +149,7 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
         store(buffers.exp_avg_sq + i, v);
         if constexpr (has_weights) store(weights + i, rounded);
       } else {
-        for (int64_t rest = i; rest < end; ++rest) {
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
           update(buffers.gradients[rest], buffers.master[rest], buffers.exp_avg[rest], buffers.exp_avg_sq[rest]);
           if constexpr (has_weights) weights[rest] = rounded_to<C>(buffers.master[rest]);
         }

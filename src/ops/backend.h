@@ -30,8 +30,9 @@ class DeviceMemory {
 // all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
 // memory: what they need beside their operands is the scratch memory, whose size the plan takes from the footprints (an
 // op that finds too little throws Error(device)). Ops check dtypes and shapes and throw std::logic_error on a caller's
-// mistake. For equal inputs, thread count and machine an op gives equal bits; the three linears may differ in rounding
-// between thread counts, everything else does not.
+// mistake; token ids that are not in the vocabulary, too, where memory is the host's (on a device they contribute
+// nothing: whoever reads data checks them). For equal inputs, thread count and machine an op gives equal bits; the three
+// linears may differ in rounding between thread counts, everything else does not.
 class Backend {
  public:
   virtual ~Backend() = default;

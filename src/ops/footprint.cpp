@@ -118,7 +118,10 @@ Footprint footprint(const AttentionForward& op, const Target& target) {
 Footprint footprint(const AttentionBackward& op, const Target& target) {
   Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
                    .scratch_bytes = scratch_bytes(op, target)};
-  count_attention(op, 4, 5, result);  // dv, dp, dq, dk; executed: q k^T once more
+  // dv, dp, dq, dk; executed: q k^T once more. The own GPU kernel, which adds nothing up with atomics, has the scores
+  // and dp once for dk and dv and once for dq.
+  const bool twice = !on_cpu(target) && !fused_attention_shape(op);
+  count_attention(op, 4, twice ? 7 : 5, result);
   return result;
 }
 

@@ -3,8 +3,10 @@
 // how a kernel shares its work, the share is fixed here, so that sums have the same order on every device.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "ops/fused_attention_policy.h"
 #include "ops/ops.h"
 
 namespace gptrain {
@@ -70,9 +72,13 @@ inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
   return sums > gpu_product_workspace_bytes ? sums : gpu_product_workspace_bytes;
 }
 
-// AttentionBackward keeps the sum over features of d_o o for each query and head.
+// Where cuDNN takes the op, its workspace. Elsewhere AttentionBackward keeps the sum over features of d_o o for each
+// query and head.
+inline int64_t gpu_scratch_bytes(const AttentionForward& op) { return fused_attention_scratch_bytes(op); }
+
 inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
-  return op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32);
+  return std::max(op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32),
+                  fused_attention_scratch_bytes(op));
 }
 
 }  // namespace gptrain

@@ -214,7 +214,8 @@ struct AttentionForward {
 };
 
 // dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums in key-tile order, so bits
-// are fixed.
+// are fixed. A device's library may round the shares that the query heads of a group have in dk and dv before it adds
+// them up.
 struct AttentionBackward {
   static constexpr std::string_view name = "attention_backward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
@@ -275,7 +276,7 @@ struct CrossEntropy {
   int64_t first_token = 0;
 };
 
-// state->loss_sum += sum of losses, in f64, in order.
+// state->loss_sum += sum of losses, in f64, in order (on a device: in the order of a fixed tree).
 struct AccumulateLoss {
   static constexpr std::string_view name = "accumulate_loss";
   Matrix losses;  // [1, N] f32

@@ -135,8 +135,8 @@ void check_rejections(Trial& trial) {
   const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
   Operand& logits = trial.in_out(DType::f32, 2, 8);
   Operand& losses = trial.output(DType::f32, 1, 2);
-  trial.expect_rejected(CrossEntropy{7, 0, targets, state, logits.matrix(), {}, losses.matrix()},
-                        "a target in the padding of the vocabulary");
+  trial.expect_rejected_contents(CrossEntropy{7, 0, targets, state, logits.matrix(), {}, losses.matrix()},
+                                 "a target in the padding of the vocabulary");
   trial.expect_rejected(CrossEntropy{9, 0, targets, state, logits.matrix(), {}, losses.matrix()},
                         "a vocabulary wider than the logits");
   Matrix other_dtype = logits.matrix();
@@ -301,8 +301,8 @@ void check_slice_rejections(Trial& trial) {
   Operand& losses = trial.output(DType::f32, 1, 2);
   trial.expect_rejected(CrossEntropyStatistics{8, -4, targets, logits.matrix(), statistics.matrix()},
                         "a slice that begins before the vocabulary");
-  trial.expect_rejected(CrossEntropyStatistics{7, 0, targets, logits.matrix(), statistics.matrix()},
-                        "a target outside the vocabulary");
+  trial.expect_rejected_contents(CrossEntropyStatistics{7, 0, targets, logits.matrix(), statistics.matrix()},
+                                 "a target outside the vocabulary");
   trial.expect_rejected(CrossEntropyStatistics{8, 0, targets, logits.matrix(), two_rows.matrix()},
                         "statistics of two rows");
   CrossEntropy op{8, 0, targets, state, logits.matrix(), {}, losses.matrix(), two_rows.matrix(), 0};

@@ -1,0 +1,331 @@
+// Attention by cuDNN's graph API, through its header-only C++ frontend.
+//
+// cuDNN describes operands as [B, H, T, D] with a stride for each dimension: our [B T, H D] matrix of row stride s is
+// {T s, D, s, 1}. Its `stats` [B, H, T, 1] is our lse: the natural log-sum-exp of scaled, masked scores. Backward wants
+// it packed.
+#include "fused_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <compare>
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+// The frontend's JSON is for saved graphs, and a copy of the library that other sources take from the system.
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#include <cudnn_frontend.h>
+
+#include "device/status.h"
+#include "ops/fused_attention_policy.h"
+#include "ops/shape_text.h"
+
+namespace gptrain {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+static_assert(CUDNN_FRONTEND_VERSION >= 11300, "cudnn-frontend 1.13 or later is needed");
+
+// 9.10.0 and 9.10.1 are known to compute wrong results.
+constexpr size_t oldest_cudnn = 91002;
+constexpr size_t oldest_cudnn_deterministic_on_blackwell = 91801;
+// What a kernel reads at a time. cuDNN does not check it.
+constexpr int64_t operand_alignment = 16;
+
+enum Operand : int64_t { id_q = 1, id_k, id_v, id_o, id_lse, id_d_o, id_dq, id_dk, id_dv };
+
+void check_cudnn(cudnnStatus_t status, std::string_view what) {
+  if (status != CUDNN_STATUS_SUCCESS)
+    throw Error(ExitCode::device, "{}: cuDNN error {}", what, cudnnGetErrorString(status));
+}
+
+std::string last_cudnn_error() {
+  std::array<char, 1024> text{};
+  cudnnGetLastErrorString(text.data(), text.size());
+  return text.data();
+}
+
+std::array<Matrix, 4> operands(const AttentionForward& op) { return {op.q, op.k, op.v, op.o}; }
+std::array<Matrix, 8> operands(const AttentionBackward& op) {
+  return {op.q, op.k, op.v, op.o, op.d_o, op.dq, op.dk, op.dv};
+}
+
+bool in_packs(const Matrix& matrix) {
+  return matrix.stride * dtype_bytes(matrix.dtype) % operand_alignment == 0 &&
+         reinterpret_cast<uintptr_t>(matrix.data) % operand_alignment == 0;
+}
+
+template <typename Op>
+bool operands_fit(const Op& op) {
+  const auto all = operands(op);
+  return op.lse.stride == op.sequence_length && in_packs(op.lse) && std::all_of(all.begin(), all.end(), in_packs);
+}
+
+// All that a graph depends on.
+struct Shape {
+  int64_t batch, length, heads, kv_heads, head_size;
+  float scale;
+  bool causal;
+  std::array<int64_t, 8> strides;
+  auto operator<=>(const Shape&) const = default;
+};
+
+template <typename Op>
+Shape shape_of(const Op& op) {
+  Shape shape{.batch = op.batch,
+              .length = op.sequence_length,
+              .heads = op.num_heads,
+              .kv_heads = op.num_kv_heads,
+              .head_size = op.head_size,
+              .scale = static_cast<float>(op.scale),
+              .causal = op.mask.causal,
+              .strides = {}};
+  const auto all = operands(op);
+  std::transform(all.begin(), all.end(), shape.strides.begin(), [](const Matrix& matrix) { return matrix.stride; });
+  return shape;
+}
+
+template <typename Op>
+std::string text_of(const Op& op) {
+  const Shape shape = shape_of(op);
+  return fmt::format("{} {}{}, row strides {}", Op::name, shape_text(op), op.mask.causal ? " causal" : "",
+                     fmt::join(shape.strides.begin(), shape.strides.begin() + operands(op).size(), ","));
+}
+
+template <typename Op>
+void check_graph(const Op& op, const fe::error_t& status) {
+  if (status.is_good()) return;
+  const std::string reason = last_cudnn_error();
+  throw Error(ExitCode::device, "cuDNN {} refuses {}: {}{}{}", cudnnGetVersion(), text_of(op), status.err_msg,
+              reason.empty() ? "" : "; ", reason);
+}
+
+// Gives a tensor its place in memory: `heads` heads of [B T, heads D] rows, or of a wider matrix's.
+void describe(fe::graph::Tensor_attributes& tensor, Operand id, const AttentionPiece& piece, const Matrix& matrix,
+              int64_t heads, int64_t length, int64_t head_size) {
+  tensor.set_uid(id)
+      .set_dim({piece.batch, heads, length, head_size})
+      .set_stride({length * matrix.stride, head_size, matrix.stride, 1})
+      .set_data_type(fe::DataType_t::BFLOAT16);
+}
+
+void describe_lse(fe::graph::Tensor_attributes& tensor, int64_t batch, int64_t heads, int64_t length) {
+  tensor.set_uid(id_lse)
+      .set_dim({batch, heads, length, 1})
+      .set_stride({heads * length, length, 1, 1})
+      .set_data_type(fe::DataType_t::FLOAT);
+}
+
+// The one place that knows masks.
+template <typename Attributes>
+void set_mask(Attributes& attributes, const AttentionMask& mask) {
+  if (mask.causal)
+    attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+}
+
+// Builds the graph of a piece of an op.
+template <typename Op>
+class GraphBuilder {
+ public:
+  GraphBuilder(const Op& op, const AttentionPiece& piece)
+      : op_(op), piece_(piece), heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
+    graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+  }
+
+  std::shared_ptr<fe::graph::Graph> build(cudnnHandle_t handle) {
+    add_attention();
+    check_graph(op_, graph_->build(handle, {fe::HeurMode_t::A}));
+    return graph_;
+  }
+
+ private:
+  void add_attention();
+
+  void describe_queries(fe::graph::Tensor_attributes& tensor, Operand id, const Matrix& matrix) const {
+    describe(tensor, id, piece_, matrix, heads_, op_.sequence_length, op_.head_size);
+  }
+  void describe_keys(fe::graph::Tensor_attributes& tensor, Operand id, const Matrix& matrix) const {
+    describe(tensor, id, piece_, matrix, piece_.kv_heads, op_.sequence_length, op_.head_size);
+  }
+  Tensor queries(const char* name, Operand id, const Matrix& matrix) {
+    fe::graph::Tensor_attributes tensor;
+    describe_queries(tensor.set_name(name), id, matrix);
+    return graph_->tensor(tensor);
+  }
+  Tensor keys(const char* name, Operand id, const Matrix& matrix) {
+    fe::graph::Tensor_attributes tensor;
+    describe_keys(tensor.set_name(name), id, matrix);
+    return graph_->tensor(tensor);
+  }
+
+  const Op& op_;
+  AttentionPiece piece_;
+  int64_t heads_;
+  std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
+};
+
+template <>
+void GraphBuilder<AttentionForward>::add_attention() {
+  fe::graph::SDPA_attributes attributes;
+  attributes.set_name("attention_forward").set_generate_stats(true).set_attn_scale(static_cast<float>(op_.scale));
+  set_mask(attributes, op_.mask);
+  const auto [o, lse] =
+      graph_->sdpa(queries("q", id_q, op_.q), keys("k", id_k, op_.k), keys("v", id_v, op_.v), std::move(attributes));
+  describe_queries(o->set_output(true), id_o, op_.o);
+  describe_lse(lse->set_output(true), piece_.batch, heads_, op_.sequence_length);
+}
+
+template <>
+void GraphBuilder<AttentionBackward>::add_attention() {
+  fe::graph::SDPA_backward_attributes attributes;
+  attributes.set_name("attention_backward").set_attn_scale(static_cast<float>(op_.scale));
+  attributes.set_deterministic_algorithm(true);
+  set_mask(attributes, op_.mask);
+  fe::graph::Tensor_attributes lse;
+  describe_lse(lse.set_name("lse"), piece_.batch, heads_, op_.sequence_length);
+  const auto [dq, dk, dv] = graph_->sdpa_backward(
+      queries("q", id_q, op_.q), keys("k", id_k, op_.k), keys("v", id_v, op_.v), queries("o", id_o, op_.o),
+      queries("d_o", id_d_o, op_.d_o), graph_->tensor(lse), std::move(attributes));
+  describe_queries(dq->set_output(true), id_dq, op_.dq);
+  describe_keys(dk->set_output(true), id_dk, op_.dk);
+  describe_keys(dv->set_output(true), id_dv, op_.dv);
+}
+
+// A graph, ready to run on any piece of an op's.
+struct Plan {
+  AttentionPiece piece;
+  std::shared_ptr<fe::graph::Graph> graph;
+  int64_t workspace_bytes;
+};
+
+int64_t most_groups(const AttentionForward& op) { return op.batch * op.num_kv_heads; }
+int64_t most_groups(const AttentionBackward& op) { return fused_attention_most_groups(op); }
+
+// Takes smaller pieces than planned where cuDNN wants more workspace than it was expected to.
+template <typename Op>
+Plan build_plan(const Op& op, cudnnHandle_t handle, int64_t scratch_bytes) {
+  for (AttentionPiece piece = fused_attention_piece(op, most_groups(op));;
+       piece = fused_attention_piece(op, piece.groups() / 2)) {
+    Plan plan{piece, GraphBuilder<Op>(op, piece).build(handle), 0};
+    check_graph(op, plan.graph->get_workspace_size(plan.workspace_bytes));
+    if (plan.workspace_bytes <= scratch_bytes) return plan;
+    if (piece.groups() == 1) {
+      throw Error(ExitCode::device, "cuDNN {} wants {} bytes of workspace for one head of {}, {} are planned",
+                  cudnnGetVersion(), plan.workspace_bytes, text_of(op), scratch_bytes);
+    }
+  }
+}
+
+using Pointers = std::unordered_map<int64_t, void*>;
+
+// Where sequence `sequence`'s rows of key/value head `kv_head`, or of the query heads that read it, begin.
+template <typename Op>
+void* at_queries(const Op& op, const Matrix& matrix, int64_t sequence, int64_t kv_head) {
+  const int64_t column = kv_head * (op.num_heads / op.num_kv_heads) * op.head_size;
+  return matrix.column_range(column, op.head_size).row_range(sequence * op.sequence_length, 1).data;
+}
+template <typename Op>
+void* at_keys(const Op& op, const Matrix& matrix, int64_t sequence, int64_t kv_head) {
+  return matrix.column_range(kv_head * op.head_size, op.head_size).row_range(sequence * op.sequence_length, 1).data;
+}
+
+template <typename Op>
+void add_forward_pointers(Pointers& pointers, const Op& op, int64_t sequence, int64_t kv_head) {
+  const int64_t lse_row = sequence * op.num_heads + kv_head * (op.num_heads / op.num_kv_heads);
+  pointers[id_q] = at_queries(op, op.q, sequence, kv_head);
+  pointers[id_k] = at_keys(op, op.k, sequence, kv_head);
+  pointers[id_v] = at_keys(op, op.v, sequence, kv_head);
+  pointers[id_o] = at_queries(op, op.o, sequence, kv_head);
+  pointers[id_lse] = op.lse.row_range(lse_row, 1).data;
+}
+void set_pointers(Pointers& pointers, const AttentionForward& op, int64_t sequence, int64_t kv_head) {
+  add_forward_pointers(pointers, op, sequence, kv_head);
+}
+void set_pointers(Pointers& pointers, const AttentionBackward& op, int64_t sequence, int64_t kv_head) {
+  add_forward_pointers(pointers, op, sequence, kv_head);
+  pointers[id_d_o] = at_queries(op, op.d_o, sequence, kv_head);
+  pointers[id_dq] = at_queries(op, op.dq, sequence, kv_head);
+  pointers[id_dk] = at_keys(op, op.dk, sequence, kv_head);
+  pointers[id_dv] = at_keys(op, op.dv, sequence, kv_head);
+}
+
+// One op's graphs, by shape.
+template <typename Op>
+class Plans {
+ public:
+  void run(const Op& op, cudnnHandle_t handle, std::byte* scratch, int64_t scratch_bytes) {
+    const Shape shape = shape_of(op);
+    auto found = plans_.find(shape);
+    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle, scratch_bytes)).first;
+    const Plan& plan = found->second;
+    Pointers pointers;
+    for (int64_t sequence = 0; sequence < op.batch; sequence += plan.piece.batch) {
+      for (int64_t kv_head = 0; kv_head < op.num_kv_heads; kv_head += plan.piece.kv_heads) {
+        set_pointers(pointers, op, sequence, kv_head);
+        check_graph(op, plan.graph->execute(handle, pointers, scratch));
+      }
+    }
+  }
+
+ private:
+  std::map<Shape, Plan> plans_;
+};
+
+struct DestroyHandle {
+  void operator()(cudnnContext* handle) const { cudnnDestroy(handle); }
+};
+
+class CudnnAttention final : public FusedAttention {
+ public:
+  explicit CudnnAttention(Stream stream) {
+    const size_t version = cudnnGetVersion();
+    if (version < oldest_cudnn) {
+      throw Error(ExitCode::device, "cuDNN {} was found, of which attention is wrong: {} or later is needed", version,
+                  oldest_cudnn);
+    }
+    int device = 0, major = 0;
+    check_cuda(cudaGetDevice(&device), "finding the device");
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "asking for the device's kind");
+    forward_ = major >= 8 && major <= 10;
+    backward_ = major == 9 || (major == 10 && version >= oldest_cudnn_deterministic_on_blackwell);
+    cudnnHandle_t handle = nullptr;
+    check_cudnn(cudnnCreate(&handle), "starting cuDNN");
+    handle_.reset(handle);
+    check_cudnn(cudnnSetStream(handle, stream), "giving cuDNN a stream");
+  }
+
+  bool takes(const AttentionForward& op) const override {
+    return forward_ && fused_attention_shape(op) && operands_fit(op);
+  }
+  bool takes(const AttentionBackward& op) const override {
+    return backward_ && fused_attention_shape(op) && operands_fit(op);
+  }
+
+  void run(const AttentionForward& op, std::byte* scratch, int64_t scratch_bytes) override {
+    forward_plans_.run(op, handle_.get(), scratch, scratch_bytes);
+  }
+  void run(const AttentionBackward& op, std::byte* scratch, int64_t scratch_bytes) override {
+    backward_plans_.run(op, handle_.get(), scratch, scratch_bytes);
+  }
+
+ private:
+  std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
+  bool forward_ = false, backward_ = false;
+  Plans<AttentionForward> forward_plans_;
+  Plans<AttentionBackward> backward_plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<FusedAttention> make_fused_attention(Stream stream) { return std::make_unique<CudnnAttention>(stream); }
+
+}  // namespace gptrain

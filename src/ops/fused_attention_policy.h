@@ -1,0 +1,88 @@
+// Which attention a GPU's library (cuDNN) serves, and how much memory it needs: decided from shapes alone, so that a
+// plan made without the library agrees with the run. Everything else goes to the own kernel.
+//
+// Backward with fixed bits keeps the gradient of the scores, a T x T matrix of each query head, in its workspace (the
+// alternative adds up dq with atomics). The workspace is bounded by taking an op in pieces: some sequences, or some
+// key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace gptrain {
+
+constexpr int64_t fused_attention_most_head_size = 128;
+constexpr int64_t fused_attention_head_multiple = 8;
+// cuDNN takes any length. But past a last tile of keys that is not full, some versions' backward computes e^-lse of
+// keys that are not there: infinity for lse < -88, and from it NaN.
+constexpr int64_t fused_attention_length_multiple = 128;
+
+// Pieces of backward are as large as fit into the preferred size. A shape whose smallest piece exceeds the largest size
+// is not taken. Both leave an eighth beside the scores' gradients of a piece whose sizes are powers of two.
+constexpr int64_t fused_attention_preferred_bytes = int64_t{9} << 27;
+constexpr int64_t fused_attention_most_bytes = int64_t{9} << 29;
+// For what an algorithm wants beside its large buffers: counters, alignment. It is all that forward may use.
+// (cuDNN 9.19 wants 256 bytes.)
+constexpr int64_t fused_attention_overhead_bytes = int64_t{8} << 20;
+
+// Part of an attention op: `batch` sequences, `kv_heads` key/value heads of each. Either all heads or one sequence.
+struct AttentionPiece {
+  int64_t batch, kv_heads;
+
+  int64_t groups() const { return batch * kv_heads; }
+};
+
+// The largest piece of at most `most_groups` >= 1 key/value heads, over all its sequences, that divides the op evenly.
+template <typename Op>
+AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
+  const auto divisor = [](int64_t n, int64_t most) {
+    int64_t found = std::min(n, most);
+    while (n % found != 0) --found;
+    return found;
+  };
+  if (most_groups >= op.num_kv_heads) return {divisor(op.batch, most_groups / op.num_kv_heads), op.num_kv_heads};
+  return {1, divisor(op.num_kv_heads, most_groups)};
+}
+
+// What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
+// scores in bf16, T sums of d_o o in f32, and its share of dk and dv in bf16 where there are several.
+inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
+  const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
+  const int64_t scores = length * length * dtype_bytes(DType::bf16);
+  const int64_t sums = length * dtype_bytes(DType::f32);
+  const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
+  return query_heads * (scores + sums + shares);
+}
+
+// How many key/value heads, over all sequences, a piece of backward has at most.
+inline int64_t fused_attention_most_groups(const AttentionBackward& op) {
+  const int64_t room = fused_attention_preferred_bytes - fused_attention_overhead_bytes;
+  return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
+}
+
+inline int64_t fused_attention_bound(const AttentionForward&) { return fused_attention_overhead_bytes; }
+
+inline int64_t fused_attention_bound(const AttentionBackward& op) {
+  const AttentionPiece piece = fused_attention_piece(op, fused_attention_most_groups(op));
+  return fused_attention_overhead_bytes + piece.groups() * fused_attention_group_bytes(op);
+}
+
+// Whether the library may serve the op: its shape, not where its operands lie.
+template <typename Op>
+bool fused_attention_shape(const Op& op) {
+  return op.q.dtype == DType::bf16 && op.dropout.p == 0 && op.head_size <= fused_attention_most_head_size &&
+         op.head_size % fused_attention_head_multiple == 0 &&
+         op.sequence_length % fused_attention_length_multiple == 0 &&
+         fused_attention_bound(op) <= fused_attention_most_bytes;
+}
+
+// Bound of the library's workspace in bytes; 0 for a shape that it does not serve. At most the larger of
+// fused_attention_preferred_bytes and one piece's need.
+template <typename Op>
+int64_t fused_attention_scratch_bytes(const Op& op) {
+  return fused_attention_shape(op) ? fused_attention_bound(op) : 0;
+}
+
+}  // namespace gptrain
