@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "algorithm_record.h"
+#include "host/device_memory.h"
 #include "kernels/column_sums.h"
 #include "ops/cpu/linear.h"
 
@@ -15,14 +16,17 @@ class HostProducts final : public Products {
   explicit HostProducts(Stream stream) : stream_(stream) {}
 
   void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) override {
+    const simt::DeviceAccess access;
     linear_.run(op, scratch, scratch_bytes);
   }
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) override {
+    const simt::DeviceAccess access;
     linear_.run(op, scratch, scratch_bytes);
   }
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) override {
     LinearBackwardWeight product = op;
     product.d_bias = {};
+    const simt::DeviceAccess access;
     linear_.run(product, scratch, scratch_bytes);
     if (op.d_bias.given()) cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream_, scratch);
   }

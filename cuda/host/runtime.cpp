@@ -3,21 +3,23 @@
 #include "runtime.h"
 
 #include <cstring>
-#include <new>
 #include <string>
 
 #include "base/error.h"
+#include "host/device_memory.h"
 
 namespace gptrain {
 namespace {
 
 constexpr int num_devices = 8;
-constexpr std::align_val_t alignment{4096};
 
 class HostMemory final : public DeviceMemory {
  public:
-  explicit HostMemory(int64_t bytes) : DeviceMemory(::operator new(static_cast<size_t>(bytes), alignment), bytes) {}
-  ~HostMemory() override { ::operator delete(data_, alignment); }
+  explicit HostMemory(int64_t bytes)
+      : DeviceMemory(bytes > 0 ? simt::take_pages(static_cast<size_t>(bytes)) : nullptr, bytes) {}
+  ~HostMemory() override {
+    if (data_ != nullptr) simt::give_back_pages(data_, static_cast<size_t>(bytes_));
+  }
 };
 
 class HostRuntime final : public Runtime {
@@ -33,9 +35,11 @@ class HostRuntime final : public Runtime {
   Stream stream() const override { return stream_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
   void upload(void* device, const void* host, int64_t bytes) override {
+    const simt::DeviceAccess access;
     if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
   }
   void download(void* host, const void* device, int64_t bytes) override {
+    const simt::DeviceAccess access;
     if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
   }
   void synchronize() override {}

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/device_memory.h"
+
 #if defined(GPTRAIN_TSAN)
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -361,6 +363,7 @@ const std::array<uint64_t, warp_size>& exchange(uint32_t mask, uint64_t value, c
 }
 
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const std::function<void()>& kernel) {
+  const DeviceAccess access;
   std::mt19937_64 order(seed);
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)

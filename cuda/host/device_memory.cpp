@@ -1,0 +1,57 @@
+#include "host/device_memory.h"
+
+#include <map>
+#include <mutex>
+#include <new>
+#include <sys/mman.h>
+
+namespace gptrain::simt {
+namespace {
+
+struct Pages {
+  std::mutex mutex;  // of what follows
+  std::map<void*, size_t> taken;
+  int accesses = 0;
+};
+
+Pages& all_pages() {
+  static auto& pages = *new Pages;
+  return pages;
+}
+
+void protect(const Pages& pages, int access) {
+  for (const auto& [data, bytes] : pages.taken) mprotect(data, bytes, access);
+}
+
+}  // namespace
+
+void* take_pages(size_t bytes) {
+  Pages& pages = all_pages();
+  const std::lock_guard lock(pages.mutex);
+  const int access = pages.accesses > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+  void* const data = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  pages.taken[data] = bytes;
+  return data;
+}
+
+void give_back_pages(void* data, size_t bytes) {
+  Pages& pages = all_pages();
+  const std::lock_guard lock(pages.mutex);
+  pages.taken.erase(data);
+  munmap(data, bytes);
+}
+
+DeviceAccess::DeviceAccess() {
+  Pages& pages = all_pages();
+  const std::lock_guard lock(pages.mutex);
+  if (pages.accesses++ == 0) protect(pages, PROT_READ | PROT_WRITE);
+}
+
+DeviceAccess::~DeviceAccess() {
+  Pages& pages = all_pages();
+  const std::lock_guard lock(pages.mutex);
+  if (--pages.accesses == 0) protect(pages, PROT_NONE);
+}
+
+}  // namespace gptrain::simt
