@@ -36,19 +36,8 @@ class CudaRuntime final : public Runtime {
   Stream stream_ = nullptr;
 };
 
-CudaRuntime::CudaRuntime(int device) {
+CudaRuntime::CudaRuntime(int device) : target_(cuda_target(device)) {
   check_cuda(cudaSetDevice(device), "taking the device");
-  cudaDeviceProp properties;
-  check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
-  if (properties.major < least_major) {
-    throw Error(ExitCode::device, "device {} is a {} of compute capability {}.{}; gptrain needs {}.0 or later", device,
-                properties.name, properties.major, properties.minor, least_major);
-  }
-  target_.name = properties.name;
-  for (const char byte : properties.uuid.bytes)
-    target_.identity += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  target_.kind = Target::Kind::gpu;
-  target_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   // The default stream would wait for every other one.
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
 }
@@ -97,12 +86,26 @@ int num_cuda_devices() {
   return 0;
 }
 
-std::unique_ptr<Runtime> make_runtime(int device) {
+Target cuda_target(int device) {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "looking for CUDA devices");
   if (device < 0 || device >= count)
     throw Error(ExitCode::device, "there is no CUDA device {}: this process sees {}", device, count);
-  return std::make_unique<CudaRuntime>(device);
+  cudaDeviceProp properties;
+  check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
+  if (properties.major < least_major) {
+    throw Error(ExitCode::device, "device {} is a {} of compute capability {}.{}; gptrain needs {}.0 or later", device,
+                properties.name, properties.major, properties.minor, least_major);
+  }
+  Target target;
+  target.name = properties.name;
+  for (const char byte : properties.uuid.bytes)
+    target.identity += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  target.kind = Target::Kind::gpu;
+  target.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  return target;
 }
+
+std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<CudaRuntime>(device); }
 
 }  // namespace gptrain

@@ -24,12 +24,7 @@ class HostMemory final : public DeviceMemory {
 
 class HostRuntime final : public Runtime {
  public:
-  explicit HostRuntime(int device) : stream_{static_cast<uint64_t>(device) + 1} {
-    target_.name = "host-harness";
-    target_.identity = std::to_string(device);
-    target_.kind = Target::Kind::gpu;
-    target_.memory_bytes = this_machine(1).memory_bytes;
-  }
+  explicit HostRuntime(int device) : target_(cuda_target(device)), stream_{static_cast<uint64_t>(device) + 1} {}
 
   const Target& target() const override { return target_; }
   Stream stream() const override { return stream_; }
@@ -53,10 +48,17 @@ class HostRuntime final : public Runtime {
 
 int num_cuda_devices() { return num_devices; }
 
-std::unique_ptr<Runtime> make_runtime(int device) {
+Target cuda_target(int device) {
   if (device < 0 || device >= num_devices)
     throw Error(ExitCode::device, "there is no CUDA device {}: this machine has {}", device, num_devices);
-  return std::make_unique<HostRuntime>(device);
+  Target target;
+  target.name = "host-harness";
+  target.identity = std::to_string(device);
+  target.kind = Target::Kind::gpu;
+  target.memory_bytes = this_machine(1).memory_bytes;
+  return target;
 }
+
+std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<HostRuntime>(device); }
 
 }  // namespace gptrain

@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "parallel/groups.h"
 #include "report/dry_run.h"
+#include "train/device.h"
 #include "train/plan_step.h"
 #include "train/run.h"
 
@@ -85,7 +86,7 @@ void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
   const Target target =
-      arguments.target.empty() ? this_machine(static_cast<int>(config.run.threads)) : find_target(arguments.target);
+      arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,

@@ -381,8 +381,7 @@ void add_run(std::vector<Field>& table) {
               .changeable(),
           words<R, DeviceKind>("run.device", section, &R::device,
                                {{"auto", DeviceKind::automatic}, {"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}},
-                               {{"cuda", "this build has no CUDA backend", "cpu"}},
-                               "backend; auto: the fastest there is")
+                               {}, "backend; auto: CUDA where there is a device, else the CPU")
               .changeable(),
           field("run.threads", section, &R::threads, IntegerRule{0, 65'536, {}},
                 "CPU threads; 0: every core the process may use")

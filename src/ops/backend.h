@@ -67,5 +67,7 @@ std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independe
 std::unique_ptr<Backend> make_cuda_backend(int device);
 // 0 where there is none, no driver, or a build without CUDA.
 int num_cuda_devices();
+// What plans of such a backend are made for, without taking the device. Errors as above.
+Target cuda_target(int device);
 
 }  // namespace gptrain

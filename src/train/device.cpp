@@ -10,13 +10,19 @@
 namespace gptrain {
 namespace {
 
-std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& world, int num_threads) {
+// 0: the run is on the CPU.
+int num_devices_to_use(const RunConfig& config) {
   const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
   if (config.run.device == DeviceKind::cuda && num_devices == 0) {
     throw Error(ExitCode::device,
                 "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
                 "run on the CPU)");
   }
+  return num_devices;
+}
+
+std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& world, int num_threads) {
+  const int num_devices = num_devices_to_use(config);
   if (num_devices == 0) return make_cpu_backend(num_threads, config.run.thread_independent);
   int earlier = 0;  // ranks of this node that chose before
   for (int rank = 0; rank < world.rank(); ++rank) earlier += world.host(rank) == world.host(world.rank()) ? 1 : 0;
@@ -24,6 +30,10 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
 }
 
 }  // namespace
+
+Target planned_device(const RunConfig& config) {
+  return num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+}
 
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
   RankDevice device;

@@ -10,6 +10,9 @@
 
 namespace gptrain {
 
+// What run.device is here, for a plan of the run: nothing is taken. Error(device) as below.
+Target planned_device(const RunConfig& config);
+
 struct RankDevice {
   std::unique_ptr<Backend> backend;
   int sharing = 1;  // ranks that share its memory, this one included

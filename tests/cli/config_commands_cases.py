@@ -50,7 +50,6 @@ REFUSED = [
     ("precision.compute", '"fp16"', 'fp16 needs dynamic loss scaling, which this build does not have (try "bf16")'),
     ("precision.compute", '"fp8"',
      'fp8 matrix products need a GPU backend, which this build does not have (try "bf16")'),
-    ("run.device", '"cuda"', 'this build has no CUDA backend (try "cpu")'),
 ]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 # Folders of src/ in the order of the house: a folder includes from itself and from those before it.
 ROOMS = ["base", "config", "mesh", "model/spec", "schedule", "ops", "comm", "model", "parallel", "optim", "data",
          "checkpoint", "report", "train", "cli"]
+# What cuda/ implements, and what it stands on; nothing includes it.
+CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
@@ -53,6 +55,19 @@ def include_faults(root):
                 yield f"{path}:{number}: {own} may not include {room}, which stands below it"
 
 
+def cuda_include_faults(root):
+    for path in sorted((root / "cuda").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match or (root / "cuda" / match.group(1)).is_file():
+                continue
+            room = room_of(match.group(1))
+            if room not in CUDA_ROOMS:
+                yield f"{path}:{number}: cuda may not include {match.group(1)}"
+
+
 def file_faults(root):
     for path in repository_files(root):
         if path.suffix not in TEXT_SUFFIXES:
@@ -66,7 +81,7 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *file_faults(root)]
+    return [*include_faults(root), *cuda_include_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -79,6 +94,8 @@ def check_that_faults_are_found():
             "src/model/spec/c.h": '#include "ops/b.h"\n',
             "src/model/d.h": '#include "model/spec/c.h"\n#include "ops/b.h"\n',
             "src/elsewhere/e.h": "\n",
+            "cuda/f.cu": '#include "base/a.h"\n#include "g.h"\n#include "model/d.h"\n',
+            "cuda/g.h": "\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             "README.md": "see /" + "work/notes and src/work/notes\n",
             "build/made.cpp": '"/' + 'work/"\n',
@@ -87,7 +104,7 @@ def check_that_faults_are_found():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
-    expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/elsewhere/e.h",
+    expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "tests/long.cpp", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""run.device as a user sees it: with a device (the host harness' own build of the program) and without one."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+WITHOUT_DEVICE, WITH_DEVICE = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
+FINISHED, DEVICE_FAILURE = 0, 5
+
+CONFIG = {
+    "model": {"num_layers": 2, "hidden_size": 24, "num_heads": 2, "vocab_size": 257, "sequence_length": 16,
+              "dropout": 0.1},
+    "data": {"train": [{"path": "corpus"}], "validation": [{"path": "corpus"}]},
+    "batch": {"global": 4, "micro": 2},
+    "precision": {"compute": "fp32"},
+    "optimizer": {"type": "adamw", "lr": 1e-2},
+    "schedule": {"type": "constant"},
+    "run": {"steps": 6, "seed": 1, "out": "out", "validation_samples": 4},
+}
+
+
+class Device(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="gptrain-device-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        draw = random.Random(1)
+        words = [draw.choice(["one", "two", "three"]) for _ in range(1000)]
+        self.folder.joinpath("text.txt").write_text(" ".join(words), encoding="utf-8")
+        self.run_program(WITHOUT_DEVICE, "data", "pack", "text.txt", "--out", "corpus", "--tokenizer", "bytes")
+        self.folder.joinpath("run.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+
+    def run_program(self, program, *arguments):
+        # Where there is a real device, the program without one must not see it.
+        env = dict(os.environ, CUDA_VISIBLE_DEVICES="", XDG_CACHE_HOME=str(self.folder / "cache"))
+        done = subprocess.run([program, *arguments], cwd=self.folder, env=env, capture_output=True, text=True,
+                              timeout=200, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def train(self, program, out, device, *arguments):
+        code, text, err = self.run_program(program, "train", "run.json", "--set", f"run.out={out}", "--set",
+                                           f"run.device={device}", *arguments)
+        self.assertEqual(code, FINISHED, err)
+        return text
+
+    def losses(self, out):
+        lines = (self.folder / out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [record.get("loss", record.get("validation_loss")) for record in map(json.loads, lines)]
+
+    def test_the_device_computes_what_the_cpu_does(self):
+        self.train(WITHOUT_DEVICE, "cpu", "auto")
+        self.assertIn("this machine: one host-harness, ", self.train(WITH_DEVICE, "cuda", "cuda"))
+        expected = self.losses("cpu")
+        self.assertEqual(len(expected), 7)
+        for found, loss in zip(self.losses("cuda"), expected, strict=True):
+            self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
+
+    def test_auto_takes_the_device_and_cpu_does_not(self):
+        self.assertIn("one host-harness", self.train(WITH_DEVICE, "auto", "auto", "--steps", "1"))
+        self.assertIn("threads", self.train(WITH_DEVICE, "cpu", "cpu", "--steps", "1"))
+
+    def test_a_run_goes_on_where_it_stopped_also_elsewhere(self):
+        self.train(WITH_DEVICE, "whole", "cuda")
+        self.train(WITH_DEVICE, "parts", "cuda", "--steps", "3")
+        self.train(WITH_DEVICE, "parts", "cuda", "--resume")
+        whole = self.losses("whole")
+        self.assertEqual([loss for loss in self.losses("parts")][-1], whole[-1])
+        self.train(WITH_DEVICE, "moved", "cuda", "--steps", "3")
+        self.train(WITHOUT_DEVICE, "moved", "cpu", "--resume")
+        self.assertAlmostEqual(self.losses("moved")[-1], whole[-1], delta=1e-5 * whole[-1])
+
+    def test_no_device(self):
+        for arguments in [(), ("--dry-run",)]:
+            code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "run.device=cuda",
+                                            *arguments)
+            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertIn("run.device = cuda: this process sees no CUDA device", err)
+
+    def test_the_dry_run_is_of_the_device(self):
+        code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run")
+        self.assertEqual(code, FINISHED, err)
+        self.assertIn("host-harness", text)
+        self.train(WITH_DEVICE, "out", "cuda", "--profile-step", "2")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
