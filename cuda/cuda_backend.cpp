@@ -36,6 +36,10 @@ class CudaBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
+  std::string algorithms() const override { return products_->algorithms(); }
+  void use_algorithms(const std::string& record) override { products_->use_algorithms(record); }
+  void set_choosing(bool choosing) override { choosing_ = choosing; }
+  std::string take_warnings() override { return products_->take_warnings(); }
 
 #define GPTRAIN_CUDA_RUN(Op)        \
   void run(const Op& op) override { \
@@ -54,21 +58,28 @@ class CudaBackend final : public Backend {
 
   template <typename Op>
   void start(const Op& op) {
+    if (choosing_) return;
     if constexpr (requires { cuda_run(op, runtime_->stream(), scratch_); }) {
       cuda_run(op, runtime_->stream(), scratch_);
     } else {
       cuda_run(op, runtime_->stream());
     }
   }
-  void start(const LinearForward& op) { products_->run(op, scratch_, scratch_bytes_); }
-  void start(const LinearBackwardInput& op) { products_->run(op, scratch_, scratch_bytes_); }
-  void start(const LinearBackwardWeight& op) { products_->run(op, scratch_, scratch_bytes_); }
+  void start(const LinearForward& op) { start_product(op); }
+  void start(const LinearBackwardInput& op) { start_product(op); }
+  void start(const LinearBackwardWeight& op) { start_product(op); }
   void start(const AttentionForward& op) { start_attention(op); }
   void start(const AttentionBackward& op) { start_attention(op); }
 
   template <typename Op>
+  void start_product(const Op& op) {
+    if (choosing_) return products_->choose(op, scratch_, scratch_bytes_);
+    products_->run(op, scratch_, scratch_bytes_);
+  }
+
+  template <typename Op>
   void start_attention(const Op& op) {
-    if (fused_attention_->takes(op)) return fused_attention_->run(op, scratch_, scratch_bytes_);
+    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, scratch_, scratch_bytes_);
     start<Op>(op);
   }
 
@@ -77,6 +88,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<FusedAttention> fused_attention_;
   std::byte* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
+  bool choosing_ = false;
 };
 
 }  // namespace

@@ -45,6 +45,8 @@ struct Manifest {
   int64_t world_size = 1;
   std::string config;  // show_config text
   std::string build;   // version of the program that wrote it
+  // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
+  std::string algorithms;
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)

@@ -114,6 +114,7 @@ StoredManifest parse_manifest(const std::string& text) {
   manifest.world_size = count_of(root, "world_size");
   manifest.build = text_of(root, "build");
   manifest.config = text_of(root, "config");
+  if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -148,9 +149,10 @@ std::string format_manifest(const StoredManifest& stored) {
                        {"seed", manifest.seed},
                        {"world_size", manifest.world_size},
                        {"build", manifest.build},
-                       {"config", manifest.config},
-                       {"tensors", stored.num_tensors},
-                       {"files", ordered_json::array()}};
+                       {"config", manifest.config}};
+  if (!manifest.algorithms.empty()) root["algorithms"] = manifest.algorithms;
+  root["tensors"] = stored.num_tensors;
+  root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));
   std::string text;
   try {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "ops/ops.h"
@@ -50,6 +51,17 @@ class Backend {
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // The algorithms of a library that serve the linears, where they are chosen by timing: they decide speed, and bits.
+  // A text for checkpoints and other ranks; empty where there is no choice.
+  virtual std::string algorithms() const { return {}; }
+  // Takes over another's. Before the first step. What is of another device or library is left, with a warning.
+  virtual void use_algorithms(const std::string& /*record*/) {}
+  // While it is on, a linear only finds its fastest algorithm, if none is known, and leaves anything in its outputs; all
+  // other ops are left out.
+  virtual void set_choosing(bool /*choosing*/) {}
+  // What the user should be told since the last call: lines, mostly none.
+  virtual std::string take_warnings() { return {}; }
 
 #define GPTRAIN_DECLARE_RUN(Op) virtual void run(const Op& op) = 0;
   GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_RUN)

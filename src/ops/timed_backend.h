@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,10 @@ class TimedBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
+  std::string algorithms() const override { return inner_.algorithms(); }
+  void use_algorithms(const std::string& record) override { inner_.use_algorithms(record); }
+  void set_choosing(bool choosing) override { inner_.set_choosing(choosing); }
+  std::string take_warnings() override { return inner_.take_warnings(); }
 
 #define GPTRAIN_TIMED_RUN(Op)       \
   void run(const Op& op) override { \

@@ -59,6 +59,7 @@ class Run {
   ExitCode loop();
 
  private:
+  void choose_algorithms();
   void start_or_resume();
   void prepare_folder();
   void print_machine() const;
@@ -127,10 +128,24 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
   total_matrix_flops_ = limits_.matrix_flops;
   if (Communicator* const all = groups_.group(GroupKind::world); all != nullptr)
     all->all_reduce(&total_matrix_flops_, 1, DType::f64, ReduceOp::sum);
+  choose_algorithms();
   start_or_resume();
   agree_on(groups.group(GroupKind::world), world, [&] {
     if (leads_) prepare_folder();
   });
+}
+
+// The checkpoint's, so that the run goes on with the same bits; what it does not name is chosen now, by rank 0 for all.
+void Run::choose_algorithms() {
+  if (backend_.algorithms().empty()) return;
+  if (start_.checkpoint) {
+    const std::string saved = read_manifest(*start_.checkpoint).algorithms;
+    if (!saved.empty()) backend_.use_algorithms(saved);
+  }
+  step_->choose_algorithms();
+  backend_.use_algorithms(broadcast_text(groups_.group(GroupKind::world), backend_.algorithms(), 0));
+  const std::string warnings = backend_.take_warnings();
+  if (leads_) fmt::print(stderr, "{}", warnings);
 }
 
 void Run::start_or_resume() {

@@ -61,7 +61,8 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .seed = config.run.seed,
                           .world_size = groups.mesh().world_size(),
                           .config = show_config(config, ConfigText::for_any_ranks),
-                          .build = version};
+                          .build = version,
+                          .algorithms = step.backend().algorithms()};
   const fs::path out = config.run.out;
   DeviceFloats memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));

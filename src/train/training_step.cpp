@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/crc32c.h"
+#include "base/philox.h"
 #include "model/spec/init.h"
 #include "ops/plan/plan_backend.h"
 
@@ -13,6 +14,40 @@ namespace gptrain {
 namespace {
 
 constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
+constexpr int64_t fill_bytes = int64_t{4} << 20;
+
+// Leaves out what is not a unit's own work: collectives between data ranks, the norm and the update.
+class ComputeOnly final : public ActionObserver {
+ public:
+  bool before(const Action& action) override {
+    switch (action.kind) {
+      case ActionKind::forward:
+      case ActionKind::recompute:
+      case ActionKind::loss:
+      case ActionKind::evaluate:
+      case ActionKind::backward_input:
+      case ActionKind::backward_weight:
+      case ActionKind::backward:
+        return true;
+      default:
+        return false;
+    }
+  }
+  void after(const Action&) override {}
+};
+
+// Micro-batches of token 0, for steps whose values nobody looks at.
+class NoTokens final : public MicroBatchSource {
+ public:
+  NoTokens(int64_t batch, int64_t length)
+      : memory_(static_cast<size_t>(MicroBatch::bytes(batch, length))),
+        view_(MicroBatch::at(memory_.data(), batch, length)) {}
+  const MicroBatch& next() override { return view_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  MicroBatch view_;
+};
 
 StepShape step_shape(const RunConfig& config, bool training) {
   return {.model = config.model,
@@ -187,11 +222,32 @@ ArenaMemory TrainingStep::arena_memory() const {
   return {arena(MemoryClass::activations), arena(MemoryClass::data), state_};
 }
 
+void TrainingStep::fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern) {
+  const auto most = static_cast<int64_t>(pattern.size());
+  for (int64_t first = 0; first < bytes; first += most)
+    backend_.upload(buffer + first, pattern.data(), std::min(most, bytes - first));
+}
+
 void TrainingStep::zero(std::byte* buffer, int64_t bytes) {
-  constexpr int64_t chunk = int64_t{4} << 20;
-  const std::vector<std::byte> zeros(static_cast<size_t>(std::min(bytes, chunk)));
-  for (int64_t first = 0; first < bytes; first += chunk)
-    backend_.upload(buffer + first, zeros.data(), std::min(chunk, bytes - first));
+  fill(buffer, bytes, std::vector<std::byte>(static_cast<size_t>(std::min(bytes, fill_bytes))));
+}
+
+void TrainingStep::choose_algorithms() {
+  // Numbers of either sign in [0.5, 2), as bf16 and as f32: on zeros a product can be faster than it is in a run.
+  std::vector<std::byte> pattern(fill_bytes);
+  for (size_t i = 0; i < pattern.size(); i += 2) {
+    const uint32_t word = philox({1, 2}, {static_cast<uint32_t>(i), 0, 0, 0})[0];
+    pattern[i] = static_cast<std::byte>(word & 0xff);
+    pattern[i + 1] = static_cast<std::byte>((word & 0x100) != 0 ? 0x3f : 0xbf);
+  }
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::activations})
+    fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
+  ComputeOnly compute_only;
+  NoTokens source(config_.batch.micro, config_.model.sequence_length);
+  backend_.set_choosing(true);
+  executor_->play(source, &compute_only);
+  evaluation_executor_->play(source, &compute_only);
+  backend_.set_choosing(false);
 }
 
 void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {

@@ -60,6 +60,9 @@ class TrainingStep {
   MemoryPlan taken() const;
   int64_t counted_tokens() const { return counted_tokens_; }  // of a step
 
+  // Finds the algorithms of all products of a step and of an evaluation that the backend has a choice for, by timing
+  // them on these arenas, which hold anything afterwards. Before anything else; collective as a step is.
+  void choose_algorithms();
   // Initial weights, zero moments, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
   // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
@@ -91,6 +94,8 @@ class TrainingStep {
   ArenaMemory arena_memory() const;
   uint32_t checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const;
   void zero(std::byte* buffer, int64_t bytes);
+  // Writes the pattern over the buffer, as often as it fits.
+  void fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern);
 
   RunConfig config_;
   Backend& backend_;

@@ -41,7 +41,7 @@ FAULTS = [
     ("run.seed", "18446744073709551616", "must be at least 0 and at most 18446744073709551615"),
     ("run.out", '""', "must not be empty (try"),
     ("run.out", "3", "must be text (try"),
-    ("run.device", '"gpu"', "must be one of auto, cpu (try"),
+    ("run.device", '"gpu"', "must be one of auto, cpu, cuda (try"),
 ]
 
 # What later work brings, and the reason that is given.

@@ -1,4 +1,4 @@
-// test_ops [--backend cpu|cuda] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
+// test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -28,6 +28,7 @@ struct Options {
   uint64_t seed = 1;
   std::string instruction_set;
   std::string backend = "cpu";
+  int repeats = 3;
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -46,10 +47,10 @@ BackendUnderTest cpu_backend(bool thread_independent) {
   return result;
 }
 
-// Three of what one device would do: the same bits from each. On the host harness each has another order of threads.
-BackendUnderTest cuda_backend() {
+// What a device does several times: the same bits each time. On the host harness each has another order of threads.
+BackendUnderTest cuda_backend(int repeats) {
   BackendUnderTest result{"cuda", {}, false};
-  for (int i = 0; i < 3; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
+  for (int i = 0; i < repeats; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
   return result;
 }
 
@@ -149,7 +150,7 @@ int run_suite(const Options& options) {
     fmt::print("skipped: there is no CUDA device\n");
     return exit_skipped;
   }
-  BackendUnderTest backend = options.backend == "cuda" ? cuda_backend() : cpu_backend(false);
+  BackendUnderTest backend = options.backend == "cuda" ? cuda_backend(options.repeats) : cpu_backend(false);
   if (options.bench) return run_benches(suite, backend, options);
   const int status = run_checks(suite, backend, options);
   if (options.backend == "cuda") return status;
@@ -172,6 +173,8 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "seed of the operands");
   app.add_option("--backend", options.backend, "cpu or cuda; skipped (77) where there is no CUDA device")
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--repeats", options.repeats, "times that an op runs on cuda, whose bits are compared")
+      ->check(CLI::PositiveNumber);
   app.add_option("--instruction-set", options.instruction_set,
                  "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
   try {

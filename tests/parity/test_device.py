@@ -74,6 +74,13 @@ class Device(unittest.TestCase):
         self.train(WITHOUT_DEVICE, "moved", "cpu", "--resume")
         self.assertAlmostEqual(self.losses("moved")[-1], whole[-1], delta=1e-5 * whole[-1])
 
+    def test_a_checkpoint_keeps_the_algorithms_of_the_device(self):
+        for program, device in [(WITH_DEVICE, "cuda"), (WITHOUT_DEVICE, "cpu")]:
+            self.train(program, device, device, "--steps", "1")
+            manifest = json.loads((self.folder / device / "checkpoints/step-00000001/manifest.json").read_text())
+            self.assertEqual("algorithms" in manifest, device == "cuda")
+            self.train(program, device, device, "--steps", "1", "--resume")
+
     def test_no_device(self):
         for arguments in [(), ("--dry-run",)]:
             code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "run.device=cuda",

@@ -70,6 +70,7 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   CHECK(manifest.world_size == expected.world_size);
   CHECK(manifest.config == expected.config);
   CHECK(manifest.build == expected.build);
+  CHECK(manifest.algorithms == expected.algorithms);
 
   verify_checkpoint(listed[0].path);
   Parts loaded = empty_parts(tensors);

@@ -145,6 +145,7 @@ Manifest make_manifest(int64_t step) {
   manifest.world_size = 3;
   manifest.config = "{\"model\": {\"hidden_size\": 7}}\n\"quoted\" \xC3\xA9";
   manifest.build = "0.1.0";
+  manifest.algorithms = "{\n  \"device\": \"a\"\n}";
   return manifest;
 }
 

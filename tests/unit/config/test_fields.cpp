@@ -151,7 +151,7 @@ TEST_CASE("the schema lists every field with description, range or words, and de
   CHECK(model["properties"]["num_layers"]["minimum"] == 1);
   CHECK(model["properties"]["norm_eps"]["exclusiveMinimum"] == 0.0);
   CHECK(model["properties"]["norm_eps"]["default"] == 1e-5);
-  CHECK(schema["properties"]["run"]["properties"]["device"]["enum"] == Json::array({"auto", "cpu"}));
+  CHECK(schema["properties"]["run"]["properties"]["device"]["enum"] == Json::array({"auto", "cpu", "cuda"}));
   const Json& source = schema["properties"]["data"]["properties"]["train"]["items"];
   CHECK(source["required"] == Json::array({"path"}));
   CHECK(source["properties"]["path"]["description"].get<std::string>().find("working directory") != std::string::npos);

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Times whole training steps of gptrain on one GPU: GPT-2 124M to 1.5B and a LLaMA of 1B, bf16.
+
+For each shape the micro-batches that the dry run says will fit are tried, the largest first, until a smaller one is
+slower. A figure is the median over the timed steps of the fastest. MFU is model FLOPs over the matrix rate that gptrain
+measures at its start. Memory is what gptrain planned and took (arenas), and what the GPU says is taken beside what was
+before (in all). tools/compare_torch_gpu.py prints the same beside PyTorch's.
+"""
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_runs import (ALL_CASES, CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, Deadline, Rows, RunFailed,
+                      free_memory, plan, resolved_model, train_steps, used_memory, write_config, write_corpus)
+
+
+@dataclass
+class Figures:
+    micro: int
+    seconds: float  # of a step, the median
+    mfu: float
+    matrix_rate: float  # measured, FLOP/s
+    model_flops: int  # of a step
+    arena_bytes: int
+    total_bytes: int | None  # None: the GPU did not say
+    losses: list
+
+
+def measure_micro(gptrain, folder, case, micro, device, seconds):
+    """The figures with this micro-batch."""
+    file = write_config(folder, case, micro, device, f"micro-{micro}")
+    planned = plan(gptrain, folder, file)
+    before, during = used_memory(), []
+    steps = UNTIMED_STEPS + TIMED_STEPS
+
+    def look(step):
+        if step == steps:
+            during.append(used_memory())
+
+    records, rate = train_steps(gptrain, file, steps, seconds, look)
+    if rate is None:
+        raise RunFailed("gptrain did not print the matrix rate")
+    if any(record["skipped"] or record["loss"] is None for record in records):
+        raise RunFailed("a loss is not finite")
+    timed = records[UNTIMED_STEPS:]
+    total = during[0] - before if None not in (before, *during) else None
+    return Figures(micro, statistics.median(r["step_seconds"] for r in timed), statistics.median(r["mfu"] for r in timed),
+                   rate, planned["model_flops_per_step"], records[-1]["peak_bytes"], total,
+                   [r["loss"] for r in records])
+
+
+def fitting_micro_batches(gptrain, folder, case, device):
+    """Those that fit in what is free now, the largest first."""
+    free = free_memory()
+    fitting = []
+    for micro in case.micro_batches():
+        needed = plan(gptrain, folder, write_config(folder, case, micro, device, "plan"))["peak_bytes"] + SPARE_BYTES
+        if free is None or needed <= free:
+            fitting.append(micro)
+    return fitting
+
+
+def measure(gptrain, folder, case, device, deadline):
+    """The figures of the fastest micro-batch, for whose corpus the folder is. Throws RunFailed if none ran."""
+    best, fault = None, "no micro-batch fits"
+    for micro in fitting_micro_batches(gptrain, folder, case, device):
+        try:
+            figures = measure_micro(gptrain, folder, case, micro, device, deadline.left())
+        except RunFailed as error:
+            fault = f"micro-batch {micro}: {error}"
+            print(f"  gptrain, {fault}", file=sys.stderr)
+            continue
+        if best and figures.seconds >= best.seconds:
+            break
+        best = figures
+    if best is None:
+        raise RunFailed(fault)
+    return best
+
+
+def prepare(gptrain, folder, case):
+    """Writes the case's corpus; returns its model with every key."""
+    model = resolved_model(gptrain, folder, case)
+    write_corpus(folder, case, model["vocab_size"])
+    return model
+
+
+def in_gib(count):
+    return "?" if count is None else f"{count / 2**30:.1f}"
+
+
+def table_head():
+    return (f"{'case':<16}{'micro':>6}{'ms':>9}{'tok/s':>10}{'MFU':>7}{'TFLOP/s measured':>18}{'arenas GiB':>12}"
+            f"{'in all':>8}")
+
+
+def table_row(name, case, figures):
+    return (f"{name:<16}{figures.micro:>6}{figures.seconds * 1e3:>9.1f}{case.global_tokens / figures.seconds:>10.0f}"
+            f"{figures.mfu:>7.1%}{figures.matrix_rate / 1e12:>18.1f}{in_gib(figures.arena_bytes):>12}"
+            f"{in_gib(figures.total_bytes):>8}")
+
+
+def add_rows(rows, name, case, figures):
+    """Returns whether the mark is reached."""
+    rows.add(f"{name}, step", f"{figures.seconds * 1e3:.1f}", "ms")
+    rows.add(f"{name}, speed", f"{case.global_tokens / figures.seconds:.0f}", "tokens/s")
+    mark = case.least_mfu and 100 * case.least_mfu
+    return rows.at_least(f"{name}, MFU of the measured rate", 100 * figures.mfu, mark, "%", 1)
+
+
+def add_arguments(parser):
+    parser.add_argument("--gptrain", type=Path, default=ROOT / "build-cuda" / "gptrain", help="the executable")
+    parser.add_argument("--cases", nargs="+", choices=list(ALL_CASES), default=list(CASES), metavar="CASE",
+                        help=", ".join(ALL_CASES))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to check this script")
+    parser.add_argument("--seconds", type=float, default=570, help="what is not measured by then is skipped (570)")
+    parser.add_argument("--rows", type=Path, help="adds rows of tools/gpu_check.sh's table to this file")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    options = parser.parse_args()
+    gptrain, rows, deadline = options.gptrain.resolve(), Rows(options.rows), Deadline(options.seconds)
+    sound = True
+    print(table_head())
+    for name in options.cases:
+        case = ALL_CASES[name]
+        if deadline.left() <= 0:
+            print(f"{name:<16} skipped: no time is left")
+            rows.add(name, "", status="skipped", mark="no time was left")
+            continue
+        with tempfile.TemporaryDirectory(prefix="gptrain-bench-") as scratch:
+            try:
+                prepare(gptrain, Path(scratch), case)
+                figures = measure(gptrain, Path(scratch), case, options.device, deadline)
+            except (RunFailed, RuntimeError) as error:
+                print(f"{name:<16} failed: {error}")
+                rows.add(name, "", status="fail")
+                sound = False
+                continue
+            print(table_row(name, case, figures), flush=True)
+            sound = add_rows(rows, name, case, figures) and sound
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
