@@ -26,7 +26,6 @@ class Figures:
     model_flops: int  # of a step
     arena_bytes: int
     total_bytes: int | None  # None: the GPU did not say
-    losses: list
 
 
 def measure_micro(gptrain, folder, case, micro, device, seconds):
@@ -40,16 +39,15 @@ def measure_micro(gptrain, folder, case, micro, device, seconds):
         if step == steps:
             during.append(used_memory())
 
-    records, rate = train_steps(gptrain, file, steps, seconds, look)
-    if rate is None:
+    run = train_steps(gptrain, file, steps, seconds, after_step=look)
+    if run.matrix_rate is None:
         raise RunFailed("gptrain did not print the matrix rate")
-    if any(record["skipped"] or record["loss"] is None for record in records):
+    if any(record["skipped"] or record["loss"] is None for record in run.records):
         raise RunFailed("a loss is not finite")
-    timed = records[UNTIMED_STEPS:]
+    timed = run.records[UNTIMED_STEPS:]
     total = during[0] - before if None not in (before, *during) else None
     return Figures(micro, statistics.median(r["step_seconds"] for r in timed), statistics.median(r["mfu"] for r in timed),
-                   rate, planned["model_flops_per_step"], records[-1]["peak_bytes"], total,
-                   [r["loss"] for r in records])
+                   run.matrix_rate, planned["model_flops_per_step"], run.records[-1]["peak_bytes"], total)
 
 
 def fitting_micro_batches(gptrain, folder, case, device):
@@ -129,18 +127,13 @@ def main():
     print(table_head())
     for name in options.cases:
         case = ALL_CASES[name]
-        if deadline.left() <= 0:
-            print(f"{name:<16} skipped: no time is left")
-            rows.add(name, "", status="skipped", mark="no time was left")
-            continue
         with tempfile.TemporaryDirectory(prefix="gptrain-bench-") as scratch:
             try:
+                deadline.check()
                 prepare(gptrain, Path(scratch), case)
                 figures = measure(gptrain, Path(scratch), case, options.device, deadline)
             except (RunFailed, RuntimeError) as error:
-                print(f"{name:<16} failed: {error}")
-                rows.add(name, "", status="fail")
-                sound = False
+                sound = rows.no_figure(name, error, deadline) and sound
                 continue
             print(table_row(name, case, figures), flush=True)
             sound = add_rows(rows, name, case, figures) and sound

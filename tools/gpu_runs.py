@@ -75,12 +75,20 @@ SMOKE_CASES = {
 ALL_CASES = CASES | SMOKE_CASES
 
 
+class RunFailed(Exception):
+    pass
+
+
 class Deadline:
     def __init__(self, seconds):
         self.end = time.monotonic() + seconds
 
     def left(self):
         return self.end - time.monotonic()
+
+    def check(self):
+        if self.left() <= 0:
+            raise RunFailed("no time was left")
 
 
 def write_config(folder, case, micro, device, out, **sections):
@@ -138,10 +146,6 @@ def free_memory():
     return int(mebibytes) << 20 if mebibytes and mebibytes.isdigit() else None
 
 
-class RunFailed(Exception):
-    pass
-
-
 def lines_of(stream):
     """A queue of the lines that a process prints there, then None."""
     lines = queue.Queue()
@@ -155,13 +159,20 @@ def lines_of(stream):
     return lines
 
 
-def train_steps(gptrain, file, steps, seconds, after_step=lambda step: None):
+@dataclass
+class Trained:
+    records: list  # of the steps
+    matrix_rate: float | None  # that gptrain measured, FLOP/s
+    printed: list
+
+
+def train_steps(gptrain, file, steps, seconds, *arguments, after_step=lambda step: None):
     """Trains that many steps and ends the run there, for one that ends by itself saves a checkpoint, which for a large
-    model takes longer than the steps. Returns the records of the steps and the matrix rate that gptrain measured, in
-    FLOP/s. Calls after_step(step) after each. Throws RunFailed if the steps are not done after `seconds`."""
+    model takes longer than the steps. Calls after_step(step) after each. Throws RunFailed if the steps are not done
+    after `seconds`."""
     end = Deadline(seconds)
-    process = subprocess.Popen([gptrain, "train", file], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen([gptrain, "train", file, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     printed, rate, done = [], None, 0
     lines = lines_of(process.stdout)
     try:
@@ -182,7 +193,7 @@ def train_steps(gptrain, file, steps, seconds, after_step=lambda step: None):
         process.wait()
     out = Path(json.loads(file.read_text(encoding="utf-8"))["run"]["out"])
     with open(out / "metrics.jsonl", encoding="utf-8") as records:
-        return [json.loads(line) for line in records if line.endswith("\n")][:steps], rate
+        return Trained([json.loads(line) for line in records if line.endswith("\n")][:steps], rate, printed)
 
 
 class Rows:
@@ -195,6 +206,13 @@ class Rows:
         if self.file:
             with open(self.file, "a", encoding="utf-8") as rows:
                 rows.write("\t".join([name, figure, unit, mark, status]) + "\n")
+
+    def no_figure(self, name, error, deadline):
+        """Where something has failed, or there was no time for it, which is no fault: returns whether it was that."""
+        late = deadline.left() <= 0
+        print(f"{name}: {'skipped' if late else 'failed'}: {error}", flush=True)
+        self.add(name, "", mark="no time was left" if late else "", status="skipped" if late else "fail")
+        return late
 
     def at_least(self, name, figure, bound, unit, digits=2):
         """Returns whether the figure reaches its mark; without a mark it does."""

@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# Checks the CUDA backend on a machine with a GPU: builds it in build-cuda/, runs its tests, then the benches, beside
+# PyTorch where python3 has it, and ends with one table. Installs nothing, needs no network, takes under 10 minutes on 16
+# cores. What fails does not stop what comes after it; what cannot run is "skipped", with the reason. Exits 1 if anything
+# failed, a mark of the table included. One log of all parts and rows.tsv are in $OUT, or, where that is not set, in
+# build-cuda/gpu-check/, which has each part's log too.
+#   tools/gpu_check.sh               everything
+#   tools/gpu_check.sh --quick       no benches
+#   tools/gpu_check.sh --no-build    takes what build-cuda/ holds; with --quick, or before it
+#   GPU_CHECK_SECONDS=N              the time that it takes at most (570)
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+quick=no build=yes
+while (($#)); do
+  case "$1" in
+    --quick) quick=yes ;;
+    --no-build) build=no ;;
+    *) die "usage: tools/gpu_check.sh [--quick] [--no-build]" ;;
+  esac
+  shift
+done
+
+folder="build-cuda"
+LOGS="$folder/gpu-check"
+results=${OUT:-$LOGS}
+rows=$results/rows.tsv
+budget=${GPU_CHECK_SECONDS:-570}
+mkdir -p "$LOGS" "$results"
+rm -f "$rows" "$results/gpu-check.log"
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+SECONDS=0
+
+left() { echo $((budget - SECONDS)); }
+row() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$rows"; }
+
+skip() { # NAME REASON
+  say "$1: skipped: $2"
+  row "$1" '' '' "$2" skipped
+}
+
+# part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds its
+# row. Returns 1 if it did not pass. 77 is what a test ends with that cannot run here.
+part() {
+  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome
+  shift 3
+  if (($(left) < limit)); then limit=$(left); fi
+  if ((limit <= 0)); then
+    skip "$name" 'no time was left'
+    return 1
+  fi
+  timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
+  { echo "==== $name: exit $status" && cat "$log"; } >>"$results/gpu-check.log"
+  case $status in
+    0) outcome=pass ;;
+    77)
+      skip "$name" "$(tail -n 1 "$log")"
+      return 1
+      ;;
+    124 | 137)
+      outcome=fail
+      echo "gpu_check: ended after $limit s" >>"$log"
+      ;;
+    *) outcome=fail ;;
+  esac
+  say "$name: $outcome ($((SECONDS - start)) s, log: $log)"
+  row "$name" "$((SECONDS - start))" s "exit 0" "$outcome"
+  if [[ $outcome == fail ]]; then
+    tail -n 15 "$log" | cut -c1-300
+    return 1
+  fi
+}
+
+# Where a library's wheel keeps NAME.so*, one file per line: PyTorch brings those that the toolkit may lack.
+wheel_libraries() {
+  python3 - "$1" <<'PYTHON'
+import glob, importlib.util, sys
+spec = importlib.util.find_spec("nvidia")
+for folder in spec.submodule_search_locations if spec else []:
+    print(*sorted(glob.glob(f"{folder}/*/lib/lib{sys.argv[1]}.so*")), sep="\n")
+PYTHON
+}
+
+# Makes the compiler find the libraries that the toolkit lacks among the wheels: a wheel has no file of the name that the
+# linker looks for, so a link of that name is made here.
+find_libraries() {
+  local name header library links=$PWD/$folder/links
+  mkdir -p "$links"
+  for name in cublasLt cudnn nvrtc; do
+    header=$name.h
+    printf '#include <%s>\nint main() {}\n' "$header" >"$links/probe.cu"
+    nvcc "$links/probe.cu" -l"$name" -o "$links/probe" >"$LOGS/probe-$name.log" 2>&1 && continue
+    library=$(wheel_libraries "$name" | sed -n '/./{p;q}')
+    [[ -n $library ]] || continue
+    ln -sf "$library" "$links/lib$name.so"
+    export CPATH=${library%/lib/*}/include${CPATH:+:$CPATH}
+    export LIBRARY_PATH=$links${LIBRARY_PATH:+:$LIBRARY_PATH}
+    export LD_LIBRARY_PATH=${library%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    say "lib$name is $library"
+  done
+}
+
+# Kernels for this GPU only, which halves the time of nvcc; for the default ones where it does not say what it is.
+configure() {
+  local capability arch options=(-Dbuildtype=release -Dtests=true -Dcuda=enabled)
+  capability=$(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .) || true
+  if [[ $capability =~ ^[0-9]+$ ]]; then
+    arch=$capability
+    if ((arch == 90)); then arch=90a; fi
+    options+=("-Dsm_archs=$arch")
+  fi
+  if [[ -f $folder/build.ninja ]]; then
+    meson configure "$folder" "${options[@]}"
+  else
+    meson setup "$folder" "${options[@]}"
+  fi
+}
+
+build() {
+  configure && ninja -C "$folder" -k 0 -j "$(nproc)" gptrain tests/ops/test_ops tests/parity/test_parity_cuda
+}
+
+environment() {
+  nvidia-smi
+  nvcc --version
+  python3 --version
+  nproc
+  free -g
+}
+
+python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
+  local name=$1 log=$2 limit=$3
+  shift 3
+  part "$name" "$log" "$limit" python3 tools/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
+    --seconds "$limit"
+}
+
+tests() {
+  part 'every op (test_ops)' ops.log 180 "$folder/tests/ops/test_ops" --backend cuda || true
+  part 'steps beside the CPU (test_parity_cuda)' parity.log 180 "$folder/tests/parity/test_parity_cuda" || true
+  python_part 'stop and resume' resume.log 90 resume || true
+  python_part 'memory' memory.log 90 memory || true
+}
+
+# The marks are of two shapes; tools/compare_torch_gpu.py by itself does all.
+whole_steps() {
+  local limit=$(($(left) - 5)) cases=(--cases gpt2-124m-1024 gpt2-1.5b-1024)
+  local common=(--gptrain "$folder/gptrain" --rows "$rows" --seconds "$((limit - 5))" "${cases[@]}")
+  if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    part 'whole steps, beside PyTorch' steps.log "$limit" python3 tools/compare_torch_gpu.py "${common[@]}" \
+      --torch-seconds 75 --loss-cases gpt2-124m || true
+  else
+    skip 'PyTorch on the same machine' 'python3 has no torch that sees a GPU'
+    part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py "${common[@]}" || true
+  fi
+  if [[ -f $LOGS/steps.log ]]; then cut -c1-180 "$LOGS/steps.log"; fi
+}
+
+benches() {
+  if part 'benches of kernels' kernels.log 150 "$folder/tests/ops/test_ops" --backend cuda --bench; then
+    python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
+  fi
+  python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
+  whole_steps
+}
+
+print_table() {
+  printf '\n%-76s %14s %-14s %-22s %s\n' check figure unit mark outcome
+  awk -F '\t' '{ printf "%-76.76s %14s %-14.14s %-22.40s %s\n", $1, $2, $3, $4, $5; count[$5]++ }
+    END { printf "\n%d passed, %d failed, %d skipped\n", count["pass"], count["fail"], count["skipped"];
+          exit count["fail"] > 0 }' "$rows"
+}
+
+gpu=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
+say "GPU: ${gpu:-none}; the log is $results/gpu-check.log"
+environment >"$results/gpu-check.log" 2>&1 || true
+
+if [[ $build == no && ! -x $folder/gptrain ]]; then
+  skip build "there is no $folder/gptrain"
+elif [[ $build == no ]]; then
+  skip build 'asked for'
+elif ! command -v nvcc >/dev/null; then
+  skip build 'there is no nvcc'
+else
+  mkdir -p "$folder"
+  find_libraries
+  # A function cannot be run by timeout, but by a shell that it starts.
+  export -f configure build
+  export folder
+  part build build.log 300 bash -c build || true
+fi
+if [[ -z $gpu ]]; then
+  skip 'tests and benches' 'there is no GPU: nvidia-smi names none'
+elif [[ ! -x $folder/gptrain ]]; then
+  skip 'tests and benches' 'there is no build'
+else
+  tests
+  if [[ $quick == yes ]]; then skip benches 'asked for (--quick)'; else benches; fi
+fi
+print_table

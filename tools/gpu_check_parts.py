@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Parts of tools/gpu_check.sh that need more than a command: each adds rows to its table and exits 1 if one failed.
+
+    kernels LOG   takes rows from what `test_ops --backend cuda --bench` has printed
+    resume        a run that was stopped and resumed, and one again from the start, end with the same bits
+    memory        what a run takes is what was planned, and stays what it is after the first steps
+    profile       the time of a step, op by op
+"""
+import argparse
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench_gpu import add_arguments, fitting_micro_batches, prepare
+from gpu_runs import (ALL_CASES, Case, Deadline, Rows, RunFailed, plan, run_gptrain, train_steps, used_memory,
+                      write_config)
+
+LEAST_COPY_SHARE = 85  # percent of the measured copy bandwidth
+# The mark holds for operands of at least four times the L2: an H200's, the largest so far but for B200's.
+LEAST_BYTES = 4 * 60e6
+BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?P<unit>GFLOP/s|GB/s) +(?P<share>\d+)%$")
+
+STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
+MEMORY_STEPS = 12
+MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
+# Dropout, several micro-batches and grouped queries, so that all that has a state takes part.
+RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1000,
+                    "sequence_length": 256, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
+                    "bias": False, "dropout": 0.1}, 2048, micro_tokens=(1024,))
+
+
+def kernels(options, rows):
+    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op."""
+    products, sound = {}, True
+    for line in options.log.read_text(encoding="utf-8").splitlines():
+        if line.startswith("cuda, "):
+            rows.add(f"measured limits: {line.partition(': ')[2]}", "")
+        if not (match := BENCH_LINE.match(line)):
+            continue
+        title, share = match["title"], float(match["share"])
+        if match["unit"] == "GB/s":
+            if float(match["rate"]) * 1e9 * float(match["ms"]) / 1e3 >= LEAST_BYTES:
+                sound = rows.at_least(title, share, LEAST_COPY_SHARE, "% of copying", 0) and sound
+        elif "bf16" in title:
+            op = title.split(" [")[0]
+            products[op] = max(products.get(op, (0, "")), (share, title))
+    for share, title in products.values():
+        rows.add(f"{title} (the best of its shapes)", f"{share:.0f}", "% of the rate")
+    return sound
+
+
+def resume(options, rows, folder):
+    prepare(options.gptrain, folder, RESUME_CASE)
+
+    def train(out, *arguments):
+        file = write_config(folder, RESUME_CASE, 4, options.device, out, run={"steps": 12},
+                            schedule={"type": "cosine", "min_lr": 1e-5})
+        run_gptrain(options.gptrain, folder, "train", file, *arguments)
+        return folder / out / "checkpoints" / "step-00000012" / "rank-00000.safetensors"
+
+    whole = train("whole").read_bytes()
+    sound = True
+    again = train("again").read_bytes()
+    train("stopped", "--steps", 6)
+    resumed = train("stopped", "--resume", "latest").read_bytes()
+    for what, other in (("the same run again", again), ("stopped at step 6 and resumed", resumed)):
+        same = other == whole
+        rows.add(f"weights and moments, {what}", "same" if same else "different", "bits", "same",
+                 "pass" if same else "fail")
+        sound = sound and same
+    return sound
+
+
+def memory(options, rows, folder):
+    case = MEMORY_CASE
+    prepare(options.gptrain, folder, case)
+    file = write_config(folder, case, case.micro_batches()[0], options.device, "memory")
+    planned = plan(options.gptrain, folder, file)
+    before, samples = used_memory(), []
+    run = train_steps(options.gptrain, file, MEMORY_STEPS, options.seconds,
+                      after_step=lambda step: samples.append(used_memory()))
+    taken = json.loads((folder / "memory" / "run.json").read_text(encoding="utf-8"))
+    wrong = {key: (planned[key], value) for key, value in taken.items() if planned[key] != value}
+    for key, (expected, value) in wrong.items():
+        print(f"{key}: {expected} planned, {value} taken")
+    arenas = run.records[-1]["peak_bytes"]
+    rows.add("arenas of 124M, micro-batch 16", f"{arenas / 2**20:.1f}", "MiB", f"{planned['peak_bytes'] / 2**20:.1f}",
+             "fail" if wrong else "pass")
+    if None in (before, *samples):
+        rows.add("memory beside the arenas", "", mark="nvidia-smi does not say", status="skipped")
+        return not wrong
+    rows.add("memory beside the arenas (context, modules, libraries)", f"{(samples[-1] - before - arenas) / 2**20:.0f}",
+             "MiB")
+    late = samples[STEADY_FROM_STEP - 1:]
+    print("taken after each step, MiB:", *(sample >> 20 for sample in samples))
+    growth = (max(late) - min(late)) >> 20
+    rows.add(f"memory from step {STEADY_FROM_STEP} on, change", f"{growth}", "MiB", "0", "fail" if growth else "pass")
+    return not wrong and growth == 0
+
+
+def profile(options, rows, folder):
+    deadline = Deadline(options.seconds)
+    for name in options.cases:
+        case = ALL_CASES[name]
+        deadline.check()
+        prepare(options.gptrain, folder, case)
+        fitting = fitting_micro_batches(options.gptrain, folder, case, options.device)
+        if not fitting:
+            raise RunFailed(f"{name}: no micro-batch fits")
+        file = write_config(folder, case, fitting[0], options.device, name)
+        # The table follows the line of its step: one step more, and it is there.
+        run = train_steps(options.gptrain, file, 7, deadline.left(), "--profile-step", 6)
+        table = "".join(run.printed)
+        if "profile of step" not in table:
+            raise RunFailed(f"{name}: gptrain printed no profile")
+        print(f"{name}, micro-batch {fitting[0]}\n{table[table.index('profile of step'):]}")
+        shutil.rmtree(folder / name)
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["kernels", "resume", "memory", "profile"])
+    parser.add_argument("log", nargs="?", type=Path, help="of kernels")
+    add_arguments(parser)
+    options = parser.parse_args()
+    options.gptrain = options.gptrain.resolve()
+    rows = Rows(options.rows)
+    if options.part == "kernels":
+        return 0 if kernels(options, rows) else 1
+    part = {"resume": resume, "memory": memory, "profile": profile}[options.part]
+    with tempfile.TemporaryDirectory(prefix="gptrain-check-") as scratch:
+        try:
+            return 0 if part(options, rows, Path(scratch)) else 1
+        except (RunFailed, RuntimeError) as error:
+            print(f"{options.part}: {error}")
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
