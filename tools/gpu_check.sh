@@ -34,27 +34,32 @@ SECONDS=0
 left() { echo $((budget - SECONDS)); }
 row() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$rows"; }
 
+failed_rows() { grep -c $'\tfail$' "$rows" 2>/dev/null || true; }
+
 skip() { # NAME REASON
   say "$1: skipped: $2"
   row "$1" '' '' "$2" skipped
 }
 
 # part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds its
-# row. Returns 1 if it did not pass. 77 is what a test ends with that cannot run here.
+# row, unless it has itself added rows that say what failed. Returns 1 if it did not pass. 77 is what a test ends with
+# that cannot run here.
 part() {
-  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome
+  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before
   shift 3
   if (($(left) < limit)); then limit=$(left); fi
   if ((limit <= 0)); then
     skip "$name" 'no time was left'
     return 1
   fi
+  before=$(failed_rows)
   timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
   { echo "==== $name: exit $status" && cat "$log"; } >>"$results/gpu-check.log"
   case $status in
     0) outcome=pass ;;
     77)
-      skip "$name" "$(tail -n 1 "$log")"
+      outcome=$(tail -n 1 "$log")
+      skip "$name" "${outcome#skipped: }"
       return 1
       ;;
     124 | 137)
@@ -64,9 +69,11 @@ part() {
     *) outcome=fail ;;
   esac
   say "$name: $outcome ($((SECONDS - start)) s, log: $log)"
-  row "$name" "$((SECONDS - start))" s "exit 0" "$outcome"
+  if [[ $outcome == pass || $(failed_rows) == "$before" ]]; then
+    row "$name" "$((SECONDS - start))" s "exit 0" "$outcome"
+  fi
   if [[ $outcome == fail ]]; then
-    tail -n 15 "$log" | cut -c1-300
+    tail -n 25 "$log" | cut -c1-200
     return 1
   fi
 }
@@ -144,16 +151,17 @@ tests() {
 
 # The marks are of two shapes; tools/compare_torch_gpu.py by itself does all.
 whole_steps() {
-  local limit=$(($(left) - 5)) cases=(--cases gpt2-124m-1024 gpt2-1.5b-1024)
-  local common=(--gptrain "$folder/gptrain" --rows "$rows" --seconds "$((limit - 5))" "${cases[@]}")
+  local limit=$(($(left) - 5)) command
   if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    part 'whole steps, beside PyTorch' steps.log "$limit" python3 tools/compare_torch_gpu.py "${common[@]}" \
-      --torch-seconds 75 --loss-cases gpt2-124m || true
+    command=(tools/compare_torch_gpu.py --torch-seconds 75 --loss-cases gpt2-124m)
   else
     skip 'PyTorch on the same machine' 'python3 has no torch that sees a GPU'
-    part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py "${common[@]}" || true
+    command=(tools/bench_gpu.py)
   fi
-  if [[ -f $LOGS/steps.log ]]; then cut -c1-180 "$LOGS/steps.log"; fi
+  if part 'whole steps' steps.log "$limit" python3 "${command[@]}" --gptrain "$folder/gptrain" --rows "$rows" \
+    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024; then
+    cut -c1-200 "$LOGS/steps.log"
+  fi
 }
 
 benches() {

@@ -21,6 +21,7 @@ from gpu_runs import (ALL_CASES, Case, Deadline, Rows, RunFailed, plan, run_gptr
 LEAST_COPY_SHARE = 85  # percent of the measured copy bandwidth
 # The mark holds for operands of at least four times the L2: an H200's, the largest so far but for B200's.
 LEAST_BYTES = 4 * 60e6
+LIMITS_LINE = re.compile(r"cuda, .*: copy ([\d.]+) GB/s, matrix product f32 (\d+) GFLOP/s, bf16 (\d+) GFLOP/s$")
 BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?P<unit>GFLOP/s|GB/s) +(?P<share>\d+)%$")
 
 STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
@@ -36,8 +37,10 @@ def kernels(options, rows):
     """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op."""
     products, sound = {}, True
     for line in options.log.read_text(encoding="utf-8").splitlines():
-        if line.startswith("cuda, "):
-            rows.add(f"measured limits: {line.partition(': ')[2]}", "")
+        if match := LIMITS_LINE.match(line):
+            rows.add("copying memory, measured", match[1], "GB/s")
+            rows.add("products in f32, measured", f"{float(match[2]) / 1e3:.1f}", "TFLOP/s")
+            rows.add("products in bf16, measured", f"{float(match[3]) / 1e3:.1f}", "TFLOP/s")
         if not (match := BENCH_LINE.match(line)):
             continue
         title, share = match["title"], float(match["share"])
