@@ -1,6 +1,8 @@
 // The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
 // on a device and, over the seams' other halves, on the host harness.
-#include <fmt/format.h>
+#include <optional>
+#include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "fused_attention.h"
@@ -36,6 +38,25 @@ class CudaBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
+  bool replay(uint64_t key) override {
+    const auto found = graphs_.find(key);
+    if (choosing_ || found == graphs_.end() || found->second == nullptr) return false;
+    found->second->launch();
+    return true;
+  }
+  // The first time ops run as they are: libraries make then what they keep, which a capture would not let them.
+  void start_recording(uint64_t key) override {
+    if (choosing_) return;
+    if (graphs_.try_emplace(key, nullptr).second) return;
+    captured_ = key;
+    runtime_->begin_capture();
+  }
+  void end_recording() override {
+    if (!captured_) return;
+    const uint64_t key = *std::exchange(captured_, std::nullopt);
+    graphs_[key] = runtime_->end_capture();
+    graphs_[key]->launch();
+  }
   std::string algorithms() const override { return products_->algorithms(); }
   void use_algorithms(const std::string& record) override { products_->use_algorithms(record); }
   void set_choosing(bool choosing) override { choosing_ = choosing; }
@@ -89,6 +110,8 @@ class CudaBackend final : public Backend {
   std::byte* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   bool choosing_ = false;
+  std::unordered_map<uint64_t, std::unique_ptr<LaunchGraph>> graphs_;  // null: has run once
+  std::optional<uint64_t> captured_;
 };
 
 }  // namespace

@@ -8,6 +8,10 @@
 #include "simt.h"
 #include "stream.h"
 
+#ifndef __CUDACC__
+#include "host/recording.h"
+#endif
+
 namespace gptrain {
 
 struct LaunchShape {
@@ -40,8 +44,10 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
-  simt::run_grid(static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream.seed,
-                 [=] { kernel(static_cast<Parameters>(arguments)...); });
+  simt::start([=] {
+    simt::run_grid(static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream.seed,
+                   [=] { kernel(static_cast<Parameters>(arguments)...); });
+  });
 }
 
 #endif

@@ -12,6 +12,13 @@
 
 namespace gptrain {
 
+// Launches that were captured, to be queued again in one go: a CUDA graph. Operands and parameters are as they were.
+class LaunchGraph {
+ public:
+  virtual ~LaunchGraph() = default;
+  virtual void launch() = 0;
+};
+
 // As Backend says of the same functions.
 class Runtime {
  public:
@@ -23,6 +30,10 @@ class Runtime {
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // What is queued on the stream from now on is kept and not run; nothing else may be done with the runtime meanwhile.
+  virtual void begin_capture() = 0;
+  virtual std::unique_ptr<LaunchGraph> end_capture() = 0;
 };
 
 // Of device number `device`. Error (device): there is no such device, or it cannot be used.

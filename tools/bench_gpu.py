@@ -10,11 +10,14 @@ import argparse
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_runs import (ALL_CASES, CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, Deadline, Rows, RunFailed,
                       free_memory, plan, resolved_model, train_steps, used_memory, write_config, write_corpus)
+
+LONGEST_RUN_SECONDS = 150  # of one micro-batch: a run that hangs leaves time for the others
 
 
 @dataclass
@@ -46,8 +49,9 @@ def measure_micro(gptrain, folder, case, micro, device, seconds):
         raise RunFailed("a loss is not finite")
     timed = run.records[UNTIMED_STEPS:]
     total = during[0] - before if None not in (before, *during) else None
-    return Figures(micro, statistics.median(r["step_seconds"] for r in timed), statistics.median(r["mfu"] for r in timed),
-                   run.matrix_rate, planned["model_flops_per_step"], run.records[-1]["peak_bytes"], total)
+    return Figures(micro, statistics.median(record["step_seconds"] for record in timed),
+                   statistics.median(record["mfu"] for record in timed), run.matrix_rate,
+                   planned["model_flops_per_step"], run.records[-1]["peak_bytes"], total)
 
 
 def fitting_micro_batches(gptrain, folder, case, device):
@@ -61,16 +65,22 @@ def fitting_micro_batches(gptrain, folder, case, device):
     return fitting
 
 
-def measure(gptrain, folder, case, device, deadline):
-    """The figures of the fastest micro-batch, for whose corpus the folder is. Throws RunFailed if none ran."""
-    best, fault = None, "no micro-batch fits"
+def measure(gptrain, folder, case, device, deadline, reserve=0):
+    """The figures of the fastest micro-batch, for whose corpus the folder is. Throws RunFailed if none ran. Another one
+    is tried only if that leaves `reserve` seconds: most of a run is drawing the weights of a large model."""
+    best, fault, longest = None, "no micro-batch fits", 0
     for micro in fitting_micro_batches(gptrain, folder, case, device):
+        if best and deadline.left() - reserve < longest:
+            break
+        start = time.monotonic()
         try:
-            figures = measure_micro(gptrain, folder, case, micro, device, deadline.left())
+            seconds = min(deadline.left(), LONGEST_RUN_SECONDS)
+            figures = measure_micro(gptrain, folder, case, micro, device, seconds)
         except RunFailed as error:
             fault = f"micro-batch {micro}: {error}"
             print(f"  gptrain, {fault}", file=sys.stderr)
             continue
+        longest = max(longest, time.monotonic() - start)
         if best and figures.seconds >= best.seconds:
             break
         best = figures

@@ -6,7 +6,8 @@
     the other weights, the model compiled whole instead of block by block, and last the fastest without compiling. Ends
     when all is tried; whoever waits may end it earlier and take the best so far.
 
-    --losses: trains from exported weights without compiling and prints the losses as one JSON object.
+    --losses: trains from exported weights without compiling, once with each of the weights that are named, and prints
+    the losses, one JSON object per run.
 
 Weights: "autocast" is fp32 weights under bf16 autocast; "master" is bf16 weights, whose gradients are summed in fp32
 for fp32 master weights, which is what gptrain does; "fp32" is neither. AdamW is the fused one, over fp32 weights.
@@ -189,14 +190,15 @@ def main():
     parser.add_argument("--export", type=Path, help="weights from `gptrain checkpoint export`; else random ones")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--search", type=int, nargs="+", metavar="MICRO", help="micro-batches, the largest first")
-    what.add_argument("--losses", choices=["fp32", "autocast", "master"])
+    what.add_argument("--losses", nargs="+", choices=["fp32", "autocast", "master"], metavar="WEIGHTS")
     options = parser.parse_args()
     bench = Bench(options)
     if options.search:
         search(bench, options.search)
     else:
         micro = json.loads(options.config.read_text(encoding="utf-8"))["batch"]["micro"]
-        trial(bench, Setting(options.losses, "no", "flash", micro))
+        for weights in options.losses:
+            trial(bench, Setting(weights, "no", "flash", micro))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
 Run as compare_torch_gpu.py [--gptrain FILE] [--cases CASE...] [--python PYTHON-WITH-TORCH]. Ends with 1 if a mark is
 missed.
 
-Speed: both train the same shapes on the same global batch with the same optimizer, one after the other on the same GPU.
-Each has its fastest micro-batch. PyTorch has the fastest of what tools/bench_torch_gpu.py tries: torch.compile or eager,
-bf16 weights with fp32 masters or autocast, attention by cuDNN or by FlashAttention, fused AdamW, the vocabulary padded.
-Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least 1; MFU is of the matrix
-rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
+Speed: both train the same shapes on the same global batch with the same optimizer, one after the other on the same
+GPU. Each has its fastest micro-batch. PyTorch has the fastest of what tools/bench_torch_gpu.py tries: torch.compile
+or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or by FlashAttention, fused AdamW, the
+vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least 1;
+MFU is of the matrix rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
 
 Losses: both start from the weights of `gptrain checkpoint export` and train on the same batches.
   fp32   every loss within 1e-5 of PyTorch's, relative
@@ -34,6 +34,7 @@ LOSS_CASES = {
     "gpt2-124m": Case({"preset": "gpt2-124m", "sequence_length": 1024}, 8192, micro_tokens=(4096,)),
     "llama-160m": Case({"preset": "llama-160m", "sequence_length": 1024}, 8192, micro_tokens=(4096,)),
 } | SMOKE_CASES
+TORCH_WEIGHTS = ("fp32", "autocast", "master")
 FP32_TOLERANCE = 1e-5
 BF16_FACTOR = 2.0
 BF16_FLOOR = 1e-4
@@ -92,8 +93,8 @@ def measure_torch(gptrain, options, folder, case, seconds):
     return fastest, min(eager, key=lambda trial: trial["seconds"], default=None)
 
 
-SPEED_HEAD = (f"{'case':<16}{'micro':>6}{'ms':>9}{'tok/s':>9}{'MFU':>7}{'arenas':>8}{'in all':>8} |{'micro':>6}{'ms':>9}"
-              f"{'MFU':>7}{'GiB':>7}{'eager ms':>10} |{'ratio':>6}  PyTorch's fastest")
+SPEED_HEAD = (f"{'case':<16}{'micro':>6}{'ms':>9}{'tok/s':>9}{'MFU':>7}{'arenas':>8}{'in all':>8} |{'micro':>6}"
+              f"{'ms':>9}{'MFU':>7}{'GiB':>7}{'eager ms':>10} |{'ratio':>6}  PyTorch's fastest")
 
 
 def speed_row(name, case, own, torch, eager):
@@ -110,7 +111,7 @@ def compare_speed(gptrain, options, rows, folder, name, deadline):
     """Returns the row of the table, and whether the marks are reached."""
     case = ALL_CASES[name]
     prepare(gptrain, folder, case)
-    own = measure(gptrain, folder, case, options.device, deadline)
+    own = measure(gptrain, folder, case, options.device, deadline, options.torch_seconds)
     sound = add_rows(rows, name, case, own)
     torch, eager = measure_torch(gptrain, options, folder, case, min(options.torch_seconds, deadline.left()))
     rows.add(f"{name}, PyTorch's step", f"{torch['seconds'] * 1e3:.1f}", "ms")
@@ -156,10 +157,12 @@ def losses_of_both(gptrain, options, folder, case, deadline):
         run = train_steps(gptrain, file, LOSS_STEPS, deadline.left())
         losses[f"gptrain {precision}"] = [record["loss"] for record in run.records]
     shown = shown_config(gptrain, folder, file)
-    for weights in ("fp32", "autocast", "master"):
-        process = start_torch(options, shown, "--export", exported, "--losses", weights, "--untimed", 0, "--steps",
-                              LOSS_STEPS)
-        losses[f"torch {weights}"] = trials_of(process, deadline.left())[0]["losses"]
+    process = start_torch(options, shown, "--export", exported, "--untimed", 0, "--steps", LOSS_STEPS, "--losses",
+                          *TORCH_WEIGHTS)
+    for run in trials_of(process, deadline.left()):
+        losses[f"torch {run['weights']}"] = run["losses"]
+    if missing := [weights for weights in TORCH_WEIGHTS if f"torch {weights}" not in losses]:
+        raise RunFailed(f"PyTorch did not train with weights {' and '.join(missing)}")
     return losses
 
 
@@ -207,14 +210,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
-    parser.add_argument("--torch-seconds", type=float, default=150, help="the most that PyTorch's search of a case takes")
+    parser.add_argument("--torch-seconds", type=float, default=150, help="the most that PyTorch's search takes (150)")
     parser.add_argument("--loss-cases", nargs="*", choices=list(LOSS_CASES), default=["gpt2-124m", "llama-160m"],
                         metavar="CASE", help=", ".join(LOSS_CASES))
     options = parser.parse_args()
     gptrain, rows, deadline = options.gptrain.resolve(), Rows(options.rows), Deadline(options.seconds)
-    sound = compare_all_losses(gptrain, options, rows, deadline)
-    print()
-    sound = compare_all_speeds(gptrain, options, rows, deadline) and sound
+    sound = compare_all_speeds(gptrain, options, rows, deadline)
+    sound = compare_all_losses(gptrain, options, rows, deadline) and sound
     return 0 if sound else 1
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks the CUDA backend on a machine with a GPU: builds it in build-cuda/, runs its tests, then the benches, beside
-# PyTorch where python3 has it, and ends with one table. Installs nothing, needs no network, takes under 10 minutes on 16
-# cores. What fails does not stop what comes after it; what cannot run is "skipped", with the reason. Exits 1 if anything
-# failed, a mark of the table included. One log of all parts and rows.tsv are in $OUT, or, where that is not set, in
-# build-cuda/gpu-check/, which has each part's log too.
+# PyTorch where python3 has it, and ends with one table. Installs nothing, needs no network, takes under 10 minutes on
+# 16 cores. What fails does not stop what comes after it; what cannot run is "skipped", with the reason. Exits 1 if
+# anything failed, a mark of the table included. One log of all parts and rows.tsv are in $OUT, or, where that is not
+# set, in build-cuda/gpu-check/, which has each part's log too.
 #   tools/gpu_check.sh               everything
 #   tools/gpu_check.sh --quick       no benches
 #   tools/gpu_check.sh --no-build    takes what build-cuda/ holds; with --quick, or before it
@@ -27,7 +27,8 @@ results=${OUT:-$LOGS}
 rows=$results/rows.tsv
 budget=${GPU_CHECK_SECONDS:-570}
 mkdir -p "$LOGS" "$results"
-rm -f "$rows" "$results/gpu-check.log"
+: >"$rows"
+rm -f "$results/gpu-check.log"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 SECONDS=0
 
@@ -41,9 +42,9 @@ skip() { # NAME REASON
   row "$1" '' '' "$2" skipped
 }
 
-# part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds its
-# row, unless it has itself added rows that say what failed. Returns 1 if it did not pass. 77 is what a test ends with
-# that cannot run here.
+# part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds
+# its row, unless it has itself added rows that say what failed. Returns 1 if it did not pass. 77 is what a test ends
+# with that cannot run here.
 part() {
   local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before
   shift 3
@@ -88,11 +89,12 @@ for folder in spec.submodule_search_locations if spec else []:
 PYTHON
 }
 
-# Makes the compiler find the libraries that the toolkit lacks among the wheels: a wheel has no file of the name that the
-# linker looks for, so a link of that name is made here.
+# Makes the loader find the toolkit's libraries, and loader and compiler those that it lacks, among the wheels: a
+# wheel has no file of the name that the linker looks for, so a link of that name is made here.
 find_libraries() {
-  local name header library links=$PWD/$folder/links
+  local name header library links=$PWD/$folder/links toolkit=${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}
   mkdir -p "$links"
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit/lib64
   for name in cublasLt cudnn nvrtc; do
     header=$name.h
     printf '#include <%s>\nint main() {}\n' "$header" >"$links/probe.cu"
@@ -105,6 +107,8 @@ find_libraries() {
     export LD_LIBRARY_PATH=${library%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     say "lib$name is $library"
   done
+  # For commands by hand, after this script.
+  printf 'export LD_LIBRARY_PATH=%q\n' "$LD_LIBRARY_PATH" >"$folder/environment.sh"
 }
 
 # Kernels for this GPU only, which halves the time of nvcc; for the default ones where it does not say what it is.
@@ -151,9 +155,9 @@ tests() {
 
 # The marks are of two shapes; tools/compare_torch_gpu.py by itself does all.
 whole_steps() {
-  local limit=$(($(left) - 5)) command
+  local limit=$(($(left) - 25)) command
   if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    command=(tools/compare_torch_gpu.py --torch-seconds 75 --loss-cases gpt2-124m)
+    command=(tools/compare_torch_gpu.py --torch-seconds 80 --loss-cases gpt2-124m)
   else
     skip 'PyTorch on the same machine' 'python3 has no torch that sees a GPU'
     command=(tools/bench_gpu.py)
@@ -168,8 +172,8 @@ benches() {
   if part 'benches of kernels' kernels.log 150 "$folder/tests/ops/test_ops" --backend cuda --bench; then
     python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
   fi
-  python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
   whole_steps
+  python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
 }
 
 print_table() {
@@ -180,13 +184,15 @@ print_table() {
 }
 
 gpu=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
+if [[ -z $gpu && -e /dev/nvidia0 ]]; then gpu='one of which nvidia-smi says nothing'; fi
 say "GPU: ${gpu:-none}; the log is $results/gpu-check.log"
 environment >"$results/gpu-check.log" 2>&1 || true
 
 if [[ $build == no && ! -x $folder/gptrain ]]; then
   skip build "there is no $folder/gptrain"
 elif [[ $build == no ]]; then
-  skip build 'asked for'
+  find_libraries
+  skip build 'asked for (--no-build)'
 elif ! command -v nvcc >/dev/null; then
   skip build 'there is no nvcc'
 else
@@ -198,7 +204,7 @@ else
   part build build.log 300 bash -c build || true
 fi
 if [[ -z $gpu ]]; then
-  skip 'tests and benches' 'there is no GPU: nvidia-smi names none'
+  skip 'tests and benches' 'there is no GPU'
 elif [[ ! -x $folder/gptrain ]]; then
   skip 'tests and benches' 'there is no build'
 else

@@ -19,6 +19,21 @@ class CudaMemory final : public DeviceMemory {
   ~CudaMemory() override { cudaFree(data_); }
 };
 
+class CudaGraph final : public LaunchGraph {
+ public:
+  CudaGraph(cudaGraph_t graph, Stream stream) : stream_(stream) {
+    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    check_cuda(status, "making a CUDA graph");
+  }
+  ~CudaGraph() override { cudaGraphExecDestroy(executable_); }
+  void launch() override { check_cuda(cudaGraphLaunch(executable_, stream_), "starting a CUDA graph"); }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+  Stream stream_;
+};
+
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(int device);
@@ -30,6 +45,8 @@ class CudaRuntime final : public Runtime {
   void upload(void* device, const void* host, int64_t bytes) override;
   void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override;
+  void begin_capture() override;
+  std::unique_ptr<LaunchGraph> end_capture() override;
 
  private:
   Target target_;
@@ -75,6 +92,16 @@ void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
 }
 
 void CudaRuntime::synchronize() { check_cuda(cudaStreamSynchronize(stream_), "waiting for the device"); }
+
+void CudaRuntime::begin_capture() {
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a CUDA graph");
+}
+
+std::unique_ptr<LaunchGraph> CudaRuntime::end_capture() {
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "capturing a CUDA graph");
+  return std::make_unique<CudaGraph>(graph, stream_);
+}
 
 }  // namespace
 

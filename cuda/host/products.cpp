@@ -5,6 +5,7 @@
 
 #include "algorithm_record.h"
 #include "host/device_memory.h"
+#include "host/recording.h"
 #include "kernels/column_sums.h"
 #include "ops/cpu/linear.h"
 
@@ -16,18 +17,15 @@ class HostProducts final : public Products {
   explicit HostProducts(Stream stream) : stream_(stream) {}
 
   void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) override {
-    const simt::DeviceAccess access;
-    linear_.run(op, scratch, scratch_bytes);
+    start(op, scratch, scratch_bytes);
   }
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) override {
-    const simt::DeviceAccess access;
-    linear_.run(op, scratch, scratch_bytes);
+    start(op, scratch, scratch_bytes);
   }
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) override {
     LinearBackwardWeight product = op;
     product.d_bias = {};
-    const simt::DeviceAccess access;
-    linear_.run(product, scratch, scratch_bytes);
+    start(product, scratch, scratch_bytes);
     if (op.d_bias.given()) cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream_, scratch);
   }
 
@@ -42,6 +40,14 @@ class HostProducts final : public Products {
   std::string take_warnings() override { return std::exchange(warnings_, ""); }
 
  private:
+  template <typename Op>
+  void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
+    simt::start([this, op, scratch, scratch_bytes] {
+      const simt::DeviceAccess access;
+      linear_.run(op, scratch, scratch_bytes);
+    });
+  }
+
   Stream stream_;
   CpuLinear linear_{1, true};                              // one thread, as the harness has
   AlgorithmRecord record_{"host harness", "CPU backend"};  // which has no choice

@@ -3,10 +3,14 @@
 #include "runtime.h"
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "host/device_memory.h"
+#include "host/recording.h"
 
 namespace gptrain {
 namespace {
@@ -22,6 +26,21 @@ class HostMemory final : public DeviceMemory {
   }
 };
 
+class HostGraph final : public LaunchGraph {
+ public:
+  explicit HostGraph(std::vector<simt::Work> work) : work_(std::move(work)) {}
+  void launch() override {
+    for (const simt::Work& work : work_) work();
+  }
+
+ private:
+  std::vector<simt::Work> work_;
+};
+
+void refuse_while_recording() {
+  if (simt::recording()) throw std::logic_error("a copy cannot be captured");
+}
+
 class HostRuntime final : public Runtime {
  public:
   explicit HostRuntime(int device) : target_(cuda_target(device)), stream_{static_cast<uint64_t>(device) + 1} {}
@@ -30,14 +49,18 @@ class HostRuntime final : public Runtime {
   Stream stream() const override { return stream_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
   void upload(void* device, const void* host, int64_t bytes) override {
+    refuse_while_recording();
     const simt::DeviceAccess access;
     if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
   }
   void download(void* host, const void* device, int64_t bytes) override {
+    refuse_while_recording();
     const simt::DeviceAccess access;
     if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
   }
   void synchronize() override {}
+  void begin_capture() override { simt::begin_recording(); }
+  std::unique_ptr<LaunchGraph> end_capture() override { return std::make_unique<HostGraph>(simt::end_recording()); }
 
  private:
   Target target_;

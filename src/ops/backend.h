@@ -52,6 +52,14 @@ class Backend {
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
 
+  // Ops that are run again and again with equal operands, as those of an action of the schedule are, may be recorded
+  // under a key and played at once, as a CUDA graph is. `replay` plays what is recorded; where it returns false the
+  // caller runs the ops between start_recording and end_recording, and nothing else: no copies, no other key. Backends
+  // without a use for it record nothing.
+  virtual bool replay(uint64_t /*key*/) { return false; }
+  virtual void start_recording(uint64_t /*key*/) {}
+  virtual void end_recording() {}
+
   // The algorithms of a library that serve the linears, where they are chosen by timing: they decide speed, and bits.
   // A text for checkpoints and other ranks; empty where there is no choice.
   virtual std::string algorithms() const { return {}; }

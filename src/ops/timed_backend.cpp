@@ -4,13 +4,13 @@
 
 namespace gptrain {
 
-void TimedBackend::start_recording() {
+void TimedBackend::start_timing() {
   events_.clear();
-  recording_ = true;
+  timing_ = true;
 }
 
 std::vector<TimedEvent> TimedBackend::take_events() {
-  recording_ = false;
+  timing_ = false;
   return std::exchange(events_, {});
 }
 

@@ -1,4 +1,4 @@
-// A backend that passes everything on to another one, and while it records writes down when each op ran.
+// A backend that passes everything on to another one, and while it times writes down when each op ran.
 #pragma once
 
 #include <memory>
@@ -12,15 +12,15 @@
 
 namespace gptrain {
 
-// While it does not record, an op costs one branch more and nothing is allocated. While it records, the device is
+// While it does not time, an op costs one branch more and nothing is allocated. While it times, the device is
 // waited for before and after every op, so ops of a device that runs ahead of the host no longer overlap; results are
 // the same bits. Copies between host and device are passed on untimed.
 class TimedBackend final : public Backend {
  public:
   explicit TimedBackend(Backend& inner) : inner_(inner) {}  // borrowed
 
-  void start_recording();
-  // Ends recording. Events in the order the ops ran; they do not overlap.
+  void start_timing();
+  // Ends timing. Events in the order the ops ran; they do not overlap.
   std::vector<TimedEvent> take_events();
   // While true, ops count as executed but not as part of the model, as on PlanBackend.
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
@@ -31,6 +31,14 @@ class TimedBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
+  // Ops are timed one by one, so those of a recorded step are run.
+  bool replay(uint64_t key) override { return !timing_ && inner_.replay(key); }
+  void start_recording(uint64_t key) override {
+    if (!timing_) inner_.start_recording(key);
+  }
+  void end_recording() override {
+    if (!timing_) inner_.end_recording();
+  }
   std::string algorithms() const override { return inner_.algorithms(); }
   void use_algorithms(const std::string& record) override { inner_.use_algorithms(record); }
   void set_choosing(bool choosing) override { inner_.set_choosing(choosing); }
@@ -38,7 +46,7 @@ class TimedBackend final : public Backend {
 
 #define GPTRAIN_TIMED_RUN(Op)       \
   void run(const Op& op) override { \
-    if (!recording_) {              \
+    if (!timing_) {              \
       inner_.run(op);               \
       return;                       \
     }                               \
@@ -52,7 +60,7 @@ class TimedBackend final : public Backend {
   void run_timed(const Op& op);
 
   Backend& inner_;
-  bool recording_ = false;
+  bool timing_ = false;
   bool recomputing_ = false;
   std::vector<TimedEvent> events_;
 };

@@ -1,5 +1,7 @@
 #include "parallel/executor.h"
 
+#include <bit>
+
 namespace gptrain {
 
 std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -52,23 +54,56 @@ UnitCall Executor::call_of(const Action& action) {
   return call;
 }
 
+// Everything that a unit's ops depend on: which they are, and where their operands lie.
+uint64_t Executor::recording_key(const Action& action, const UnitCall& call) const {
+  uint64_t hash = 0xCBF29CE484222325U;
+  const auto add = [&hash](auto value) { hash = (hash ^ std::bit_cast<uint64_t>(value)) * 0x100000001B3U; };
+  add(this);
+  add(static_cast<uint64_t>(action.kind));
+  add(static_cast<uint64_t>(action.unit));
+  for (const UnitParameters& parameters : {call.parameters, call.head_matrix}) {
+    add(parameters.weights);
+    add(parameters.norms);
+    add(parameters.gradients);
+  }
+  for (const std::byte* place : {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input})
+    add(place);
+  add(call.tokens);
+  add(static_cast<uint64_t>(call.accumulate));
+  return hash;
+}
+
+template <typename Ops>
+void Executor::compute(const Action& action, const Ops& ops) {
+  const UnitCall call = call_of(action);
+  // What ranks of a tensor group exchange amid a unit's ops is not recorded.
+  if (groups_.group(GroupKind::tensor) != nullptr) return ops(call);
+  const uint64_t key = recording_key(action, call);
+  if (backend_.replay(key)) return;
+  backend_.start_recording(key);
+  ops(call);
+  backend_.end_recording();
+}
+
 void Executor::run(const Action& action, MicroBatchSource& source) {
   switch (action.kind) {
     case ActionKind::forward:
       if (action.unit == 0) upload_micro_batch(action, source);
-      return units_.forward(action.unit, call_of(action));
+      return compute(action, [&](const UnitCall& call) { units_.forward(action.unit, call); });
     case ActionKind::recompute:
-      return units_.recompute(action.unit, call_of(action));
+      return compute(action, [&](const UnitCall& call) { units_.recompute(action.unit, call); });
     case ActionKind::loss:
-      return units_.loss(call_of(action));
+      return compute(action, [&](const UnitCall& call) { units_.loss(call); });
     case ActionKind::evaluate:
-      return units_.evaluate(call_of(action));
+      return compute(action, [&](const UnitCall& call) { units_.evaluate(call); });
     case ActionKind::backward_input:
-      return units_.backward(action.unit, call_of(action), BackwardPart::input);
+      return compute(action,
+                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::input); });
     case ActionKind::backward_weight:
-      return units_.backward(action.unit, call_of(action), BackwardPart::weight);
+      return compute(action,
+                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::weight); });
     case ActionKind::backward:
-      return units_.backward(action.unit, call_of(action), BackwardPart::both);
+      return compute(action, [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::both); });
     case ActionKind::gather:
       gathers_[static_cast<size_t>(action.unit)] = begin_gather(parameters_, action.unit, groups_, backend_);
       return;

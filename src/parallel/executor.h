@@ -70,6 +70,10 @@ class Executor {
  private:
   void run(const Action& action, MicroBatchSource& source);
   UnitCall call_of(const Action& action);
+  uint64_t recording_key(const Action& action, const UnitCall& call) const;
+  // Runs a unit's ops, or plays them as they were recorded.
+  template <typename Ops>
+  void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
   void reduce(int64_t unit);
   CollectiveStream::Ticket reduce_narrowed(int64_t unit);

@@ -6,7 +6,7 @@ namespace gptrain {
 
 void StepProfiler::start() {
   actions_.clear();
-  backend_.start_recording();
+  backend_.start_timing();
   if (stream_ != nullptr) stream_->start_recording();
   start_seconds_ = steady_seconds();
 }

@@ -1,0 +1,28 @@
+#include "host/recording.h"
+
+#include <optional>
+#include <utility>
+
+namespace gptrain::simt {
+namespace {
+
+thread_local std::optional<std::vector<Work>> recorded;
+
+}  // namespace
+
+void start(const Work& work) {
+  if (!recorded) return work();
+  recorded->push_back(work);
+}
+
+void begin_recording() { recorded.emplace(); }
+
+std::vector<Work> end_recording() {
+  std::vector<Work> result = std::move(*recorded);
+  recorded.reset();
+  return result;
+}
+
+bool recording() { return recorded.has_value(); }
+
+}  // namespace gptrain::simt
