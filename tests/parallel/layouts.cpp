@@ -130,7 +130,7 @@ std::vector<std::string> LayoutCase::overrides(bool model_only) const {
                                      "model.ffn_hidden_size=120",
                                      "model.vocab_size=201",
                                      "model.sequence_length=20",
-                                     "optimizer.eps=1e-4"};
+                                     "optimizer.eps=1e-3"};
   for (size_t i = 0; i < choice_.size(); ++i) {
     const Axis& axis = layout_axes()[i];
     if (model_only && !axis.of_model) continue;
