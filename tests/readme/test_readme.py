@@ -7,6 +7,7 @@ Every ```sh block is run, in order, in one copy of the source tree where build/g
 block may be
     # takes minutes    not run: its scripts must exist and parse
     # needs a cluster  the same
+    # needs a GPU      the same
     # needs PROGRAM    run where there is this program
     # exits N          the exit code, which is 0 otherwise
 A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
@@ -131,7 +132,7 @@ def run_blocks(text, folder):
         if needed and not shutil.which(needed.group(1)):
             print(f"{where}: not run, there is no {needed.group(1)}: {'; '.join(lines[1:])}")
             continue
-        if first in ("# takes minutes", "# needs a cluster"):
+        if first in ("# takes minutes", "# needs a cluster", "# needs a GPU"):
             print(f"{where}: not run, it {first[2:]}: {'; '.join(lines[1:])}")
             yield from (f"{where}: {fault}" for fault in check_scripts(folder, lines[1:]))
             continue
