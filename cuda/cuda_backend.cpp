@@ -36,6 +36,7 @@ class CudaBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return runtime_->make_side_queue(); }
 
 #define GPTRAIN_CUDA_RUN(Op)        \
   void run(const Op& op) override { \

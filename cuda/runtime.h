@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "ops/backend.h"
+#include "ops/side_queue.h"
 #include "stream.h"
 
 namespace gptrain {
@@ -23,6 +24,7 @@ class Runtime {
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+  virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 };
 
 // Of device number `device`. Error (device): there is no such device, or it cannot be used.

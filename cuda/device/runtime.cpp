@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <array>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -30,13 +31,76 @@ class CudaRuntime final : public Runtime {
   void upload(void* device, const void* host, int64_t bytes) override;
   void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override;
+  std::unique_ptr<SideQueue> make_side_queue() override;
 
  private:
+  const int device_;
   Target target_;
   Stream stream_ = nullptr;
 };
 
-CudaRuntime::CudaRuntime(int device) {
+class PinnedMemory final : public DeviceMemory {
+ public:
+  using DeviceMemory::DeviceMemory;
+  ~PinnedMemory() override { cudaFreeHost(data_); }
+};
+
+class CudaSideQueue final : public SideQueue {
+ public:
+  CudaSideQueue(int device, Stream ops);
+  ~CudaSideQueue() override;
+
+  void mark_ops(int mark) override {
+    check_cuda(cudaEventRecord(ops_at_[static_cast<size_t>(mark)], ops_), "marking the ops of a stream");
+  }
+  void follow_ops(int mark) override;
+  void upload(void* device, const void* host, int64_t bytes) override {
+    copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override;
+
+ private:
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind);
+
+  const int device_;
+  const Stream ops_;
+  Stream stream_ = nullptr;
+  std::array<cudaEvent_t, num_marks> ops_at_{};
+};
+
+CudaSideQueue::CudaSideQueue(int device, Stream ops) : device_(device), ops_(ops) {
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for copies");
+  for (cudaEvent_t& event : ops_at_)
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+}
+
+CudaSideQueue::~CudaSideQueue() {
+  for (const cudaEvent_t event : ops_at_) cudaEventDestroy(event);
+  cudaStreamDestroy(stream_);
+}
+
+// The first call of what a thread does here: which device it uses is the thread's own.
+void CudaSideQueue::follow_ops(int mark) {
+  check_cuda(cudaSetDevice(device_), "taking the device");
+  check_cuda(cudaStreamWaitEvent(stream_, ops_at_[static_cast<size_t>(mark)]), "waiting for the ops of a stream");
+}
+
+void CudaSideQueue::copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_), "copying beside the ops");
+  check_cuda(cudaStreamSynchronize(stream_), "waiting for a copy");
+}
+
+std::unique_ptr<DeviceMemory> CudaSideQueue::allocate_host(int64_t bytes) {
+  void* data = nullptr;
+  check_cuda(cudaMallocHost(&data, static_cast<size_t>(bytes)), "allocating pinned host memory");
+  return std::make_unique<PinnedMemory>(data, bytes);
+}
+
+CudaRuntime::CudaRuntime(int device) : device_(device) {
   check_cuda(cudaSetDevice(device), "taking the device");
   cudaDeviceProp properties;
   check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
@@ -84,6 +148,8 @@ void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
              "copying from the device");
   synchronize();
 }
+
+std::unique_ptr<SideQueue> CudaRuntime::make_side_queue() { return std::make_unique<CudaSideQueue>(device_, stream_); }
 
 void CudaRuntime::synchronize() { check_cuda(cudaStreamSynchronize(stream_), "waiting for the device"); }
 

@@ -3,6 +3,7 @@
 #include "runtime.h"
 
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "base/error.h"
@@ -13,6 +14,11 @@ namespace {
 
 constexpr int num_devices = 8;
 
+void copy(void* to, const void* from, int64_t bytes) {
+  const simt::DeviceAccess access;
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 class HostMemory final : public DeviceMemory {
  public:
   explicit HostMemory(int64_t bytes)
@@ -20,6 +26,23 @@ class HostMemory final : public DeviceMemory {
   ~HostMemory() override {
     if (data_ != nullptr) simt::give_back_pages(data_, static_cast<size_t>(bytes_));
   }
+};
+
+// Ops have run when their calls return, so there is nothing to follow.
+class HostSideQueue final : public SideQueue {
+ public:
+  void mark_ops(int) override {}
+  void follow_ops(int) override {}
+  void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
+  void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<PinnedMemory>(bytes); }
+
+ private:
+  class PinnedMemory final : public DeviceMemory {
+   public:
+    explicit PinnedMemory(int64_t bytes) : DeviceMemory(::operator new(static_cast<size_t>(bytes)), bytes) {}
+    ~PinnedMemory() override { ::operator delete(data_); }
+  };
 };
 
 class HostRuntime final : public Runtime {
@@ -34,15 +57,10 @@ class HostRuntime final : public Runtime {
   const Target& target() const override { return target_; }
   Stream stream() const override { return stream_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
-  void upload(void* device, const void* host, int64_t bytes) override {
-    const simt::DeviceAccess access;
-    if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
-  }
-  void download(void* host, const void* device, int64_t bytes) override {
-    const simt::DeviceAccess access;
-    if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
-  }
+  void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
+  void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
   void synchronize() override {}
+  std::unique_ptr<SideQueue> make_side_queue() override { return std::make_unique<HostSideQueue>(); }
 
  private:
   Target target_;

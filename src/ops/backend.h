@@ -11,7 +11,8 @@
 
 namespace gptrain {
 
-// Owner of one span of device memory. Taken at start, never in a step.
+// Owner of one span of memory that a backend has given: its device's, unless it says another. Taken at start, never in a
+// step.
 class DeviceMemory {
  public:
   DeviceMemory(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
@@ -25,6 +26,8 @@ class DeviceMemory {
   void* data_;
   int64_t bytes_;
 };
+
+class SideQueue;
 
 // Ops run in the order they are called, on one stream; a call may return before the op has run. `synchronize` waits for
 // all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
@@ -50,6 +53,10 @@ class Backend {
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // Another queue of the same device (ops/side_queue.h). Null where the device's memory is the host's, which collectives
+  // read and write themselves.
+  virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 
 #define GPTRAIN_DECLARE_RUN(Op) virtual void run(const Op& op) = 0;
   GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_RUN)

@@ -8,6 +8,7 @@
 #include "base/timed_event.h"
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -30,6 +31,7 @@ class TimedBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return inner_.make_side_queue(); }
 
 #define GPTRAIN_TIMED_RUN(Op)       \
   void run(const Op& op) override { \

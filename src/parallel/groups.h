@@ -13,6 +13,8 @@
 #include "config/run_config.h"
 #include "mesh/mesh.h"
 #include "model/tensor_parallel.h"
+#include "ops/backend.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -46,16 +48,26 @@ class RankGroups {
   int64_t data_size() const { return mesh_.size(MeshAxis::data); }
   int64_t data_rank() const { return at_[MeshAxis::data]; }
 
-  // Null where the group has one rank.
+  // Makes the collectives of the stream work on the memory of this backend; without it, on the host's. To be called
+  // once, by the thread that calls the backend, before the stream is used and anybody holds one of its groups.
+  // Error(device): no host memory to carry them through.
+  void use_memory_of(Backend& backend);
+
+  // Null where the group has one rank. What ranks agree on lies in the host's memory, and what the stream moves in that
+  // of the backend.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
-  CollectiveStream& stream() { return stream_; }
+  Communicator* device_group(GroupKind kind) const;
+  CollectiveStream& stream() { return *stream_; }
 
  private:
   Mesh mesh_;
   int64_t rank_;
   MeshPoint at_;
   std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
-  CollectiveStream stream_;  // after the groups: its thread ends before they do
+  std::unique_ptr<SideQueue> queue_;  // null: the backend's memory is the host's
+  std::unique_ptr<DeviceMemory> staging_;
+  std::array<std::unique_ptr<Communicator>, num_group_kinds> device_groups_;  // empty without a queue
+  std::unique_ptr<CollectiveStream> stream_;  // after the groups: its thread ends before they do
 };
 
 // The ranks of `rank`'s group of a kind.

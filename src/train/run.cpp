@@ -415,6 +415,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const RankDevice device = take_device(config, all, world, threads);
   StepPlan plan;
   agree_on(all, world, [&] {
+    groups.use_memory_of(*device.backend);
     Target share = device.backend->target();
     plan = plan_step(config, share, world.size(), world.rank());
     share.memory_bytes /= device.sharing;
