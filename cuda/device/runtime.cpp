@@ -1,8 +1,12 @@
 #include "runtime.h"
 
 #include <array>
+#include <chrono>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/units.h"
 #include "device/status.h"
@@ -12,6 +16,9 @@ namespace {
 
 // Kernels are compiled for this compute capability and later ones.
 constexpr int least_major = 8;
+
+// What is called while the host waits for a device's ops. Of the one thread that calls the backend.
+using Checks = std::vector<std::function<void()>>;
 
 class CudaMemory final : public DeviceMemory {
  public:
@@ -37,6 +44,7 @@ class CudaRuntime final : public Runtime {
   const int device_;
   Target target_;
   Stream stream_ = nullptr;
+  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // of the side queue
 };
 
 class PinnedMemory final : public DeviceMemory {
@@ -47,13 +55,21 @@ class PinnedMemory final : public DeviceMemory {
 
 class CudaSideQueue final : public SideQueue {
  public:
-  CudaSideQueue(int device, Stream ops);
+  CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks);
   ~CudaSideQueue() override;
 
   void mark_ops(int mark) override {
     check_cuda(cudaEventRecord(ops_at_[static_cast<size_t>(mark)], ops_), "marking the ops of a stream");
   }
   void follow_ops(int mark) override;
+  void mark_work(int mark) override {
+    check_cuda(cudaEventRecord(work_at_[static_cast<size_t>(mark)], stream_), "marking the work of a stream");
+  }
+  void ops_follow(int mark) override {
+    check_cuda(cudaStreamWaitEvent(ops_, work_at_[static_cast<size_t>(mark)]), "waiting for the work of a stream");
+  }
+  void* handle() const override { return stream_; }
+  void while_waiting(std::function<void()> check) override { checks_->push_back(std::move(check)); }
   void upload(void* device, const void* host, int64_t bytes) override {
     copy(device, host, bytes, cudaMemcpyHostToDevice);
   }
@@ -68,17 +84,24 @@ class CudaSideQueue final : public SideQueue {
   const int device_;
   const Stream ops_;
   Stream stream_ = nullptr;
-  std::array<cudaEvent_t, num_marks> ops_at_{};
+  const std::shared_ptr<Checks> checks_;
+  std::array<cudaEvent_t, num_marks> ops_at_{}, work_at_{};
 };
 
-CudaSideQueue::CudaSideQueue(int device, Stream ops) : device_(device), ops_(ops) {
+CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
+    : device_(device), ops_(ops), checks_(std::move(checks)) {
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for copies");
-  for (cudaEvent_t& event : ops_at_)
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  for (auto* const events : {&ops_at_, &work_at_}) {
+    for (cudaEvent_t& event : *events)
+      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  }
 }
 
 CudaSideQueue::~CudaSideQueue() {
-  for (const cudaEvent_t event : ops_at_) cudaEventDestroy(event);
+  checks_->clear();
+  for (auto* const events : {&ops_at_, &work_at_}) {
+    for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+  }
   cudaStreamDestroy(stream_);
 }
 
@@ -144,14 +167,33 @@ void CudaRuntime::upload(void* device, const void* host, int64_t bytes) {
 
 void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
   if (bytes == 0) return;
+  // The call waits for what comes before the copy; what is to be checked meanwhile is checked here.
+  if (!checks_->empty()) synchronize();
   check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
              "copying from the device");
   synchronize();
 }
 
-std::unique_ptr<SideQueue> CudaRuntime::make_side_queue() { return std::make_unique<CudaSideQueue>(device_, stream_); }
+std::unique_ptr<SideQueue> CudaRuntime::make_side_queue() {
+  return std::make_unique<CudaSideQueue>(device_, stream_, checks_);
+}
 
-void CudaRuntime::synchronize() { check_cuda(cudaStreamSynchronize(stream_), "waiting for the device"); }
+void CudaRuntime::synchronize() {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto interval = std::chrono::milliseconds(1);  // of checks
+  const char* const what = "waiting for the device";
+  if (checks_->empty()) return check_cuda(cudaStreamSynchronize(stream_), what);
+  auto checked_at = Clock::now();
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream_);
+    if (status != cudaErrorNotReady) return check_cuda(status, what);
+    if (Clock::now() - checked_at >= interval) {
+      for (const std::function<void()>& check : *checks_) check();
+      checked_at = Clock::now();
+    }
+    std::this_thread::yield();
+  }
+}
 
 }  // namespace
 

@@ -33,6 +33,10 @@ class HostSideQueue final : public SideQueue {
  public:
   void mark_ops(int) override {}
   void follow_ops(int) override {}
+  void mark_work(int) override {}
+  void ops_follow(int) override {}
+  void* handle() const override { return nullptr; }
+  void while_waiting(std::function<void()>) override {}
   void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<PinnedMemory>(bytes); }

@@ -110,9 +110,18 @@ CollectiveStream::Recording CollectiveStream::take_recording() {
 
 CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
   if (alone(item.group)) return done;
-  if (!threaded_) {
+  if (!threaded_ && queue_ == nullptr) {
     run(item);
     return done;
+  }
+  if (!threaded_) {
+    // A mark that a later item has taken over is that of later work, which comes after this one's.
+    const auto mark = static_cast<int>(place_of(issued_));
+    queue_->mark_ops(mark);
+    queue_->follow_ops(mark);
+    run(item);
+    queue_->mark_work(mark);
+    return ++issued_;
   }
   {
     std::unique_lock lock(mutex_);
@@ -127,7 +136,8 @@ CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
 }
 
 void CollectiveStream::wait(Ticket ticket) {
-  if (!threaded_ || ticket == done) return;
+  if (ticket == done) return;
+  if (!threaded_) return queue_->ops_follow(static_cast<int>(place_of(ticket - 1)));
   std::unique_lock lock(mutex_);
   wait_until(lock, [&] { return finished_ >= ticket; });
   if (failure_) std::rethrow_exception(failure_);

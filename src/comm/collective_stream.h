@@ -26,8 +26,9 @@ class CollectiveStream {
   static constexpr Ticket done = 0;
 
   // Without a thread of its own (`plan`, runs of one rank) collectives run when they are issued. `queue`, if given, is
-  // where the groups of a stream with a thread work, and outlives it: an input is then ready when the ops are over that
-  // were called before the collective is issued, and ops called after `wait` find the output.
+  // where the groups work, and outlives the stream: an input is then ready when the ops are over that were called
+  // before the collective is issued, and ops called after `wait` find the output. With both a queue and no thread,
+  // groups only queue their work when it is issued, and a `wait` makes the ops wait for it and not the caller.
   explicit CollectiveStream(bool threaded, SideQueue* queue = nullptr);
   ~CollectiveStream();
   CollectiveStream(const CollectiveStream&) = delete;

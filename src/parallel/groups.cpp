@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "comm/device_groups.h"
 #include "comm/staged.h"
 
 namespace gptrain {
@@ -83,15 +84,26 @@ RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank
   }
 }
 
-void RankGroups::use_memory_of(Backend& backend) {
+void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeout_seconds) {
   if (mesh_.world_size() == 1) return;
   queue_ = backend.make_side_queue();
   if (queue_ == nullptr) return;
-  staging_ = queue_->allocate_host(staging_bytes);
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    if (groups_[kind]) device_groups_[kind] = make_staged_communicator(*groups_[kind], *queue_, *staging_);
+  const bool linked = own_devices && has_device_links();
+  exchanged_ = linked ? backend.allocate(device_exchange_bytes) : queue_->allocate_host(staging_bytes);
+  std::vector<Communicator*> hosts;
+  for (const auto& group : groups_) {
+    if (group) hosts.push_back(group.get());
   }
-  stream_ = std::make_unique<CollectiveStream>(true, queue_.get());
+  std::vector<std::unique_ptr<Communicator>> on_devices;
+  if (linked) {
+    on_devices = make_linked_communicators(hosts, *queue_, *exchanged_, timeout_seconds);
+  } else {
+    for (Communicator* const host : hosts) on_devices.push_back(make_staged_communicator(*host, *queue_, *exchanged_));
+  }
+  for (size_t kind = 0, next = 0; kind < num_group_kinds; ++kind) {
+    if (groups_[kind]) device_groups_[kind] = std::move(on_devices[next++]);
+  }
+  stream_ = std::make_unique<CollectiveStream>(!linked, queue_.get());
 }
 
 Communicator* RankGroups::device_group(GroupKind kind) const {

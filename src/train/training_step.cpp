@@ -137,6 +137,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
 TrainingStep::~TrainingStep() {
   try {
     groups_.stream().wait_all();
+    backend_.synchronize();
   } catch (const std::exception&) {
     // A group that has failed has been reported where it was waited for; its transfers are over.
   }

@@ -118,7 +118,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     const auto device = wrapping.device ? wrapping.device(rank) : make_cpu_backend(1);
     const auto decorated = wrapping.backend ? wrapping.backend(rank, *device) : nullptr;
     Backend& backend = decorated ? *decorated : *device;
-    groups.use_memory_of(backend);
+    groups.use_memory_of(backend, false, config.comm.timeout_seconds);
     const StepPlan plan = plan_step(config, backend.target(), world_size, rank);
     TrainingStep step(config, plan.memory, backend, groups);
     step.initialize();

@@ -27,6 +27,10 @@ class ShiftedDevice final : public SideQueue {
 
   void mark_ops(int mark) override { last_marked = mark; }
   void follow_ops(int mark) override { last_followed = mark; }
+  void mark_work(int mark) override { last_work = mark; }
+  void ops_follow(int mark) override { last_awaited = mark; }
+  void* handle() const override { return nullptr; }
+  void while_waiting(std::function<void()>) override {}
   void upload(void* device, const void* host, int64_t bytes) override { copy(moved(device, -shift), host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override {
     copy(host, moved(const_cast<void*>(device), -shift), bytes);
@@ -38,7 +42,7 @@ class ShiftedDevice final : public SideQueue {
     return reinterpret_cast<void*>(reinterpret_cast<intptr_t>(data) + by);
   }
 
-  int last_marked = -1, last_followed = -1;
+  int last_marked = -1, last_followed = -1, last_work = -1, last_awaited = -1;
 
  private:
   static void copy(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
@@ -181,6 +185,29 @@ TEST_CASE("a stream of collectives follows the ops that were called before each"
              value = 1;
            }
          }
+       })) {
+    REQUIRE(message == "");
+  }
+}
+
+TEST_CASE("a stream without a thread marks what it queues, and has the ops wait for it") {
+  for (const std::string& message : run_ranks(2, [&](Communicator& host) {
+         ShiftedDevice device;
+         CollectiveStream stream(false, &device);
+         std::vector<float> data(1);
+         std::vector<CollectiveStream::Ticket> tickets;
+         for (int i = 0; i < SideQueue::num_marks + 3; ++i) {
+           tickets.push_back(stream.all_reduce(&host, data.data(), 1, DType::f32));
+           const int mark = i % SideQueue::num_marks;
+           expect(device.last_marked == mark && device.last_followed == mark && device.last_work == mark, "issue");
+         }
+         expect(device.last_awaited == -1, "issue: it waits");
+         stream.wait(CollectiveStream::done);
+         expect(device.last_awaited == -1, "wait for what is done");
+         stream.wait(tickets[10]);
+         expect(device.last_awaited == 10, "wait");
+         stream.wait_all();
+         expect(device.last_awaited == 2, "wait_all");
        })) {
     REQUIRE(message == "");
   }
