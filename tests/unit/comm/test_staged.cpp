@@ -1,4 +1,5 @@
 // Collectives carried through a staging memory of any size against the same ones on the whole.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -45,7 +46,9 @@ class ShiftedDevice final : public SideQueue {
   int last_marked = -1, last_followed = -1, last_work = -1, last_awaited = -1;
 
  private:
-  static void copy(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
+  static void copy(void* to, const void* from, int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
 };
 
 // Numbers of which no two orders of summing have the same rounding.
@@ -99,7 +102,7 @@ void compare(Communicator& host, Communicator& staged, int64_t count) {
   std::vector<T> in_place = whole;
   auto* const own = ShiftedDevice::moved(in_place.data() + rank * count);
   staged.reduce_scatter(on_device(in_place), own, count, dtype, ReduceOp::sum);
-  std::memcpy(whole.data() + rank * count, expected.data(), expected.size() * sizeof(T));
+  std::copy(expected.begin(), expected.end(), whole.begin() + rank * count);
   expect(same_bits(in_place, whole), "reduce_scatter in place");
 
   expected = data = empty(count * size);
@@ -107,7 +110,7 @@ void compare(Communicator& host, Communicator& staged, int64_t count) {
   staged.all_gather(on_device(one), on_device(data), count, dtype);
   expect(same_bits(data, expected), "all_gather");
   in_place = empty(count * size);
-  std::memcpy(in_place.data() + rank * count, one.data(), one.size() * sizeof(T));
+  std::copy(one.begin(), one.end(), in_place.begin() + rank * count);
   staged.all_gather(ShiftedDevice::moved(in_place.data() + rank * count), on_device(in_place), count, dtype);
   expect(same_bits(in_place, expected), "all_gather in place");
 
