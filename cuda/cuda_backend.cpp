@@ -61,6 +61,7 @@ class CudaBackend final : public Backend {
   void use_algorithms(const std::string& record) override { products_->use_algorithms(record); }
   void set_choosing(bool choosing) override { choosing_ = choosing; }
   std::string take_warnings() override { return products_->take_warnings(); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return runtime_->make_side_queue(); }
 
 #define GPTRAIN_CUDA_RUN(Op)        \
   void run(const Op& op) override { \

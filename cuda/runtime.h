@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "ops/backend.h"
+#include "ops/side_queue.h"
 #include "stream.h"
 
 namespace gptrain {
@@ -34,6 +35,7 @@ class Runtime {
   // What is queued on the stream from now on is kept and not run; nothing else may be done with the runtime meanwhile.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<LaunchGraph> end_capture() = 0;
+  virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 };
 
 // Of device number `device`. Error (device): there is no such device, or it cannot be used.

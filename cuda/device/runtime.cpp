@@ -1,7 +1,12 @@
 #include "runtime.h"
 
+#include <array>
+#include <chrono>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/units.h"
 #include "device/status.h"
@@ -11,6 +16,9 @@ namespace {
 
 // Kernels are compiled for this compute capability and later ones.
 constexpr int least_major = 8;
+
+// What is called while the host waits for a device's ops. Of the one thread that calls the backend.
+using Checks = std::vector<std::function<void()>>;
 
 class CudaMemory final : public DeviceMemory {
  public:
@@ -47,13 +55,92 @@ class CudaRuntime final : public Runtime {
   void synchronize() override;
   void begin_capture() override;
   std::unique_ptr<LaunchGraph> end_capture() override;
+  std::unique_ptr<SideQueue> make_side_queue() override;
 
  private:
+  const int device_;
   Target target_;
   Stream stream_ = nullptr;
+  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // of the side queue
 };
 
-CudaRuntime::CudaRuntime(int device) : target_(cuda_target(device)) {
+class PinnedMemory final : public DeviceMemory {
+ public:
+  using DeviceMemory::DeviceMemory;
+  ~PinnedMemory() override { cudaFreeHost(data_); }
+};
+
+class CudaSideQueue final : public SideQueue {
+ public:
+  CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks);
+  ~CudaSideQueue() override;
+
+  void mark_ops(int mark) override {
+    check_cuda(cudaEventRecord(ops_at_[static_cast<size_t>(mark)], ops_), "marking the ops of a stream");
+  }
+  void follow_ops(int mark) override;
+  void mark_work(int mark) override {
+    check_cuda(cudaEventRecord(work_at_[static_cast<size_t>(mark)], stream_), "marking the work of a stream");
+  }
+  void ops_follow(int mark) override {
+    check_cuda(cudaStreamWaitEvent(ops_, work_at_[static_cast<size_t>(mark)]), "waiting for the work of a stream");
+  }
+  void* handle() const override { return stream_; }
+  void while_waiting(std::function<void()> check) override { checks_->push_back(std::move(check)); }
+  void upload(void* device, const void* host, int64_t bytes) override {
+    copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override;
+
+ private:
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind);
+
+  const int device_;
+  const Stream ops_;
+  Stream stream_ = nullptr;
+  const std::shared_ptr<Checks> checks_;
+  std::array<cudaEvent_t, num_marks> ops_at_{}, work_at_{};
+};
+
+CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
+    : device_(device), ops_(ops), checks_(std::move(checks)) {
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for copies");
+  for (auto* const events : {&ops_at_, &work_at_}) {
+    for (cudaEvent_t& event : *events)
+      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  }
+}
+
+CudaSideQueue::~CudaSideQueue() {
+  checks_->clear();
+  for (auto* const events : {&ops_at_, &work_at_}) {
+    for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+  }
+  cudaStreamDestroy(stream_);
+}
+
+// The first call of what a thread does here: which device it uses is the thread's own.
+void CudaSideQueue::follow_ops(int mark) {
+  check_cuda(cudaSetDevice(device_), "taking the device");
+  check_cuda(cudaStreamWaitEvent(stream_, ops_at_[static_cast<size_t>(mark)]), "waiting for the ops of a stream");
+}
+
+void CudaSideQueue::copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_), "copying beside the ops");
+  check_cuda(cudaStreamSynchronize(stream_), "waiting for a copy");
+}
+
+std::unique_ptr<DeviceMemory> CudaSideQueue::allocate_host(int64_t bytes) {
+  void* data = nullptr;
+  check_cuda(cudaMallocHost(&data, static_cast<size_t>(bytes)), "allocating pinned host memory");
+  return std::make_unique<PinnedMemory>(data, bytes);
+}
+
+CudaRuntime::CudaRuntime(int device) : device_(device), target_(cuda_target(device)) {
   check_cuda(cudaSetDevice(device), "taking the device");
   // The default stream would wait for every other one.
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
@@ -86,12 +173,33 @@ void CudaRuntime::upload(void* device, const void* host, int64_t bytes) {
 
 void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
   if (bytes == 0) return;
+  // The call waits for what comes before the copy; what is to be checked meanwhile is checked here.
+  if (!checks_->empty()) synchronize();
   check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
              "copying from the device");
   synchronize();
 }
 
-void CudaRuntime::synchronize() { check_cuda(cudaStreamSynchronize(stream_), "waiting for the device"); }
+std::unique_ptr<SideQueue> CudaRuntime::make_side_queue() {
+  return std::make_unique<CudaSideQueue>(device_, stream_, checks_);
+}
+
+void CudaRuntime::synchronize() {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto interval = std::chrono::milliseconds(1);  // of checks
+  const char* const what = "waiting for the device";
+  if (checks_->empty()) return check_cuda(cudaStreamSynchronize(stream_), what);
+  auto checked_at = Clock::now();
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream_);
+    if (status != cudaErrorNotReady) return check_cuda(status, what);
+    if (Clock::now() - checked_at >= interval) {
+      for (const std::function<void()>& check : *checks_) check();
+      checked_at = Clock::now();
+    }
+    std::this_thread::yield();
+  }
+}
 
 void CudaRuntime::begin_capture() {
   check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a CUDA graph");

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,11 @@ namespace gptrain {
 namespace {
 
 constexpr int num_devices = 8;
+
+void copy(void* to, const void* from, int64_t bytes) {
+  const simt::DeviceAccess access;
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
 
 class HostMemory final : public DeviceMemory {
  public:
@@ -41,6 +47,27 @@ void refuse_while_recording() {
   if (simt::recording()) throw std::logic_error("a copy cannot be captured");
 }
 
+// Ops have run when their calls return, so there is nothing to follow.
+class HostSideQueue final : public SideQueue {
+ public:
+  void mark_ops(int) override {}
+  void follow_ops(int) override {}
+  void mark_work(int) override {}
+  void ops_follow(int) override {}
+  void* handle() const override { return nullptr; }
+  void while_waiting(std::function<void()>) override {}
+  void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
+  void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<PinnedMemory>(bytes); }
+
+ private:
+  class PinnedMemory final : public DeviceMemory {
+   public:
+    explicit PinnedMemory(int64_t bytes) : DeviceMemory(::operator new(static_cast<size_t>(bytes)), bytes) {}
+    ~PinnedMemory() override { ::operator delete(data_); }
+  };
+};
+
 class HostRuntime final : public Runtime {
  public:
   explicit HostRuntime(int device) : target_(cuda_target(device)), stream_{static_cast<uint64_t>(device) + 1} {}
@@ -50,15 +77,14 @@ class HostRuntime final : public Runtime {
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
   void upload(void* device, const void* host, int64_t bytes) override {
     refuse_while_recording();
-    const simt::DeviceAccess access;
-    if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
+    copy(device, host, bytes);
   }
   void download(void* host, const void* device, int64_t bytes) override {
     refuse_while_recording();
-    const simt::DeviceAccess access;
-    if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
+    copy(host, device, bytes);
   }
   void synchronize() override {}
+  std::unique_ptr<SideQueue> make_side_queue() override { return std::make_unique<HostSideQueue>(); }
   void begin_capture() override { simt::begin_recording(); }
   std::unique_ptr<LaunchGraph> end_capture() override { return std::make_unique<HostGraph>(simt::end_recording()); }
 

@@ -14,7 +14,7 @@ bool alone(const Communicator* group) { return group == nullptr || group->size()
 
 }  // namespace
 
-CollectiveStream::CollectiveStream(bool threaded) : threaded_(threaded) {
+CollectiveStream::CollectiveStream(bool threaded, SideQueue* queue) : threaded_(threaded), queue_(queue) {
   if (threaded_) thread_ = start_thread("runs collectives", [this] { work(); });
 }
 
@@ -47,13 +47,15 @@ void CollectiveStream::work() {
     changed_.wait(lock, [&] { return stopping_ || finished_ < submitted_; });
     // What was issued before the end runs before the end, unless the group has failed: peers may be waiting for it.
     if (finished_ == submitted_) return;
-    const Item item = ring_[static_cast<size_t>(finished_) % ring_.size()];
+    const size_t place = place_of(finished_);
+    const Item item = ring_[place];
     const bool failed = failure_ != nullptr;
     const bool recording = recording_;
     lock.unlock();
     std::exception_ptr thrown;
     const double start = recording ? steady_seconds() : 0;
     try {
+      if (!failed && queue_ != nullptr) queue_->follow_ops(static_cast<int>(place));
       if (!failed) run(item);
     } catch (...) {
       thrown = std::current_exception();
@@ -108,14 +110,25 @@ CollectiveStream::Recording CollectiveStream::take_recording() {
 
 CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
   if (alone(item.group)) return done;
-  if (!threaded_) {
+  if (!threaded_ && queue_ == nullptr) {
     run(item);
     return done;
   }
+  if (!threaded_) {
+    // A mark that a later item has taken over is that of later work, which comes after this one's.
+    const auto mark = static_cast<int>(place_of(issued_));
+    queue_->mark_ops(mark);
+    queue_->follow_ops(mark);
+    run(item);
+    queue_->mark_work(mark);
+    return ++issued_;
+  }
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_.size()); });
-    ring_[static_cast<size_t>(submitted_) % ring_.size()] = item;
+    wait_until(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_size); });
+    const size_t place = place_of(submitted_);
+    if (queue_ != nullptr) queue_->mark_ops(static_cast<int>(place));
+    ring_[place] = item;
     issued_ = ++submitted_;
   }
   changed_.notify_all();
@@ -123,7 +136,8 @@ CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
 }
 
 void CollectiveStream::wait(Ticket ticket) {
-  if (!threaded_ || ticket == done) return;
+  if (ticket == done) return;
+  if (!threaded_) return queue_->ops_follow(static_cast<int>(place_of(ticket - 1)));
   std::unique_lock lock(mutex_);
   wait_until(lock, [&] { return finished_ >= ticket; });
   if (failure_) std::rethrow_exception(failure_);

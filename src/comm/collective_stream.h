@@ -11,6 +11,7 @@
 
 #include "base/timed_event.h"
 #include "comm/communicator.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -24,8 +25,11 @@ class CollectiveStream {
   using Ticket = int64_t;
   static constexpr Ticket done = 0;
 
-  // Without a thread of its own (`plan`, runs of one rank) collectives run when they are issued.
-  explicit CollectiveStream(bool threaded);
+  // Without a thread of its own (`plan`, runs of one rank) collectives run when they are issued. `queue`, if given, is
+  // where the groups work, and outlives the stream: an input is then ready when the ops are over that were called
+  // before the collective is issued, and ops called after `wait` find the output. With both a queue and no thread,
+  // groups only queue their work when it is issued, and a `wait` makes the ops wait for it and not the caller.
+  explicit CollectiveStream(bool threaded, SideQueue* queue = nullptr);
   ~CollectiveStream();
   CollectiveStream(const CollectiveStream&) = delete;
   CollectiveStream& operator=(const CollectiveStream&) = delete;
@@ -62,15 +66,20 @@ class CollectiveStream {
     int root;
   };
 
+  // As many as there are marks: that of an item is kept until it has ended.
+  static constexpr size_t ring_size = SideQueue::num_marks;
+
   Ticket issue(const Item& item);
   template <typename Condition>
   void wait_until(std::unique_lock<std::mutex>& lock, Condition condition);
   static TimedEvent event_of(const Item& item);
   static void run(const Item& item);
+  static size_t place_of(Ticket issued_before) { return static_cast<size_t>(issued_before) % ring_size; }
   void work();
 
   const bool threaded_;
-  std::array<Item, 64> ring_{};
+  SideQueue* const queue_;
+  std::array<Item, ring_size> ring_{};
   Ticket issued_ = 0;  // by the caller
 
   std::mutex mutex_;  // of what follows

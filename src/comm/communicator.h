@@ -9,10 +9,9 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "comm/reduce_op.h"
 
 namespace gptrain {
-
-enum class ReduceOp : uint8_t { sum, max, min };
 
 // A rank needs another that has left: the consequence of what happened there.
 class PeerGone : public Error {

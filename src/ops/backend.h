@@ -12,7 +12,8 @@
 
 namespace gptrain {
 
-// Owner of one span of device memory. Taken at start, never in a step.
+// Owner of one span of memory that a backend has given: its device's, unless it says another. Taken at start, never in a
+// step.
 class DeviceMemory {
  public:
   DeviceMemory(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
@@ -26,6 +27,8 @@ class DeviceMemory {
   void* data_;
   int64_t bytes_;
 };
+
+class SideQueue;
 
 // Ops run in the order they are called, on one stream; a call may return before the op has run. `synchronize` waits for
 // all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
@@ -70,6 +73,9 @@ class Backend {
   virtual void set_choosing(bool /*choosing*/) {}
   // What the user should be told since the last call: lines, mostly none.
   virtual std::string take_warnings() { return {}; }
+  // Another queue of the same device (ops/side_queue.h). Null where the device's memory is the host's, which collectives
+  // read and write themselves.
+  virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 
 #define GPTRAIN_DECLARE_RUN(Op) virtual void run(const Op& op) = 0;
   GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_RUN)

@@ -9,6 +9,7 @@
 #include "base/timed_event.h"
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -43,6 +44,7 @@ class TimedBackend final : public Backend {
   void use_algorithms(const std::string& record) override { inner_.use_algorithms(record); }
   void set_choosing(bool choosing) override { inner_.set_choosing(choosing); }
   std::string take_warnings() override { return inner_.take_warnings(); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return inner_.make_side_queue(); }
 
 #define GPTRAIN_TIMED_RUN(Op)       \
   void run(const Op& op) override { \

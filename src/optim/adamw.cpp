@@ -86,7 +86,8 @@ void AdamWRule::put_stop(bool wanted) {
 bool AdamWRule::agree_to_stop(bool wanted) {
   put_stop(wanted);
   CollectiveStream& stream = groups_.stream();
-  stream.wait(stream.all_reduce(groups_.group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
+  stream.wait(
+      stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
   return stop_agreed();
 }
 
@@ -105,9 +106,9 @@ void AdamWRule::norm() {
                            .partials = partials});
   put_stop(stop_wanted_ != nullptr && *stop_wanted_ && (*stop_wanted_)());
   CollectiveStream& stream = groups_.stream();
-  stream.all_reduce(groups_.group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   // Ranks of a tensor group have the same loss.
-  stream.all_reduce(groups_.group(GroupKind::data), &state_->loss_sum, 1, DType::f64);
+  stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64);
   stream.wait_all();
   backend_.run(PrepareUpdate{.partials = partials,
                              .clip_norm = config_.clip_norm,

@@ -133,7 +133,7 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
 CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
                                       Backend& backend) {
   CollectiveStream& stream = groups.stream();
-  Communicator* const data = groups.group(GroupKind::data);
+  Communicator* const data = groups.device_group(GroupKind::data);
   const UnitParameters whole = parameters.whole(unit);
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
     // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
@@ -156,8 +156,8 @@ void Executor::reduce(int64_t unit) {
   ticket = CollectiveStream::done;
   for (const PartialSum& sum : partial_sums_) {
     if (sum.unit == unit)
-      ticket =
-          std::max(ticket, stream.all_reduce(groups_.group(sum.group), gradients + sum.first, sum.count, DType::f32));
+      ticket = std::max(
+          ticket, stream.all_reduce(groups_.device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
   }
   if (parameters_.sharding().narrows_gradients()) {
     // The sums over tensor ranks are f32 and come before the rounding.
@@ -165,7 +165,7 @@ void Executor::reduce(int64_t unit) {
     ticket = reduce_narrowed(unit);
     return;
   }
-  Communicator* const data = groups_.group(GroupKind::data);
+  Communicator* const data = groups_.device_group(GroupKind::data);
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);
   ticket = std::max(
@@ -181,7 +181,7 @@ CollectiveStream::Ticket Executor::reduce_narrowed(int64_t unit) {
   backend_.run(Cast{.from = Matrix(parameters_.whole(unit).gradients, DType::f32, sharding.data_size, piece),
                     .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
   CollectiveStream& stream = groups_.stream();
-  Communicator* const data = groups_.group(GroupKind::data);
+  Communicator* const data = groups_.device_group(GroupKind::data);
   if (sharding.zero == 0) return stream.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
   std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
   return stream.reduce_scatter(data, bucket, own, piece, sharding.reduce);

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "comm/device_groups.h"
+#include "comm/staged.h"
 
 namespace gptrain {
 namespace {
@@ -57,7 +59,7 @@ RankGroups::RankGroups(const RunConfig& config, World& world)
     : mesh_(make_mesh(config, world.size())),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
-      stream_(world.size() > 1) {
+      stream_(std::make_unique<CollectiveStream>(world.size() > 1)) {
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     std::set<std::vector<int64_t>> made;
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
@@ -70,13 +72,42 @@ RankGroups::RankGroups(const RunConfig& config, World& world)
 }
 
 RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, GroupTraffic& traffic)
-    : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank)), stream_(false) {
+    : mesh_(make_mesh(config, world_size)),
+      rank_(rank),
+      at_(mesh_.coordinates(rank)),
+      stream_(std::make_unique<CollectiveStream>(false)) {
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, static_cast<GroupKind>(kind));
     if (ranks.size() == 1) continue;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     groups_[kind] = make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()), traffic[kind]);
   }
+}
+
+void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeout_seconds) {
+  if (mesh_.world_size() == 1) return;
+  queue_ = backend.make_side_queue();
+  if (queue_ == nullptr) return;
+  const bool linked = own_devices && has_device_links();
+  exchanged_ = linked ? backend.allocate(device_exchange_bytes) : queue_->allocate_host(staging_bytes);
+  std::vector<Communicator*> hosts;
+  for (const auto& group : groups_) {
+    if (group) hosts.push_back(group.get());
+  }
+  std::vector<std::unique_ptr<Communicator>> on_devices;
+  if (linked) {
+    on_devices = make_linked_communicators(hosts, *queue_, *exchanged_, timeout_seconds);
+  } else {
+    for (Communicator* const host : hosts) on_devices.push_back(make_staged_communicator(*host, *queue_, *exchanged_));
+  }
+  for (size_t kind = 0, next = 0; kind < num_group_kinds; ++kind) {
+    if (groups_[kind]) device_groups_[kind] = std::move(on_devices[next++]);
+  }
+  stream_ = std::make_unique<CollectiveStream>(!linked, queue_.get());
+}
+
+Communicator* RankGroups::device_group(GroupKind kind) const {
+  return (queue_ ? device_groups_ : groups_)[static_cast<size_t>(kind)].get();
 }
 
 }  // namespace gptrain

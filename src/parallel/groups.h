@@ -13,6 +13,8 @@
 #include "config/run_config.h"
 #include "mesh/mesh.h"
 #include "model/tensor_parallel.h"
+#include "ops/backend.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -46,16 +48,28 @@ class RankGroups {
   int64_t data_size() const { return mesh_.size(MeshAxis::data); }
   int64_t data_rank() const { return at_[MeshAxis::data]; }
 
-  // Null where the group has one rank.
+  // Makes the collectives of the stream work on the memory of this backend; without it, on the host's. To be called
+  // once, by the thread that calls the backend, before the stream is used and anybody holds one of its groups.
+  // Collective over the world. `own_devices`: no two ranks share a device, so these may exchange by themselves (NCCL);
+  // otherwise, and in a build without NCCL, what they exchange is carried through the host. Error(device): no memory
+  // for that, or no groups of devices within `timeout_seconds`.
+  void use_memory_of(Backend& backend, bool own_devices, double timeout_seconds);
+
+  // Null where the group has one rank. What ranks agree on lies in the host's memory, and what the stream moves in that
+  // of the backend.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
-  CollectiveStream& stream() { return stream_; }
+  Communicator* device_group(GroupKind kind) const;
+  CollectiveStream& stream() { return *stream_; }
 
  private:
   Mesh mesh_;
   int64_t rank_;
   MeshPoint at_;
   std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
-  CollectiveStream stream_;  // after the groups: its thread ends before they do
+  std::unique_ptr<SideQueue> queue_;         // null: the backend's memory is the host's
+  std::unique_ptr<DeviceMemory> exchanged_;  // what collectives on devices pass through: the host's or the device's
+  std::array<std::unique_ptr<Communicator>, num_group_kinds> device_groups_;  // empty without a queue
+  std::unique_ptr<CollectiveStream> stream_;  // after the groups: its thread ends before they do
 };
 
 // The ranks of `rank`'s group of a kind.

@@ -1,6 +1,7 @@
 #include "train/device.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,10 @@ namespace {
 int num_devices_to_use(const RunConfig& config) {
   const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
   if (config.run.device == DeviceKind::cuda && num_devices == 0) {
-    throw Error(ExitCode::device,
-                "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
-                "run on the CPU)");
+    throw Error(
+        ExitCode::device,
+        "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
+        "run on the CPU)");
   }
   return num_devices;
 }
@@ -42,8 +44,9 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
     device.backend = make_backend(config, world, num_threads);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
-  device.sharing = static_cast<int>(
-      std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
+  device.sharing =
+      static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
+  device.apart = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
   return device;
 }
 

@@ -15,7 +15,8 @@ Target planned_device(const RunConfig& config);
 
 struct RankDevice {
   std::unique_ptr<Backend> backend;
-  int sharing = 1;  // ranks that share its memory, this one included
+  int sharing = 1;     // ranks that share its memory, this one included
+  bool apart = false;  // no two ranks of the world share one
 };
 
 // run.device, as far as this machine has it: `auto` is CUDA where there is a device, else the CPU. The ranks of a node

@@ -428,6 +428,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
   const RankDevice device = take_device(config, all, world, threads);
+  groups.use_memory_of(*device.backend, device.apart, config.comm.timeout_seconds);
   StepPlan plan;
   agree_on(all, world, [&] {
     Target share = device.backend->target();

@@ -61,7 +61,7 @@ StepShape step_shape(const RunConfig& config, bool training) {
 
 TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
   const bool split = groups.group(GroupKind::tensor) != nullptr;
-  return {groups.tensor_place(), split && config.parallel.sequence, groups.group(GroupKind::tensor),
+  return {groups.tensor_place(), split && config.parallel.sequence, groups.device_group(GroupKind::tensor),
           split ? &groups.stream() : nullptr};
 }
 
@@ -172,6 +172,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
 TrainingStep::~TrainingStep() {
   try {
     groups_.stream().wait_all();
+    backend_.synchronize();
   } catch (const std::exception&) {
     // A group that has failed has been reported where it was waited for; its transfers are over.
   }
@@ -318,7 +319,7 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
   CollectiveStream& stream = groups_.stream();
-  stream.wait(stream.all_reduce(groups_.group(GroupKind::data), &state_->loss_sum, 1, DType::f64));
+  stream.wait(stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64));
   backend_.download(&host_state_, state_, sizeof(StepState));
   backend_.synchronize();
   return host_state_.loss_sum;

@@ -31,11 +31,19 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
   }
 }
 
+std::vector<float> download(const TrainingStep& step, const StatePiece& piece, const float* data) {
+  std::vector<float> values(static_cast<size_t>(piece.count()));
+  step.backend().download(values.data(), data, piece.count() * dtype_bytes(DType::f32));
+  return values;
+}
+
 void set_weights(TrainingStep& step, const GlobalState& start) {
   for (const StatePiece& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     const std::vector<float>& values = start.at("weight/" + tensor.name);
-    for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { piece.weight[local] = values[global]; });
+    std::vector<float> weight(static_cast<size_t>(piece.count()));
+    for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { weight[local] = values[global]; });
+    step.backend().upload(piece.weight, weight.data(), piece.count() * dtype_bytes(DType::f32));
   }
   step.weights_changed();
 }
@@ -47,7 +55,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
     for (size_t kind = 0; kind < std::size(kinds); ++kind) {
       std::vector<float>& values = state[fmt::format("{}/{}", kinds[kind], tensor.name)];
       values.resize(static_cast<size_t>(tensor.count()));
-      const float* data = data_of(piece, kind);
+      const std::vector<float> data = download(step, piece, data_of(piece, kind));
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { values[global] = data[local]; });
     }
     std::vector<int>& counts = owners[tensor.name];
@@ -63,7 +71,7 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < std::size(kinds); ++kind) {
       const std::vector<float>& values = state.at(fmt::format("{}/{}", kinds[kind], tensor.name));
-      const float* data = data_of(piece, kind);
+      const std::vector<float> data = download(step, piece, data_of(piece, kind));
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
         if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))
           torn = tensor.name;
@@ -107,9 +115,10 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
       return wrapping.group ? wrapping.group(rank, group_kinds.at(index), std::move(group)) : std::move(group);
     });
     RankGroups groups(config, wrapped);
-    const auto cpu = make_cpu_backend(1);
-    const auto decorated = wrapping.backend ? wrapping.backend(rank, *cpu) : nullptr;
-    Backend& backend = decorated ? *decorated : *cpu;
+    const auto device = wrapping.device ? wrapping.device(rank) : make_cpu_backend(1);
+    const auto decorated = wrapping.backend ? wrapping.backend(rank, *device) : nullptr;
+    Backend& backend = decorated ? *decorated : *device;
+    groups.use_memory_of(backend, false, config.comm.timeout_seconds);
     const StepPlan plan = plan_step(config, backend.target(), world_size, rank);
     TrainingStep step(config, plan.memory, backend, groups);
     step.initialize();

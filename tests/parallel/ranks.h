@@ -32,12 +32,13 @@ struct RankContext {
 
 // What a test puts between a rank and its backend or groups; called on the rank's thread.
 struct Wrapping {
-  std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend;
-  std::function<std::unique_ptr<Communicator>(int64_t rank, GroupKind, std::unique_ptr<Communicator>)> group;
+  std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend = {};
+  std::function<std::unique_ptr<Communicator>(int64_t rank, GroupKind, std::unique_ptr<Communicator>)> group = {};
+  std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // without it, a CPU backend of one thread
 };
 
-// Runs `body` on every rank of a world of threads, each on a CPU backend of one thread, with initial weights, or with
-// those of `start` and zero moments. The first exception of a rank is thrown again, after all have ended.
+// Runs `body` on every rank of a world of threads, each on a backend of its own, with initial weights, or with those of
+// `start` and zero moments. The first exception of a rank is thrown again, after all have ended.
 void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
               const std::function<void(RankContext&)>& body);
 

@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/world.h"
 #include "ops/backend.h"
+#include "ops/side_queue.h"
 
 namespace gptrain::testing {
 
@@ -23,6 +24,7 @@ class ForwardingBackend : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return inner_.make_side_queue(); }
 #define GPTRAIN_FORWARD(Op) \
   void run(const Op& op) override { inner_.run(op); }
   GPTRAIN_FOR_EACH_OP(GPTRAIN_FORWARD)

@@ -10,6 +10,7 @@
 #include "base/int128.h"
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 
@@ -51,6 +52,7 @@ class PlanBackend : public Backend {
   void upload(void*, const void*, int64_t) override {}
   void download(void*, const void*, int64_t) override {}
   void synchronize() override {}
+  std::unique_ptr<SideQueue> make_side_queue() override { return nullptr; }
 
 #define GPTRAIN_PLAN_RUN(Op) \
   void run(const Op& op) override { note(OpIndex::Op, footprint(op, target_)); }

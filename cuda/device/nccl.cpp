@@ -1,0 +1,245 @@
+// NCCL as the links of a group of devices.
+//
+// A communicator that has failed, or whose peer is gone, leaves work on the device that never ends: it is aborted, and
+// what waits for it ends. Peers in other processes are watched over by the heartbeat, which ends this process; peers in
+// this one share a flag.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cuda_runtime.h>
+#include <exception>
+#include <fmt/format.h>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nccl.h>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/device_groups.h"
+#include "comm/texts.h"
+#include "device/status.h"
+#include "device_communicator.h"
+
+namespace gptrain {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Flag = std::atomic<bool>;
+
+void check_nccl(ncclResult_t result, const char* what) {
+  if (result != ncclSuccess && result != ncclInProgress)
+    throw Error(ExitCode::device, "{}: NCCL error: {}", what, ncclGetErrorString(result));
+}
+
+// Whether a rank of the group `id` in this process has failed.
+std::shared_ptr<Flag> flag_of(const std::string& id) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<Flag>> flags;
+  const std::lock_guard lock(mutex);
+  std::erase_if(flags, [](const auto& entry) { return entry.second.expired(); });
+  std::shared_ptr<Flag> flag = flags[id].lock();
+  if (flag == nullptr) flags[id] = flag = std::make_shared<Flag>(false);
+  return flag;
+}
+
+// One rank's NCCL communicator, which checks and failures share with the links that use it. Of one thread.
+class Group {
+ public:
+  Group(int rank, int size, const std::string& id, double timeout_seconds);
+  // Exceptions in flight: this rank has failed, and its peers need not wait for it.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  ncclComm_t handle() const { return handle_; }
+  // Returns once what `result` is of has been queued.
+  void settle(ncclResult_t result, const char* what);
+  // Throws if the group is of no use any more.
+  void check();
+  // Ends the group's work on the device, and tells the peers in this process.
+  void abort();
+
+ private:
+  const std::chrono::duration<double> timeout_;
+  const std::shared_ptr<Flag> failed_;
+  const int exceptions_ = std::uncaught_exceptions();
+  ncclComm_t handle_ = nullptr;
+};
+
+Group::Group(int rank, int size, const std::string& id, double timeout_seconds)
+    : timeout_(timeout_seconds), failed_(flag_of(id)) {
+  ncclUniqueId unique;
+  if (id.size() != sizeof unique.internal)
+    throw Error(ExitCode::device, "rank 0 has sent an id of {} bytes; NCCL's has {}", id.size(),
+                sizeof unique.internal);
+  std::copy(id.begin(), id.end(), unique.internal);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  try {
+    settle(ncclCommInitRankConfig(&handle_, size, unique, rank, &config), "making a group of devices");
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+Group::~Group() {
+  if (*failed_ || std::uncaught_exceptions() > exceptions_) abort();
+  if (handle_ == nullptr) return;
+  // Errors have nobody to hear of them.
+  ncclResult_t state = ncclCommFinalize(handle_);
+  const auto start = Clock::now();
+  while (state == ncclInProgress && Clock::now() - start < timeout_) {
+    if (ncclCommGetAsyncError(handle_, &state) != ncclSuccess) break;
+    std::this_thread::yield();
+  }
+  if (state == ncclSuccess) {
+    ncclCommDestroy(handle_);
+  } else {
+    abort();
+  }
+}
+
+void Group::abort() {
+  *failed_ = true;
+  if (handle_ != nullptr) ncclCommAbort(std::exchange(handle_, nullptr));
+}
+
+void Group::settle(ncclResult_t result, const char* what) {
+  const auto start = Clock::now();
+  while (result == ncclInProgress) {
+    check_nccl(ncclCommGetAsyncError(handle_, &result), what);
+    if (result != ncclInProgress) break;
+    if (*failed_) throw PeerGone(fmt::format("{}: another rank of the group has failed", what));
+    if (Clock::now() - start > timeout_) {
+      throw Error(ExitCode::device, "{}: not all ranks have come within {} seconds (comm.timeout_seconds)", what,
+                  timeout_.count());
+    }
+    std::this_thread::yield();
+  }
+  check_nccl(result, what);
+}
+
+void Group::check() {
+  if (*failed_) throw PeerGone("another rank of a group of devices has failed");
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(handle_, &state);
+  if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return;
+  throw Error(ExitCode::device, "exchanging between devices: NCCL error: {} ({})",
+              ncclGetErrorString(asked == ncclSuccess ? state : asked), ncclGetLastError(handle_));
+}
+
+// The groups of one rank. When one fails, the work of all is ended: the device would not come to rest otherwise.
+class Groups {
+ public:
+  Group& add(int rank, int size, const std::string& id, double timeout_seconds) {
+    return *groups_.emplace_back(std::make_unique<Group>(rank, size, id, timeout_seconds));
+  }
+  void check() {
+    or_abort([&] {
+      for (const auto& group : groups_) group->check();
+    });
+  }
+  template <typename Body>
+  void or_abort(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      for (const auto& group : groups_) group->abort();
+      throw;
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+class NcclLinks final : public Links {
+ public:
+  NcclLinks(std::shared_ptr<Groups> groups, Group& group, int rank, int size, Stream stream)
+      : groups_(std::move(groups)), group_(group), rank_(rank), size_(size), stream_(stream) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Stream stream() const override { return stream_; }
+
+  void exchange(std::span<const Transfer> transfers) override {
+    const char* const what = "exchanging between devices";
+    queue(what, [&](ncclComm_t group) {
+      check_nccl(ncclGroupStart(), what);
+      for (const Transfer& t : transfers) {
+        const auto bytes = static_cast<size_t>(t.bytes);
+        check_nccl(t.in != nullptr ? ncclSend(t.in, bytes, ncclInt8, t.peer, group, stream_)
+                                   : ncclRecv(t.out, bytes, ncclInt8, t.peer, group, stream_),
+                   what);
+      }
+      return ncclGroupEnd();
+    });
+  }
+  void all_gather(const void* in, void* out, int64_t bytes) override {
+    queue("gathering from devices", [&](ncclComm_t group) {
+      return ncclAllGather(in, out, static_cast<size_t>(bytes), ncclInt8, group, stream_);
+    });
+  }
+  void broadcast(void* data, int64_t bytes, int root) override {
+    queue("sending to devices", [&](ncclComm_t group) {
+      return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, group, stream_);
+    });
+  }
+  void synchronize() override {
+    for (;;) {
+      const cudaError_t status = cudaStreamQuery(stream_);
+      if (status != cudaErrorNotReady) return check_cuda(status, "waiting for devices");
+      groups_->check();
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  template <typename Call>
+  void queue(const char* what, const Call& call) {
+    groups_->check();
+    groups_->or_abort([&] { group_.settle(call(group_.handle()), what); });
+  }
+
+  const std::shared_ptr<Groups> groups_;
+  Group& group_;
+  const int rank_, size_;
+  const Stream stream_;
+};
+
+// On rank 0; empty on the others.
+std::string new_id(int rank) {
+  if (rank > 0) return {};
+  ncclUniqueId id;
+  check_nccl(ncclGetUniqueId(&id), "naming a group of devices");
+  return {id.internal, sizeof id.internal};
+}
+
+}  // namespace
+
+bool has_device_links() { return true; }
+
+std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<Communicator* const> hosts,
+                                                                     SideQueue& queue, DeviceMemory& scratch,
+                                                                     double timeout_seconds) {
+  const auto groups = std::make_shared<Groups>();
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (Communicator* const host : hosts) {
+    const std::string id = broadcast_text(host, new_id(host->rank()), 0);
+    Group& group = groups->add(host->rank(), host->size(), id, timeout_seconds);
+    communicators.push_back(make_device_communicator(
+        std::make_unique<NcclLinks>(groups, group, host->rank(), host->size(), static_cast<Stream>(queue.handle())),
+        scratch));
+  }
+  queue.while_waiting([weak = std::weak_ptr(groups)] {
+    if (const auto alive = weak.lock()) alive->check();
+  });
+  return communicators;
+}
+
+}  // namespace gptrain

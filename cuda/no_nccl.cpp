@@ -1,0 +1,14 @@
+// What takes NCCL's place in a build without it, and on the host harness.
+#include "base/error.h"
+#include "comm/device_groups.h"
+
+namespace gptrain {
+
+bool has_device_links() { return false; }
+
+std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<Communicator* const>, SideQueue&,
+                                                                     DeviceMemory&, double) {
+  throw Error(ExitCode::device, "this build of gptrain has no NCCL");
+}
+
+}  // namespace gptrain

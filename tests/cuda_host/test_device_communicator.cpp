@@ -1,0 +1,185 @@
+// Collectives on devices, over links that tests can have without any: a group on the host.
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "catch.h"
+#include "device_communicator.h"
+#include "host/device_memory.h"
+#include "runtime.h"
+#include "unit/comm/ranks.h"
+
+using namespace gptrain;
+
+namespace {
+
+class HostLinks final : public Links {
+ public:
+  explicit HostLinks(Communicator& host) : host_(host) {}
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  Stream stream() const override { return {}; }
+  void exchange(std::span<const Transfer> transfers) override {
+    const simt::DeviceAccess access;
+    host_.group_start();
+    for (const Transfer& t : transfers) {
+      if (t.in != nullptr) {
+        host_.send(t.in, t.bytes, DType::u8, t.peer);
+      } else {
+        host_.receive(t.out, t.bytes, DType::u8, t.peer);
+      }
+    }
+    host_.group_end();
+  }
+  void all_gather(const void* in, void* out, int64_t bytes) override {
+    const simt::DeviceAccess access;
+    host_.all_gather(in, out, bytes, DType::u8);
+  }
+  void broadcast(void* data, int64_t bytes, int root) override {
+    const simt::DeviceAccess access;
+    host_.broadcast(data, bytes, DType::u8, root);
+  }
+  void synchronize() override {}
+
+ private:
+  Communicator& host_;
+};
+
+template <typename T>
+constexpr DType dtype_of = std::is_same_v<T, float>     ? DType::f32
+                           : std::is_same_v<T, double>  ? DType::f64
+                           : std::is_same_v<T, int32_t> ? DType::i32
+                           : std::is_same_v<T, int64_t> ? DType::i64
+                                                        : DType::bf16;
+
+// Numbers of which no two orders of summing have the same rounding.
+template <typename T>
+std::vector<T> numbers(int rank, int64_t count) {
+  std::vector<T> values;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto words = philox({static_cast<uint32_t>(rank), 11}, {static_cast<uint32_t>(i), 0, 0, 0});
+    if constexpr (std::is_integral_v<T>) {
+      values.push_back(static_cast<T>(words[0]) * static_cast<T>(words[1]));
+    } else {
+      const double value =
+          (static_cast<double>(words[0]) - 0x1p31) * 0x1p-31 / static_cast<double>(1 + words[1] % 1000);
+      if constexpr (std::is_same_v<T, bf16>) {
+        values.push_back(to_bf16(static_cast<float>(value)));
+      } else {
+        values.push_back(static_cast<T>(value));
+      }
+    }
+  }
+  return values;
+}
+
+// A rank's device, and vectors on it.
+class Device {
+ public:
+  Device() : runtime_(make_runtime(0)) {}
+  std::unique_ptr<DeviceMemory> scratch(int64_t bytes) { return runtime_->allocate(bytes); }
+
+  // Calls body(address) with the values on the device, and has them back.
+  template <typename T>
+  void with(std::vector<T>& values, const std::function<void(T*)>& body) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    const auto memory = runtime_->allocate(bytes);
+    runtime_->upload(memory->data(), values.data(), bytes);
+    body(reinterpret_cast<T*>(memory->data()));
+    runtime_->download(values.data(), memory->data(), bytes);
+  }
+
+ private:
+  std::unique_ptr<Runtime> runtime_;
+};
+
+template <typename T>
+void expect_same(const std::vector<T>& a, const std::vector<T>& b, const char* what) {
+  if (a.size() != b.size() || (!a.empty() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) != 0))
+    throw Error(ExitCode::device, "wrong result of {}", what);
+}
+
+// Every operation on `count` elements a rank, on the host and on devices.
+template <typename T>
+void compare(Communicator& host, Communicator& group, Device& device, int64_t count) {
+  const DType dtype = dtype_of<T>;
+  const int size = host.size(), rank = host.rank();
+  const std::vector<T> one = numbers<T>(rank, count), whole = numbers<T>(rank, count * size);
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
+    std::vector<T> expected = one, data = one;
+    host.all_reduce(expected.data(), count, dtype, op);
+    device.with<T>(data, [&](T* at) { group.all_reduce(at, count, dtype, op); });
+    expect_same(data, expected, "all_reduce");
+
+    expected.resize(static_cast<size_t>(count));
+    host.reduce_scatter(whole.data(), expected.data(), count, dtype, op);
+    data = whole;
+    device.with<T>(data, [&](T* at) { group.reduce_scatter(at, at + rank * count, count, dtype, op); });
+    std::vector<T> in_place = whole;
+    std::copy(expected.begin(), expected.end(), in_place.begin() + rank * count);
+    expect_same(data, in_place, "reduce_scatter");
+  }
+
+  std::vector<T> expected(static_cast<size_t>(count * size)), data = expected;
+  host.all_gather(one.data(), expected.data(), count, dtype);
+  std::copy(one.begin(), one.end(), data.begin() + rank * count);
+  device.with<T>(data, [&](T* at) { group.all_gather(at + rank * count, at, count, dtype); });
+  expect_same(data, expected, "all_gather");
+
+  host.all_to_all(whole.data(), expected.data(), count, dtype);
+  std::vector<T> in = whole;
+  device.with<T>(in, [&](T* from) { device.with<T>(data, [&](T* at) { group.all_to_all(from, at, count, dtype); }); });
+  expect_same(data, expected, "all_to_all");
+
+  for (int root = 0; root < size; ++root) {
+    data = one;
+    device.with<T>(data, [&](T* at) { group.broadcast(at, count, dtype, root); });
+    expect_same(data, numbers<T>(root, count), "broadcast");
+  }
+
+  const int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  in = one;
+  data = std::vector<T>(static_cast<size_t>(count));
+  device.with<T>(in, [&](T* from) {
+    device.with<T>(data, [&](T* at) {
+      group.group_start();
+      group.send(from, count, dtype, next);
+      group.receive(at, count, dtype, before);
+      group.group_end();
+    });
+  });
+  expect_same(data, numbers<T>(before, count), "transfers");
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every size of scratch", "", float, double,
+                   bf16, int32_t, int64_t) {
+  for (const int size : {1, 2, 3, 5}) {
+    for (const int64_t bytes : {int64_t{64} * size * size, int64_t{2000}, int64_t{1} << 20}) {
+      for (const std::string& message : run_ranks(size, [&](Communicator& host) {
+             Device device;
+             const auto scratch = device.scratch(bytes);
+             const auto group = make_device_communicator(std::make_unique<HostLinks>(host), *scratch);
+             for (const int64_t count : {0, 1, 7, 129, 1001}) compare<TestType>(host, *group, device, count);
+             group->barrier();
+           })) {
+        REQUIRE(message == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("scratch that a group's smallest exchange does not fit is refused") {
+  for (const std::string& message : run_ranks(3, [&](Communicator& host) {
+         Device device;
+         const auto scratch = device.scratch(64 * 9 - 1);
+         make_device_communicator(std::make_unique<HostLinks>(host), *scratch);
+       })) {
+    REQUIRE(message.find("too many ranks") != std::string::npos);
+  }
+}
