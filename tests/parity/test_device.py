@@ -64,6 +64,16 @@ class Device(unittest.TestCase):
         self.assertIn("one host-harness", self.train(WITH_DEVICE, "auto", "auto", "--steps", "1"))
         self.assertIn("threads", self.train(WITH_DEVICE, "cpu", "cpu", "--steps", "1"))
 
+    def test_ranks_on_devices_compute_what_one_does(self):
+        self.train(WITH_DEVICE, "one", "cuda")
+        layouts = [("--set", "parallel.zero=2"), ("--set", "parallel.tensor=2", "--set", "parallel.sequence=true")]
+        for number, layout in enumerate(layouts):
+            out = f"ranks{number}"
+            text = self.train(WITH_DEVICE, out, "cuda", "--ranks", "2", *layout)
+            self.assertIn("one host-harness each", text)
+            for found, loss in zip(self.losses(out), self.losses("one"), strict=True):
+                self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
+
     def test_a_run_goes_on_where_it_stopped_also_elsewhere(self):
         self.train(WITH_DEVICE, "whole", "cuda")
         self.train(WITH_DEVICE, "parts", "cuda", "--steps", "3")
