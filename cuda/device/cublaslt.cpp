@@ -13,8 +13,12 @@ Function find(const char* name) {
   static const std::string library = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
   static void* const handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
   void* const function = handle != nullptr ? dlsym(handle, name) : nullptr;
-  if (function == nullptr)
-    throw gptrain::Error(gptrain::ExitCode::device, "cuBLASLt, which this build needs, cannot be used: {}", dlerror());
+  if (function == nullptr) {
+    throw gptrain::Error(gptrain::ExitCode::device,
+                         "cuBLASLt, which this build needs, cannot be used: {} of {} is not found; is it on the "
+                         "loader's path (LD_LIBRARY_PATH)?",
+                         name, library);
+  }
   return reinterpret_cast<Function>(function);
 }
 
@@ -41,15 +45,14 @@ GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmul,
                 (handle, desc, alpha, a, a_desc, b, b_desc, beta, c, c_desc, d, d_desc, algo, workspace,
                  workspace_bytes, stream))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulAlgoCheck,
-                (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                 cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                 const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result),
+                (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
+                 cublasLtMatmulHeuristicResult_t* result),
                 (handle, desc, a, b, c, d, algo, result))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulAlgoGetHeuristic,
-                (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                 cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                 cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t results[],
-                 int* found),
+                (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
+                 cublasLtMatmulHeuristicResult_t results[], int* found),
                 (handle, desc, a, b, c, d, preference, wanted, results, found))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulAlgoConfigGetAttribute,
                 (const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
@@ -59,8 +62,7 @@ GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulDescInit_internal,
                 (cublasLtMatmulDesc_t desc, size_t size, cublasComputeType_t compute, cudaDataType_t scale),
                 (desc, size, compute, scale))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulDescSetAttribute,
-                (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value,
-                 size_t bytes),
+                (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes),
                 (desc, attribute, value, bytes))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatrixLayoutInit_internal,
                 (cublasLtMatrixLayout_t layout, size_t size, cudaDataType type, uint64_t rows, uint64_t cols,

@@ -24,6 +24,9 @@ namespace {
 namespace context = boost::context;
 
 constexpr size_t stack_bytes = 256 << 10;
+// Of a block on the smallest device that kernels are written for.
+constexpr uint64_t most_threads = 1024;
+constexpr size_t most_shared_bytes = 99 << 10;
 
 // Sanitizers are told of every switch between fibers.
 class SanitizerFiber {
@@ -83,8 +86,8 @@ class SanitizerFiber {
 #endif
 };
 
-// What a CUDA thread runs on. Used again: a grid has thousands of threads, and making a stack, or what a sanitizer wants
-// to know of it, takes longer than most of them run.
+// What a CUDA thread runs on. Used again: a grid has thousands of threads, and making a stack, or what a sanitizer
+// wants to know of it, takes longer than most of them run.
 struct Track {
   context::stack_context stack;
   SanitizerFiber sanitizer;
@@ -363,6 +366,11 @@ const std::array<uint64_t, warp_size>& exchange(uint32_t mask, uint64_t value, c
 }
 
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const std::function<void()>& kernel) {
+  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (blocks == 0 || threads == 0 || threads > most_threads || shared_bytes > most_shared_bytes)
+    throw Fault("a launch that a device refuses: " + std::to_string(blocks) + " blocks of " + std::to_string(threads) +
+                " threads with " + std::to_string(shared_bytes) + " bytes of shared memory");
   const DeviceAccess access;
   std::mt19937_64 order(seed);
   for (unsigned z = 0; z < grid.z; ++z)

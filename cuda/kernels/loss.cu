@@ -112,8 +112,8 @@ struct Slice {
 };
 
 template <typename L, int N>
-__global__ void cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics,
-                                         Slice slice) {
+__global__ void __launch_bounds__(most_threads)
+    cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics, Slice slice) {
   const int64_t row = blockIdx.x;
   const L* const in = logits.at(row, 0);
   const auto sums = block_sums(own_sums<N>(in, slice.true_cols), shared<BlockSums>());
@@ -206,7 +206,7 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
 }
 
 template <typename L, typename C, int N>
-__global__ void cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
+__global__ void __launch_bounds__(most_threads) cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
   BlockSums& block = shared<BlockSums>();
   const int64_t row = blockIdx.x;
   const L* const logits = op.logits.at(row, 0);
@@ -245,7 +245,7 @@ struct WarpSums {
 
 // One block. A thread adds up every 1024th loss in order, and the threads' sums have one order, too: as fixed as one
 // sum after the other, and no further from it than f64 rounds.
-__global__ void accumulate_loss(const float* losses, int64_t count, StepState* state) {
+__global__ void __launch_bounds__(most_threads) accumulate_loss(const float* losses, int64_t count, StepState* state) {
   WarpSums& sums = shared<WarpSums>();
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += static_cast<double>(losses[i]);

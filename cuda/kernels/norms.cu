@@ -72,11 +72,12 @@ struct ForwardOperands {
 };
 
 template <typename R, typename C, int N, int P>
-__global__ void norm_forward(ForwardOperands<R, C> op, DropoutMask dropout, bool centred) {
+__global__ void __launch_bounds__(most_threads)
+    norm_forward(ForwardOperands<R, C> op, DropoutMask dropout, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
-    float values[P][N];
+    float values[P][N] = {};
     float sum = 0, squares = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       const auto x = load<N>(op.x.at(row, column));
@@ -140,14 +141,14 @@ struct BackwardOperands {
 };
 
 template <typename R, typename C, int N, int P>
-__global__ void norm_backward(BackwardOperands<R, C> op, bool centred) {
+__global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R, C> op, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
   float d_gamma[P][N] = {}, d_beta[P][N] = {};
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
-    float normed[P][N], slope[P][N];  // x_hat, and the loss' gradient of it
+    float normed[P][N] = {}, slope[P][N] = {};  // x_hat, and the loss' gradient of it
     float sum = 0, product = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       const auto x = load<N>(op.x.at(row, column));

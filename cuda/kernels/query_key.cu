@@ -308,7 +308,8 @@ struct ShareSums {
   double of_share[shares][summed_columns];
 };
 
-__global__ void sum_partials(const float* partials, int64_t blocks, int cols, float* d_gamma, bool accumulate) {
+__global__ void __launch_bounds__(summed_columns* shares)
+    sum_partials(const float* partials, int64_t blocks, int cols, float* d_gamma, bool accumulate) {
   ShareSums& sums = shared<ShareSums>();
   const int own_column = static_cast<int>(threadIdx.x) % summed_columns;
   const int share = static_cast<int>(threadIdx.x) / summed_columns;

@@ -78,9 +78,11 @@ struct DropoutMask {
     const auto sample = static_cast<uint64_t>(sample_ids[in_batch / sequence_length]);
     const auto token = static_cast<uint32_t>(in_batch % sequence_length);
     constexpr int drawn = N < 4 ? 1 : 4;
+#pragma unroll
     for (int i = 0; i < N; i += drawn) {
       const auto words = philox(key, {static_cast<uint32_t>((column + i) / 4), token, static_cast<uint32_t>(sample),
                                       static_cast<uint32_t>(sample >> 32)});
+#pragma unroll
       for (int k = 0; k < drawn; ++k) {
         // Packs begin at multiples of four, and an index that is known beforehand needs no memory.
         const uint32_t word = words[static_cast<size_t>(N < 4 ? (column + i) % 4 : k)];

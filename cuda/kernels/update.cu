@@ -1,4 +1,5 @@
 // The end of a step: the norm of the gradients, the decision to skip, AdamW.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/update.h"
@@ -15,7 +16,8 @@ constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
 constexpr int64_t chunk = gpu_norm_chunk;
 constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
 
-LaunchShape shape_for(int64_t chunks) { return {chunks < most_blocks ? chunks : most_blocks, threads, 0}; }
+// At least one block: a rank's piece of a unit can be all padding, without a segment.
+LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_blocks), threads, 0}; }
 
 // Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
 template <typename Segment, typename Body>
@@ -64,7 +66,8 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
       if (packs && i + width <= end) {
         for (const float value : load<width>(gradients + i).at) sum += static_cast<double>(value) * value;
       } else {
-        for (int64_t rest = i; rest < end && rest < i + width; ++rest) sum += static_cast<double>(gradients[rest]) * gradients[rest];
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest)
+          sum += static_cast<double>(gradients[rest]) * gradients[rest];
       }
     }
     sum = block_sum(sum);

@@ -34,7 +34,11 @@ struct Layout {
   Overrides overrides;
 
   int64_t world_size() const { return tensor * data; }
-  std::string name() const { return fmt::format("tensor {} data {} {}", tensor, data, fmt::join(overrides, " ")); }
+  std::string name() const {
+    std::string name = fmt::format("tensor {} data {}", tensor, data);
+    for (const std::string& key : overrides) name += " " + key;
+    return name;
+  }
 };
 
 // An eps as in layouts.cpp: the first step is not to hang on the sign of a gradient that is zero but for rounding.
@@ -88,8 +92,8 @@ TEST_CASE("first moments of layouts on CUDA agree with those of one CUDA rank") 
     for (const Layout& layout : layouts) {
       const Outcome many = train(family, layout, 1, &start);
       const Difference d = difference(make_spec(config_of(family, layout).model), one, many);
-      fmt::print("{:<56} moment {:.1e} of {:<36} weight {:.1e} loss {:.1e} norm {:.1e}\n", layout.name(),
-                 d.first_moment, d.moment_of, d.weight, d.loss, d.norm);
+      fmt::print("{}: moment {:.1e} of {}, weight {:.1e}, loss {:.1e}, norm {:.1e}\n", layout.name(), d.first_moment,
+                 d.moment_of, d.weight, d.loss, d.norm);
       INFO(layout.name());
       CHECK(d.small());
     }
