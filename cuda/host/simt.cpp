@@ -15,6 +15,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -62,6 +63,8 @@ class SanitizerFiber {
 #endif
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(ends ? nullptr : &own_stack_, scheduler_bottom_, scheduler_size_);
+    // The next thread on this track has neither its frames nor what it left poisoned.
+    if (ends) own_stack_ = nullptr;
 #endif
   }
   void left() {
@@ -114,7 +117,13 @@ class TrackPool {
     track->sanitizer.stack_size = track->stack.size;
     return track;
   }
-  void give_back(std::unique_ptr<Track> track) { free_.push_back(std::move(track)); }
+  void give_back(std::unique_ptr<Track> track) {
+#if defined(__SANITIZE_ADDRESS__)
+    // The outermost frames of a fiber do not return.
+    __asan_unpoison_memory_region(track->sanitizer.stack_bottom, track->sanitizer.stack_size);
+#endif
+    free_.push_back(std::move(track));
+  }
 
  private:
   context::protected_fixedsize_stack allocator_{stack_bytes};
