@@ -63,7 +63,7 @@ std::vector<T> numbers(int rank, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const auto words = philox({static_cast<uint32_t>(rank), 11}, {static_cast<uint32_t>(i), 0, 0, 0});
     if constexpr (std::is_integral_v<T>) {
-      values.push_back(static_cast<T>(words[0]) * static_cast<T>(words[1]));
+      values.push_back(static_cast<T>(uint64_t{words[0]} * words[1]));
     } else {
       const double value =
           (static_cast<double>(words[0]) - 0x1p31) * 0x1p-31 / static_cast<double>(1 + words[1] % 1000);
