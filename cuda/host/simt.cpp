@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
+#include <functional>
 #include <memory>
 #include <random>
 #include <utility>
@@ -41,6 +42,23 @@ class SanitizerFiber {
   SanitizerFiber(const SanitizerFiber&) = delete;
   SanitizerFiber& operator=(const SanitizerFiber&) = delete;
 
+  // Boost enters a fiber while it makes it. What runs there then must not be taken for the scheduler's frames, which
+  // it would be if that had its fake stack.
+  template <class Make>
+  void make(Make make_fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    void* none = nullptr;
+    __sanitizer_start_switch_fiber(&fake, stack_bottom, stack_size);
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom_, &scheduler_size_);
+    __sanitizer_start_switch_fiber(&none, scheduler_bottom_, scheduler_size_);
+#endif
+    make_fiber();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+  }
+
   // From the scheduler to this fiber, and what runs first there.
   void enter() {
 #if defined(GPTRAIN_TSAN)
@@ -63,8 +81,6 @@ class SanitizerFiber {
 #endif
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(ends ? nullptr : &own_stack_, scheduler_bottom_, scheduler_size_);
-    // The next thread on this track has neither its frames nor what it left poisoned.
-    if (ends) own_stack_ = nullptr;
 #endif
   }
   void left() {
@@ -89,11 +105,59 @@ class SanitizerFiber {
 #endif
 };
 
-// What a CUDA thread runs on. Used again: a grid has thousands of threads, and making a stack, or what a sanitizer
-// wants to know of it, takes longer than most of them run.
-struct Track {
-  context::stack_context stack;
-  SanitizerFiber sanitizer;
+// The track has the stack; a fiber that ends leaves it alone.
+struct BorrowedStack {
+  void deallocate(context::stack_context&) const {}
+};
+
+// A fiber that CUDA threads run on, one after another: a grid has thousands of them, and making a stack, or what a
+// sanitizer wants to know of it, takes longer than most of them run.
+class Track {
+ public:
+  explicit Track(context::stack_context stack) : stack_(stack) {
+    sanitizer_.stack_bottom = static_cast<std::byte*>(stack.sp) - stack.size;
+    sanitizer_.stack_size = stack.size;
+    sanitizer_.make([this] {
+      other_ = context::fiber(std::allocator_arg, context::preallocated(stack_.sp, stack_.size, stack_),
+                              BorrowedStack(), [this](context::fiber&& scheduler) { return run(std::move(scheduler)); });
+    });
+  }
+  Track(const Track&) = delete;
+  Track& operator=(const Track&) = delete;
+
+  // What the next resume() starts. Nothing: the fiber ends there.
+  void set_body(std::function<void()> body) { body_ = std::move(body); }
+  // The scheduler's: runs the body until it pauses, or to its end.
+  void resume() {
+    sanitizer_.enter();
+    other_ = std::move(other_).resume();
+    sanitizer_.left();
+  }
+  // The body's: back to the scheduler, until that resumes it.
+  void pause() {
+    sanitizer_.leave(false);
+    other_ = std::move(other_).resume();
+    sanitizer_.entered();
+  }
+
+  const context::stack_context& stack() const { return stack_; }
+
+ private:
+  context::fiber run(context::fiber&& scheduler) {
+    sanitizer_.entered();
+    other_ = std::move(scheduler);
+    while (body_) {
+      body_();
+      pause();
+    }
+    sanitizer_.leave(true);
+    return std::move(other_);
+  }
+
+  context::stack_context stack_;
+  SanitizerFiber sanitizer_;
+  context::fiber other_;  // the scheduler while the body runs, the body while the scheduler does
+  std::function<void()> body_;
 };
 
 class TrackPool {
@@ -102,28 +166,25 @@ class TrackPool {
   TrackPool(const TrackPool&) = delete;
   TrackPool& operator=(const TrackPool&) = delete;
   ~TrackPool() {
-    for (const auto& track : free_) allocator_.deallocate(track->stack);
+    for (const auto& track : free_) {
+      track->set_body(nullptr);
+      track->resume();
+      context::stack_context stack = track->stack();
+#if defined(__SANITIZE_ADDRESS__)
+      // The outermost frames of a fiber do not return.
+      __asan_unpoison_memory_region(static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
+#endif
+      allocator_.deallocate(stack);
+    }
   }
 
   std::unique_ptr<Track> take() {
-    if (!free_.empty()) {
-      std::unique_ptr<Track> track = std::move(free_.back());
-      free_.pop_back();
-      return track;
-    }
-    auto track = std::make_unique<Track>();
-    track->stack = allocator_.allocate();
-    track->sanitizer.stack_bottom = static_cast<std::byte*>(track->stack.sp) - track->stack.size;
-    track->sanitizer.stack_size = track->stack.size;
+    if (free_.empty()) return std::make_unique<Track>(allocator_.allocate());
+    std::unique_ptr<Track> track = std::move(free_.back());
+    free_.pop_back();
     return track;
   }
-  void give_back(std::unique_ptr<Track> track) {
-#if defined(__SANITIZE_ADDRESS__)
-    // The outermost frames of a fiber do not return.
-    __asan_unpoison_memory_region(track->sanitizer.stack_bottom, track->sanitizer.stack_size);
-#endif
-    free_.push_back(std::move(track));
-  }
+  void give_back(std::unique_ptr<Track> track) { free_.push_back(std::move(track)); }
 
  private:
   context::protected_fixedsize_stack allocator_{stack_bytes};
@@ -134,11 +195,6 @@ TrackPool& track_pool() {
   thread_local TrackPool pool;
   return pool;
 }
-
-// The pool has the stack; a fiber that ends leaves it alone.
-struct BorrowedStack {
-  void deallocate(context::stack_context&) const {}
-};
 
 // Orders what threads did before a point with what they do after it, one object for each time they meet.
 class Meetings {
@@ -162,7 +218,6 @@ enum class State : uint8_t { ready, at_barrier, in_warp, ended };
 
 struct Thread {
   std::unique_ptr<Track> track = track_pool().take();
-  context::fiber fiber;
   Place place;
   State state = State::ready;
   Site site;
@@ -240,31 +295,21 @@ Block::~Block() {
 }
 
 void Block::start(Thread& thread, const std::function<void()>& kernel) {
-  const context::stack_context& stack = thread.track->stack;
-  thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), BorrowedStack(),
-                                [this, &thread, &kernel](context::fiber&& scheduler) {
-                                  thread.track->sanitizer.entered();
-                                  barriers_.depart(0);
-                                  thread.fiber = std::move(scheduler);
-                                  try {
-                                    kernel();
-                                  } catch (const Fault& fault) {
-                                    fault_ = fault.what();
-                                  }
-                                  thread.state = State::ended;
-                                  ends_.arrive(0);
-                                  thread.track->sanitizer.leave(true);
-                                  return std::move(thread.fiber);
-                                });
+  thread.track->set_body([this, &thread, &kernel] {
+    barriers_.depart(0);
+    try {
+      kernel();
+    } catch (const Fault& fault) {
+      fault_ = fault.what();
+    }
+    thread.state = State::ended;
+    ends_.arrive(0);
+  });
 }
 
 void Block::resume(size_t thread) {
   running_ = thread;
-  Thread& next = *threads_[thread];
-  next.track->sanitizer.enter();
-  context::fiber returned = std::move(next.fiber).resume();
-  next.track->sanitizer.left();
-  next.fiber = std::move(returned);
+  threads_[thread]->track->resume();
 }
 
 void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site) {
@@ -276,10 +321,7 @@ void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site
   const uint64_t meeting = num_barriers_;
   if (state == State::at_barrier) barriers_.arrive(meeting);
   faults_.arrive(0);
-  thread.track->sanitizer.leave(false);
-  context::fiber scheduler = std::move(thread.fiber).resume();
-  thread.track->sanitizer.entered();
-  thread.fiber = std::move(scheduler);
+  thread.track->pause();
   if (state == State::at_barrier) barriers_.depart(meeting);
 }
 
