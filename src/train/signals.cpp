@@ -11,7 +11,6 @@ namespace gptrain {
 namespace {
 
 constexpr std::array<int, 3> handled = {SIGINT, SIGTERM, SIGUSR1};
-std::array<struct sigaction, handled.size()> previous;
 std::atomic<int> received = 0;
 std::atomic<bool> ending = false;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
@@ -44,7 +43,7 @@ StopSignals::StopSignals() {
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &action, &previous[i]);
+  for (const int number : handled) sigaction(number, &action, nullptr);
   const sigset_t set = handled_set();
   pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
   thread_ = start_thread("waits for signals", take_signals);
@@ -55,7 +54,6 @@ StopSignals::~StopSignals() {
   pthread_kill(thread_.native_handle(), SIGUSR1);
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-  for (size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &previous[i], nullptr);
 }
 
 bool StopSignals::requested() const { return received != 0; }

@@ -10,8 +10,9 @@ namespace gptrain {
 // saved; a second one ends the process at once with 128 + its number. A thread of its own takes the signals. They are
 // blocked in the thread that makes it and so in all threads started from there later, because no handler may run on a
 // thread that computes: oneDNN's AVX-512 sgemm kernels keep a data pointer in the stack pointer, and a signal's frame
-// would be written over what it points to. One at a time per process; the destructor restores the handlers and the
-// mask that were there. Throws Error (device) when the thread cannot be started.
+// would be written over what it points to. One at a time per process. The destructor restores the mask that was there,
+// not the handlers: a signal that comes between the end of a run and that of the process does not undo what is done, and
+// a second one still ends it. Throws Error (device) when the thread cannot be started.
 class StopSignals {
  public:
   StopSignals();

@@ -1,8 +1,10 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <initializer_list>
 #include <pthread.h>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -23,19 +25,21 @@ int blocked_here() {
   return blocked;
 }
 
-std::array<void (*)(int), 3> handlers() {
-  std::array<void (*)(int), 3> found;
-  for (size_t i = 0; i < stop_signals.size(); ++i) {
-    struct sigaction action {};
-    sigaction(stop_signals[i], nullptr, &action);
-    found[i] = action.sa_handler;
+// How a process ends that gets `late` after a run, one after another.
+int status_after(std::initializer_list<int> late) {
+  const pid_t child = fork();
+  if (child == 0) {
+    { const StopSignals signals; }
+    for (const int number : late) raise(number);
+    _exit(0);
   }
-  return found;
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
 }
 
 TEST_CASE("No handler of a stop signal runs on a thread that computes") {
   REQUIRE(blocked_here() == 0);
-  const auto handlers_before = handlers();
   {
     const StopSignals signals;
     CHECK(blocked_here() == 3);
@@ -45,7 +49,16 @@ TEST_CASE("No handler of a stop signal runs on a thread that computes") {
     CHECK_FALSE(signals.requested());
   }
   CHECK(blocked_here() == 0);
-  CHECK(handlers() == handlers_before);
+}
+
+TEST_CASE("A stop signal after a run does not undo it, a second one ends the process") {
+  for (const int number : stop_signals) {
+    INFO(number);
+    CHECK(status_after({number}) == 0);
+    const int status = status_after({number, SIGTERM});
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+  }
 }
 
 TEST_CASE("The first stop signal is remembered, whoever it was") {
