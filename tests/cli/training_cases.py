@@ -5,6 +5,7 @@ import re
 import signal
 import time
 import unittest
+import unittest.mock
 
 from cli_case import (DEVICE, DIVERGED, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, overrides)
 
@@ -82,6 +83,26 @@ class Runs(CliCase):
                                 batch={"global": 64, "micro": 64})
         self.refuse(DEVICE, ['memory.recompute = "block"', "batch.micro = 32 instead of 64",
                              'precision.compute = "bf16"'], "train", config)
+
+
+class Threads(CliCase):
+    """oneDNN's products are wrong when OpenMP gives it fewer threads than it was promised."""
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.write_run(model={"hidden_size": 64}, run={"threads": 2})
+
+    def test_a_busy_machine_does_not_take_threads_away(self):
+        self.train(self.config, *overrides("run.out=plain"))
+        with unittest.mock.patch.dict(os.environ, OMP_DYNAMIC="true"):
+            self.train(self.config, *overrides("run.out=dynamic"))
+        self.assert_same_steps(self.records("dynamic"), self.records("plain"))
+
+    def test_fewer_threads_than_asked_for(self):
+        for variable, value in [("OMP_THREAD_LIMIT", "1"), ("OMP_MAX_ACTIVE_LEVELS", "0")]:
+            with unittest.mock.patch.dict(os.environ, {variable: value}):
+                self.refuse(DEVICE, ["OpenMP gives 1 of the 2 threads", variable, "run.threads = 1"], "train", self.config)
+                self.train(self.config, *overrides("run.threads=1", f"run.out={variable}"))
 
 
 class Profiles(CliCase):

@@ -2,12 +2,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <omp.h>
 #include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "ops/check.h"
 #include "ops/cpu/attention.h"
+#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
@@ -24,10 +26,25 @@ class MappedMemory final : public DeviceMemory {
   }
 };
 
+// oneDNN leaves out the part of a product that a thread was to do which OpenMP does not give it.
+void require_team(int num_threads) {
+  const TeamSize size(num_threads);
+  int team = 1;
+#pragma omp parallel
+#pragma omp single
+  team = omp_get_num_threads();
+  if (team == num_threads) return;
+  throw Error(ExitCode::device,
+              "OpenMP gives {} of the {} threads asked for: unset OMP_THREAD_LIMIT and OMP_MAX_ACTIVE_LEVELS, or set "
+              "run.threads = {}",
+              team, num_threads, team);
+}
+
 }  // namespace
 
 CpuBackend::CpuBackend(int num_threads, bool thread_independent)
     : target_(this_machine(num_threads)), linear_(target_.num_threads, thread_independent) {
+  require_team(target_.num_threads);
   context_.num_threads = target_.num_threads;
   context_.kernels = &select_kernels();
 }

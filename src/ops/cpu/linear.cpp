@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch_carver.h"
 
 namespace gptrain {
@@ -96,23 +97,6 @@ struct Primitive {
   std::vector<Memories> of_thread;  // for each thread that may run it
 };
 
-// oneDNN splits its work over as many threads as OpenMP would use by default.
-class ThreadCount {
- public:
-  explicit ThreadCount(int count) : before_(omp_get_max_threads()), count_(count) {
-    if (count_ != before_) omp_set_num_threads(count_);
-  }
-  ~ThreadCount() {
-    if (count_ != before_) omp_set_num_threads(before_);
-  }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-
- private:
-  int before_;
-  int count_;
-};
-
 TiledLinearBuffers carve_tiled(ScratchCarver& carver) {
   constexpr int64_t square = tile_size * tile_size;
   TiledLinearBuffers buffers;
@@ -147,7 +131,7 @@ class CpuLinear::Products {
 
   void run(const Product& product) {
     if (run_parts(product)) return;
-    const ThreadCount threads(num_threads_);
+    const TeamSize threads(num_threads_);
     const Primitive* const primitive = thread_independent_ ? nullptr : find(product, num_threads_);
     if (primitive != nullptr) {
       check(execute(*primitive, product, 0));
@@ -161,7 +145,7 @@ class CpuLinear::Products {
   void run_long_sum(const Product& product) {
     if (run_parts(product)) return;
     if (thread_independent_) return run_tiled(product);
-    const ThreadCount threads(num_threads_);
+    const TeamSize threads(num_threads_);
     const int64_t depth = product.depth();
     constexpr int64_t shortest_slice = 512;
     int64_t slice = depth;
@@ -196,7 +180,7 @@ class CpuLinear::Products {
     constexpr int64_t least_rows = 192;
     const bool small = num_parts < num_threads_ || (!cut.columns && !product.a_transposed && cut.size < least_rows);
     if (!is_dense(product) || (!thread_independent_ && small)) return false;
-    const ThreadCount one(1);
+    const TeamSize one(1);
     const Primitive* const usual = find(cut.part(product, 0), 1);
     const Primitive* const last = find(cut.part(product, num_parts - 1), 1);
     if (usual == nullptr || last == nullptr) return false;

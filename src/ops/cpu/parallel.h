@@ -7,6 +7,26 @@
 
 namespace gptrain {
 
+// While one lives, parallel regions of the calling thread that do not say their size have this many threads, busy machine
+// or not (OMP_DYNAMIC), as oneDNN's do.
+class TeamSize {
+ public:
+  explicit TeamSize(int count) : count_before_(omp_get_max_threads()), dynamic_before_(omp_get_dynamic()) {
+    omp_set_num_threads(count);
+    omp_set_dynamic(0);
+  }
+  ~TeamSize() {
+    omp_set_num_threads(count_before_);
+    omp_set_dynamic(dynamic_before_);
+  }
+  TeamSize(const TeamSize&) = delete;
+  TeamSize& operator=(const TeamSize&) = delete;
+
+ private:
+  int count_before_;
+  int dynamic_before_;
+};
+
 // Calls body(first, end) on contiguous shares of [0, count). A team is either whole or one thread: libgomp ends the
 // threads that a smaller team leaves out, and starting them again is slow.
 template <typename Body>
