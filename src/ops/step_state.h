@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/loss_scale.h"
+
 namespace gptrain {
 
 struct StepState {
@@ -18,11 +20,13 @@ struct StepState {
   double squared_norm = 0;   // of all gradients, before clipping
   float gradient_scale = 0;  // clipping: the update uses gradient * gradient_scale
   int32_t skip = 0;          // 1: the loss or a gradient is not finite and nothing is updated
+  float step_loss_scale = 1;  // the loss scale that the step's gradients have
 
   // Kept from step to step (saved in checkpoints).
   int64_t updates = 0;         // steps that were not skipped
   float bias_correction1 = 0;  // 1 - beta1^updates, set with `updates`
   float bias_correction2 = 0;
+  LossScale loss_scale;  // of the next loss gradients
 };
 
 }  // namespace gptrain

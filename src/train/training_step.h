@@ -39,6 +39,11 @@ struct StepResult {
   bool skipped = false;  // the loss or the norm was not finite; nothing was updated
   bool stop = false;     // some rank wants to stop
   int64_t updates = 0;   // steps of the run that were not skipped
+  double loss_scale = 1;  // that the gradients were made with (not 1 only with fp16)
+
+  // Gradients overflowed, and the loss scale, which is now halved, could still be: an ordinary part of training in
+  // fp16.
+  bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
 // Everything here is the same on every rank but for `write`: the ranks of a world call the same functions in the same
@@ -68,6 +73,9 @@ class TrainingStep {
   // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
+  void set_loss_scale(const LossScale& scale);
+  // Of the next step.
+  const LossScale& loss_scale() const { return host_state_.loss_scale; }
 
   // The source brings this rank's micro-batches. `stop_wanted` is asked late in the step; what any rank answers, all
   // find in the result.

@@ -97,7 +97,7 @@ class Reference {
 
   Real rounded(Real value) const {
     if constexpr (std::is_same_v<Real, float>) {
-      return dtype_ == DType::bf16 ? to_float(to_bf16(value)) : value;
+      return static_cast<float>(ops_test::rounded(static_cast<double>(value), dtype_));
     } else {
       return value;
     }
@@ -344,7 +344,7 @@ std::string describe(const Shape& shape, std::string_view rest) {
 
 void add_cases(Suite& suite) {
   for (const Shape& shape : shapes) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : compute_dtypes) {
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
       suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
@@ -352,7 +352,7 @@ void add_cases(Suite& suite) {
   }
   for (const Shape& shape :
        {Shape{2, 67, 4, 4, 16, true, 0.3}, Shape{1, 70, 6, 2, 8, true, 0.2}, Shape{2, 9, 3, 3, 5}}) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : compute_dtypes) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }

@@ -17,7 +17,9 @@ struct DTypes {
 };
 
 inline constexpr std::array dtype_pairs{DTypes{DType::f32, DType::f32}, DTypes{DType::bf16, DType::bf16},
-                                        DTypes{DType::bf16, DType::f32}};
+                                        DTypes{DType::bf16, DType::f32}, DTypes{DType::f16, DType::f16},
+                                        DTypes{DType::f16, DType::f32}};
+inline constexpr std::array compute_dtypes{DType::f32, DType::bf16, DType::f16};
 
 std::string name_of(const DTypes& dtypes);  // "C=bf16 R=f32"
 

@@ -102,9 +102,9 @@ TEST_CASE("first moments of layouts on CUDA agree with those of one CUDA rank") 
 
 TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does the same run again") {
   require_device();
-  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"}) {
     const auto run = [&](int zero) {
-      return train(Family::llama, {2, 2, {precision, fmt::format("parallel.zero={}", zero)}}, 2);
+      return train(Family::llama, {2, 2, {precision, "run.device=cuda", fmt::format("parallel.zero={}", zero)}}, 2);
     };
     const Outcome zero0 = run(0), zero2 = run(2);
     CHECK(same_bits(zero0, run(0)));
