@@ -16,10 +16,10 @@ struct StepState {
   float inverse_tokens = 0;  // 1 / counted tokens of the global batch
 
   // Cleared by the host before the step, written by ops in it.
-  double loss_sum = 0;       // sum of the cross-entropy of the counted tokens so far, natural log
-  double squared_norm = 0;   // of all gradients, before clipping
-  float gradient_scale = 0;  // clipping: the update uses gradient * gradient_scale
-  int32_t skip = 0;          // 1: the loss or a gradient is not finite and nothing is updated
+  double loss_sum = 0;        // sum of the cross-entropy of the counted tokens so far, natural log
+  double squared_norm = 0;    // of all gradients, before clipping, the loss scale divided out
+  float gradient_scale = 0;   // the update uses gradient * gradient_scale: clipped, the loss scale divided out
+  int32_t skip = 0;           // 1: the loss or a gradient is not finite and nothing is updated
   float step_loss_scale = 1;  // the loss scale that the step's gradients have
 
   // Kept from step to step (saved in checkpoints).

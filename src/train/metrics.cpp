@@ -110,8 +110,7 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
   const double data_percent = metrics.step_seconds > 0 ? 100 * metrics.data_seconds / metrics.step_seconds : 0;
   return fmt::format(
       "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {}{} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | "
-      "eta "
-      "{}{}",
+      "eta {}{}",
       metrics.step, total_steps, percent, std::isnan(metrics.loss) ? std::abs(metrics.loss) : metrics.loss,
       format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr),
       metrics.loss_scale > 0 ? fmt::format(" | scale {:.0f}", metrics.loss_scale) : "",

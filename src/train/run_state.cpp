@@ -1,7 +1,6 @@
 #include "train/run_state.h"
 
 #include <fmt/format.h>
-#include <optional>
 
 #include "base/error.h"
 #include "base/version.h"
@@ -54,18 +53,17 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                 const RankGroups& groups, const World& world) {
   Communicator* const all = groups.group(GroupKind::world);
   const bool leads = groups.rank() == 0;
-  const Manifest manifest{
-      .step = progress.step,
-      .samples = progress.samples,
-      .updates = progress.updates,
-      .skipped = progress.skipped,
-      .skipped_in_a_row = progress.skipped_in_a_row,
-      .seed = config.run.seed,
-      .world_size = groups.mesh().world_size(),
-      .config = show_config(config, ConfigText::for_any_ranks),
-      .build = version,
-      .algorithms = step.backend().algorithms(),
-      .loss_scale = config.precision.scales_loss() ? std::optional(step.loss_scale()) : std::nullopt};
+  const Manifest manifest{.step = progress.step,
+                          .samples = progress.samples,
+                          .updates = progress.updates,
+                          .skipped = progress.skipped,
+                          .skipped_in_a_row = progress.skipped_in_a_row,
+                          .seed = config.run.seed,
+                          .world_size = groups.mesh().world_size(),
+                          .config = show_config(config, ConfigText::for_any_ranks),
+                          .build = version,
+                          .algorithms = step.backend().algorithms(),
+                          .loss_scale = step.loss_scale()};
   const fs::path out = config.run.out;
   DeviceFloats memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
