@@ -26,8 +26,8 @@ constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between
 constexpr int64_t read_bytes = int64_t{1} << 20;
 
 constexpr std::pair<DType, std::string_view> dtype_names[] = {
-    {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::f16, "F16"},
-    {DType::i64, "I64"}, {DType::i32, "I32"}, {DType::u16, "U16"},   {DType::u8, "U8"}};
+    {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::i64, "I64"},
+    {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"}};
 
 std::string_view format_dtype(DType dtype) {
   for (const auto& [known, name] : dtype_names) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "harness.h"
+#include "reference.h"
 
 namespace gptrain::ops_test {
 namespace {
