@@ -346,6 +346,7 @@ std::string describe(const Shape& shape, std::string_view rest) {
 void add_cases(Suite& suite) {
   for (const Shape& shape : shapes) {
     for (const DType dtype : compute_dtypes) {
+      if (is_left_out(dtype, &shape - shapes + 2) && shape.head_size < 256) continue;
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
       suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
@@ -353,7 +354,7 @@ void add_cases(Suite& suite) {
   }
   for (const Shape& shape :
        {Shape{2, 67, 4, 4, 16, true, 0.3}, Shape{1, 70, 6, 2, 8, true, 0.2}, Shape{2, 9, 3, 3, 5}}) {
-    for (const DType dtype : compute_dtypes) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }

@@ -183,6 +183,7 @@ void add_cases(Suite& suite) {
     for (const int64_t gap : {0, 3}) {
       const std::string_view strided = gap > 0 ? " strided" : "";
       for (const Types& type : types) {
+        if (is_left_out(type.compute, &shape - shapes)) continue;
         for (const bool bias : {false, true}) {
           suite.add<LinearForward>(
               describe(shape, dtype_names(type), fmt::format("{}{}", bias ? " bias" : "", strided)),
@@ -190,6 +191,7 @@ void add_cases(Suite& suite) {
         }
       }
       for (const DType dtype : compute_dtypes) {
+        if (is_left_out(dtype, &shape - shapes)) continue;
         suite.add<LinearBackwardInput>(describe(shape, dtype_name(dtype), strided),
                                        [=](Trial& trial) { backward_input_case(trial, shape, dtype, gap); });
         for (const bool accumulate : {false, true}) {
