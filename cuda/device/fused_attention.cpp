@@ -69,6 +69,7 @@ bool operands_fit(const Op& op) {
 
 // All that a graph depends on.
 struct Shape {
+  DType dtype;
   int64_t batch, length, heads, kv_heads, head_size;
   float scale;
   bool causal;
@@ -78,7 +79,8 @@ struct Shape {
 
 template <typename Op>
 Shape shape_of(const Op& op) {
-  Shape shape{.batch = op.batch,
+  Shape shape{.dtype = op.q.dtype,
+              .batch = op.batch,
               .length = op.sequence_length,
               .heads = op.num_heads,
               .kv_heads = op.num_kv_heads,
@@ -106,13 +108,15 @@ void check_graph(const Op& op, const fe::error_t& status) {
               reason.empty() ? "" : "; ", reason);
 }
 
+fe::DataType_t data_type(DType dtype) { return dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF; }
+
 // Gives a tensor its place in memory: `heads` heads of [B T, heads D] rows, or of a wider matrix's.
 void describe(fe::graph::Tensor_attributes& tensor, Operand id, const AttentionPiece& piece, const Matrix& matrix,
               int64_t heads, int64_t length, int64_t head_size) {
   tensor.set_uid(id)
       .set_dim({piece.batch, heads, length, head_size})
       .set_stride({length * matrix.stride, head_size, matrix.stride, 1})
-      .set_data_type(fe::DataType_t::BFLOAT16);
+      .set_data_type(data_type(matrix.dtype));
 }
 
 void describe_lse(fe::graph::Tensor_attributes& tensor, int64_t batch, int64_t heads, int64_t length) {
@@ -135,7 +139,7 @@ class GraphBuilder {
  public:
   GraphBuilder(const Op& op, const AttentionPiece& piece)
       : op_(op), piece_(piece), heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
-    graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
+    graph_->set_io_data_type(data_type(op.q.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
   }

@@ -14,7 +14,7 @@
 // where "as stored" is what the memory is by columns (ld: the operand's stride), and T or N the operation on it. The
 // bias has one element for each row of D: [out], which is what CUBLASLT_EPILOGUE_BIAS adds. It takes the bias in D's
 // dtype, and may pick a kernel that reads 16 bytes of it at a time, whatever its alignment: it is given a copy where
-// either does not hold. CUBLAS_COMPUTE_32F multiplies f32 in f32, never in TF32, and bf16 with f32 sums.
+// either does not hold. CUBLAS_COMPUTE_32F multiplies f32 in f32, never in TF32, and 16-bit types with f32 sums.
 #include "products.h"
 
 #include <algorithm>
@@ -114,7 +114,10 @@ void check_cublas(cublasStatus_t status, const Call& call) {
   if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, call.text());
 }
 
-cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t cuda_type(DType dtype) {
+  if (dtype == DType::bf16) return CUDA_R_16BF;
+  return dtype == DType::f16 ? CUDA_R_16F : CUDA_R_32F;
+}
 
 // The library's serialized form, word by word.
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {

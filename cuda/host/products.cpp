@@ -1,9 +1,12 @@
-// Products on the host harness: the CPU backend's. The bias' gradient is summed by the device's own kernel.
+// Products on the host harness: the CPU backend's, and of f16 those of its operands in f32. The bias' gradient is
+// summed by the device's own kernel.
 #include "products.h"
 
 #include <utility>
+#include <vector>
 
 #include "algorithm_record.h"
+#include "base/dtype.h"
 #include "host/device_memory.h"
 #include "host/recording.h"
 #include "kernels/column_sums.h"
@@ -11,6 +14,32 @@
 
 namespace gptrain {
 namespace {
+
+// An operand in f32, on the host. What is f16 is rounded again and put back when the product is done.
+class Widened {
+ public:
+  explicit Widened(const Matrix& matrix) : narrow_(matrix), wide_(matrix) {
+    if (narrow_.dtype != DType::f16) return;
+    values_.reserve(static_cast<size_t>(narrow_.count()));
+    for (int64_t row = 0; row < narrow_.rows; ++row)
+      for (int64_t col = 0; col < narrow_.cols; ++col) values_.push_back(to_float(*at(row, col)));
+    wide_ = Matrix(values_.data(), DType::f32, narrow_.rows, narrow_.cols);
+  }
+
+  const Matrix& matrix() const { return wide_; }
+  void put_back() const {
+    if (narrow_.dtype != DType::f16) return;
+    size_t next = 0;
+    for (int64_t row = 0; row < narrow_.rows; ++row)
+      for (int64_t col = 0; col < narrow_.cols; ++col) *at(row, col) = to_f16(values_[next++]);
+  }
+
+ private:
+  f16* at(int64_t row, int64_t col) const { return narrow_.as<f16>() + row * narrow_.stride + col; }
+
+  Matrix narrow_, wide_;
+  std::vector<float> values_;
+};
 
 class HostProducts final : public Products {
  public:
@@ -44,8 +73,35 @@ class HostProducts final : public Products {
   void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
     simt::start([this, op, scratch, scratch_bytes] {
       const simt::DeviceAccess access;
-      linear_.run(op, scratch, scratch_bytes);
+      run_now(op, scratch, scratch_bytes);
     });
+  }
+
+  void run_now(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) {
+    const Widened x(op.x), w(op.w), bias(op.bias), y(op.y);
+    LinearForward wide = op;
+    wide.x = x.matrix();
+    wide.w = w.matrix();
+    wide.bias = bias.matrix();
+    wide.y = y.matrix();
+    linear_.run(wide, scratch, scratch_bytes);
+    y.put_back();
+  }
+  void run_now(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) {
+    const Widened dy(op.dy), w(op.w), dx(op.dx);
+    LinearBackwardInput wide = op;
+    wide.dy = dy.matrix();
+    wide.w = w.matrix();
+    wide.dx = dx.matrix();
+    linear_.run(wide, scratch, scratch_bytes);
+    dx.put_back();
+  }
+  void run_now(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) {
+    const Widened x(op.x), dy(op.dy);
+    LinearBackwardWeight wide = op;
+    wide.x = x.matrix();
+    wide.dy = dy.matrix();
+    linear_.run(wide, scratch, scratch_bytes);
   }
 
   Stream stream_;

@@ -1,5 +1,5 @@
-// Launches of the own attention (see ops/ops.h): any head size up to 256, any length, with or without dropout, f32 or
-// bf16. Operands are device memory; nothing waits. A longer head throws std::logic_error.
+// Launches of the own attention (see ops/ops.h): any head size up to 256, any length, with or without dropout, f32,
+// bf16 or f16. Operands are device memory; nothing waits. A longer head throws std::logic_error.
 #pragma once
 
 #include <cstddef>

@@ -68,7 +68,8 @@ struct KeysMemory : BlockMemory<E, chunks, 2> {
   QuerySums sums[tile_size];
 };
 // What a block may have without being asked for.
-static_assert(sizeof(KeysMemory<MmaEngine, 2>) <= 48 << 10 && sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
+static_assert(sizeof(KeysMemory<MmaEngine<bf16>, 2>) <= 48 << 10 &&
+              sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
 
 // Rows are keys, columns queries. Rows past the last key may hold anything: they stay apart and are not stored.
 template <typename E, int chunks>

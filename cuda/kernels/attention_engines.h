@@ -152,16 +152,17 @@ struct FmaEngine {
   }
 };
 
-// bf16 by tensor cores: four warps, each with 16 rows. A thread's elements are those of the fragments (see mma.h): rows
-// g and g + 8, and of every eight columns 2t and 2t + 1. A row's four threads are neighbours.
+// bf16 or f16 by tensor cores: four warps, each with 16 rows. A thread's elements are those of the fragments (see
+// mma.h): rows g and g + 8, and of every eight columns 2t and 2t + 1. A row's four threads are neighbours.
+template <typename T>
 struct MmaEngine {
-  using Element = bf16;
+  using Element = T;
   static constexpr int threads = 128;
   static constexpr int rows = 2, cols = 16;
   static constexpr int lanes_of_row = 4;
   static constexpr bool keeps_left = true;
 
-  // Pairs of bf16 along the dimension that is summed over: for scores along features, [64][32 and 4 more]; for sums
+  // Pairs of numbers along the dimension that is summed over: for scores along features, [64][32 and 4 more]; for sums
   // along tokens, [32][64 and 8 more]. With that many more, the lanes of a fragment read 32 different banks.
   static constexpr int row_words = tile_size / 2 + 4;
   static constexpr int pair_words = tile_size + 8;
@@ -184,8 +185,8 @@ struct MmaEngine {
   __device__ static int score_column(int j) { return j / 2 * 8 + 2 * t() + j % 2; }
   __device__ static int feature(int j) { return score_column(j); }
 
-  using Own = Fetched<bf16, threads>;
-  __device__ static Own fetch(const TileSource<bf16>& from) { return fetch_tile<threads>(from); }
+  using Own = Fetched<T, threads>;
+  __device__ static Own fetch(const TileSource<T>& from) { return fetch_tile<threads>(from); }
 
   __device__ __forceinline__ static void put_for_scores(Tile& tile, const Own& fetched) {
 #pragma unroll
@@ -216,7 +217,8 @@ struct MmaEngine {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       for (int n = 0; n < 4; ++n)
-        weights.at[k][n] = bf16_pair(values.at[n % 2][4 * k + n / 2 * 2], values.at[n % 2][4 * k + n / 2 * 2 + 1]);
+        weights.at[k][n] =
+            rounded_pair<T>(values.at[n % 2][4 * k + n / 2 * 2], values.at[n % 2][4 * k + n / 2 * 2 + 1]);
     return weights;
   }
   __device__ __forceinline__ static void put_weights(Tile&, const Weights&) {}
@@ -232,8 +234,8 @@ struct MmaEngine {
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const uint32_t* const b = b_words + 8 * n * row_words + 8 * k;
-        mma_16x8x16(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1], a, b[0],
-                    b[4]);
+        mma_16x8x16<T>(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1], a,
+                       b[0], b[4]);
       }
     }
   }
@@ -248,8 +250,8 @@ struct MmaEngine {
       for (int n = 0; n < 8; ++n) {
         if (8 * n >= columns) continue;
         const uint32_t* const b = b_words + 8 * k * pair_words + 8 * n;
-        mma_16x8x16(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1],
-                    weights.at[k], b[0], b[4 * pair_words]);
+        mma_16x8x16<T>(values.at[0][2 * n], values.at[0][2 * n + 1], values.at[1][2 * n], values.at[1][2 * n + 1],
+                       weights.at[k], b[0], b[4 * pair_words]);
       }
     }
   }

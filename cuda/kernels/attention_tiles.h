@@ -218,14 +218,13 @@ void with_engine(DType dtype, int64_t head_size, const Body& body) {
   using Two = std::integral_constant<int, 2>;
   using Four = std::integral_constant<int, 4>;
   if (head_size > most_head_size) throw std::logic_error("attention: a head is longer than 256");
-  if (dtype == DType::bf16) {
-    if (head_size <= tile_size) return body(MmaEngine{}, One{});
-    if (head_size <= 2 * tile_size) return body(MmaEngine{}, Two{});
-    return body(FmaEngine<bf16>{}, Four{});
-  }
-  if (head_size <= tile_size) return body(FmaEngine<float>{}, One{});
-  if (head_size <= 2 * tile_size) return body(FmaEngine<float>{}, Two{});
-  body(FmaEngine<float>{}, Four{});
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    using Engine = std::conditional_t<std::is_same_v<T, float>, FmaEngine<T>, MmaEngine<T>>;
+    if (head_size <= tile_size) return body(Engine{}, One{});
+    if (head_size <= 2 * tile_size) return body(Engine{}, Two{});
+    body(FmaEngine<T>{}, Four{});
+  });
 }
 
 }  // namespace gptrain::attention

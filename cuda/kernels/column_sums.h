@@ -10,7 +10,7 @@ namespace gptrain {
 
 // sums[c] (+)= sum over n of values[n, c].
 struct ColumnSums {
-  Matrix values;    // [N, cols] f32 or bf16
+  Matrix values;    // [N, cols] f32, bf16 or f16
   Matrix sums;      // [1, cols] f32
   bool accumulate;  // else what `sums` held is overwritten
 };

@@ -211,7 +211,7 @@ void cuda_run(const Add& op, Stream stream) {
 
 void cuda_run(const ResidualAdd& op, Stream stream) {
   with_type(op.x.dtype, [&](auto residual) {
-    with_type(op.branch.dtype, [&](auto compute) {
+    with_type_beside(residual, op.branch.dtype, [&](auto compute) {
       with_width({op.x, op.branch, op.x_out}, [&](auto width) {
         using R = decltype(residual);
         using C = decltype(compute);
@@ -226,7 +226,7 @@ void cuda_run(const ResidualAdd& op, Stream stream) {
 
 void cuda_run(const BranchBackward& op, Stream stream) {
   with_type(op.dx.dtype, [&](auto residual) {
-    with_type(op.d_branch.dtype, [&](auto compute) {
+    with_type_beside(residual, op.d_branch.dtype, [&](auto compute) {
       with_width({op.dx, op.d_branch}, [&](auto width) {
         using R = decltype(residual);
         using C = decltype(compute);

@@ -214,7 +214,7 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
 
 void cuda_run(const EmbeddingForward& op, Stream stream) {
   with_type(op.x.dtype, [&](auto residual) {
-    with_type(op.token_table.dtype, [&](auto compute) {
+    with_type_beside(residual, op.token_table.dtype, [&](auto compute) {
       using R = decltype(residual);
       using C = decltype(compute);
       const ForwardOperands<R, C> operands{op.tokens,

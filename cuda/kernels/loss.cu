@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(most_threads) cross_entropy(LossOperands<L, C>
     const auto maximum = static_cast<double>(sums.maximum);
     const double log_sum = log(sums.sum);
     op.losses[row] = static_cast<float>(log_sum - (target_logit - maximum));
-    const auto inverse_tokens = static_cast<double>(op.state->inverse_tokens);
+    const double inverse_tokens =
+        static_cast<double>(op.state->inverse_tokens) * static_cast<double>(op.state->loss_scale.value);
     const double slope = 1.0 + 2.0 * op.z_loss * (maximum + log_sum);
     block.terms = {sums.maximum, slope * inverse_tokens / sums.sum, inverse_tokens};
   }
@@ -278,8 +279,10 @@ void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
 }
 
 void cuda_run(const CrossEntropy& op, Stream stream) {
+  // Kernels without gradients are those with gradients of the logits' type.
+  const DType gradients = op.d_logits.given() ? op.d_logits.dtype : op.logits.dtype;
   with_type(op.logits.dtype, [&](auto logits_type) {
-    with_type(op.d_logits.dtype, [&](auto compute) {
+    with_type_beside(logits_type, gradients, [&](auto compute) {
       using L = decltype(logits_type);
       using C = decltype(compute);
       const LossOperands<L, C> operands{

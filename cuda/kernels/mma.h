@@ -1,22 +1,29 @@
-// Tensor cores as a warp uses them: the PTX instruction mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 (sm_80 and
-// later), and on the host the same product by the same layout of fragments.
+// Tensor cores as a warp uses them: the PTX instruction mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32 (sm_80 and
+// later), and on the host the same product by the same layout of fragments. T is bf16 or f16.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/dtype.h"
+#include "kernels/values.h"
 #include "simt.h"
 
 namespace gptrain {
 
-// Two numbers rounded to bf16, the first in the low half.
-__device__ inline uint32_t bf16_pair(float first, float second) {
+// Two numbers rounded to T, the first in the low half.
+template <typename T>
+__device__ inline uint32_t rounded_pair(float first, float second) {
 #ifdef __CUDACC__
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  }
   return pair;
 #else
-  return to_bf16(first).bits | uint32_t{to_bf16(second).bits} << 16;
+  return rounded_to<T>(first).bits | uint32_t{rounded_to<T>(second).bits} << 16;
 #endif
 }
 
@@ -24,24 +31,33 @@ __device__ inline uint32_t bf16_pair(float first, float second) {
 //   a[0]: row g, columns 2t, 2t + 1     a[1]: row g + 8, the same columns     a[2], a[3]: 8 columns further
 //   b0: rows 2t, 2t + 1 of column g     b1: 8 rows further
 //   c0, c1: row g, columns 2t, 2t + 1   c2, c3: row g + 8
-// with pairs of bf16 in a and b, the first in the low half.
+// with pairs of T in a and b, the first in the low half.
+template <typename T>
 __device__ inline void mma_16x8x16(float& c0, float& c1, float& c2, float& c3, const uint32_t (&a)[4], uint32_t b0,
                                    uint32_t b1) {
 #ifdef __CUDACC__
   // Volatile: it must stay where all lanes come.
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 #else
   const auto both = [](uint32_t low, uint32_t high) { return uint64_t{high} << 32 | low; };
   const auto a_front = simt::exchange(0xffffffff, both(a[0], a[1]), simt::Site::current());
   const auto a_back = simt::exchange(0xffffffff, both(a[2], a[3]), simt::Site::current());
   const auto b_all = simt::exchange(0xffffffff, both(b0, b1), simt::Site::current());
-  // Which of the four bf16 of a lane's 64 bits: the word, and its half.
+  // Which of the four numbers of a lane's 64 bits: the word, and its half.
   const auto part = [](uint64_t words, unsigned word, unsigned half) {
-    return to_float(bf16{static_cast<uint16_t>(words >> (32 * word + 16 * half))});
+    return to_float(T{static_cast<uint16_t>(words >> (32 * word + 16 * half))});
   };
   const unsigned g = simt::lane() / 4, t = simt::lane() % 4;
   for (unsigned k = 0; k < 16; ++k) {

@@ -220,7 +220,7 @@ void with_row_shape(int64_t cols, bool packs, const Body& body) {
 
 void cuda_run(const NormForward& op, Stream stream) {
   with_type(op.x.dtype, [&](auto residual) {
-    with_type(op.y.dtype, [&](auto compute) {
+    with_type_beside(residual, op.y.dtype, [&](auto compute) {
       using R = decltype(residual);
       using C = decltype(compute);
       const ForwardOperands<R, C> operands{Rows<const R>(op.x),
@@ -249,7 +249,7 @@ void cuda_run(const NormForward& op, Stream stream) {
 void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
   auto* const partials = reinterpret_cast<float*>(scratch);
   with_type(op.x.dtype, [&](auto residual) {
-    with_type(op.dy.dtype, [&](auto compute) {
+    with_type_beside(residual, op.dy.dtype, [&](auto compute) {
       using R = decltype(residual);
       using C = decltype(compute);
       const BackwardOperands<R, C> operands{Rows<const C>(op.dy),

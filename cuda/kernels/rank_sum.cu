@@ -4,12 +4,14 @@
 
 #include "base/dtype.h"
 #include "kernels/rank_sum.h"
+#include "kernels/values.h"
 #include "launch.h"
 
 namespace gptrain {
 namespace {
 
 __device__ inline float widened(bf16 value) { return to_float(value); }
+__device__ inline float widened(f16 value) { return to_float(value); }
 __device__ inline float widened(float value) { return value; }
 __device__ inline double widened(double value) { return value; }
 __device__ inline int32_t widened(int32_t value) { return value; }
@@ -17,8 +19,8 @@ __device__ inline int64_t widened(int64_t value) { return value; }
 
 template <typename T, typename Wide>
 __device__ T narrowed(Wide value) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return to_bf16(value);
+  if constexpr (std::is_same_v<Wide, float>) {
+    return rounded_to<T>(value);
   } else {
     return value;
   }
@@ -76,6 +78,7 @@ void cuda_run(const RankSum& sum, Stream stream) {
   if (sum.count == 0) return;
   if (sum.dtype == DType::f32) launch_type<float>(sum, stream);
   if (sum.dtype == DType::bf16) launch_type<bf16>(sum, stream);
+  if (sum.dtype == DType::f16) launch_type<f16>(sum, stream);
   if (sum.dtype == DType::f64) launch_type<double>(sum, stream);
   if (sum.dtype == DType::i32) launch_type<int32_t>(sum, stream);
   if (sum.dtype == DType::i64) launch_type<int64_t>(sum, stream);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <stdexcept>
 
 #include "base/matrix.h"
 #include "base/philox.h"
@@ -24,7 +25,7 @@ struct Rows {
   __device__ T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
-constexpr int pack_width = 8;  // 16 bytes of bf16, 32 of f32
+constexpr int pack_width = 8;  // 16 bytes of 16-bit types, 32 of f32
 
 // Whether all rows of all matrices begin at a multiple of a pack, and hold whole packs only.
 inline bool in_packs(std::initializer_list<Matrix> matrices) {
@@ -96,7 +97,21 @@ struct DropoutMask {
 template <typename Body>
 void with_type(DType dtype, const Body& body) {
   if (dtype == DType::bf16) return body(bf16{});
+  if (dtype == DType::f16) return body(f16{});
   body(float{});
+}
+
+// The same for the second operand of two, of the first one's type T or of any where that is f32. Throws
+// std::logic_error for another.
+template <typename T, typename Body>
+void with_type_beside(T first, DType dtype, const Body& body) {
+  if constexpr (std::is_same_v<T, float>) {
+    with_type(dtype, body);
+  } else {
+    constexpr DType own = std::is_same_v<T, bf16> ? DType::bf16 : DType::f16;
+    if (dtype != own) throw std::logic_error("operands of a kernel are of different types, and the first is not f32");
+    body(first);
+  }
 }
 
 }  // namespace gptrain

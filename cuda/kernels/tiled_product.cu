@@ -82,8 +82,8 @@ __global__ void tiled_product(Factor<T> a, Factor<T> b, const T* bias, Rows<C> c
 void cuda_run(const Product& product, Stream stream) {
   const int64_t down = (product.c.rows + tile - 1) / tile;
   const int64_t across = (product.c.cols + tile - 1) / tile;
-  with_type(product.a.dtype, [&](auto operand) {
-    with_type(product.c.dtype, [&](auto result) {
+  with_type(product.c.dtype, [&](auto result) {
+    with_type_beside(result, product.a.dtype, [&](auto operand) {
       using T = decltype(operand);
       using C = decltype(result);
       launch(stream, {down * across, threads, sizeof(Tiles)}, tiled_product<T, C>,

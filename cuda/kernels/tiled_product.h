@@ -10,7 +10,7 @@ namespace gptrain {
 // c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += where `accumulate`. A transposed factor is stored
 // with its second dimension as rows.
 struct Product {
-  Matrix a, b;  // f32 or bf16, both the same
+  Matrix a, b;  // f32, bf16 or f16, both the same
   Matrix bias;  // [1, cols] like a, or not given
   Matrix c;     // f32, or like a; out
   bool a_transposed = false;

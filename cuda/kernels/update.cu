@@ -92,13 +92,19 @@ __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_
 }
 
 __global__ void decide_update(const double* partials, int64_t num_partials, double clip_norm, double log_beta1,
-                              double log_beta2, StepState* state) {
+                              double log_beta2, int64_t loss_scale_window, StepState* state) {
   double squared_norm = 0;
   for (int64_t i = 0; i < num_partials; ++i) squared_norm += partials[i];
+  const auto loss_scale = static_cast<double>(state->loss_scale.value);
+  squared_norm /= loss_scale * loss_scale;
   state->squared_norm = squared_norm;
   state->skip = std::isfinite(state->loss_sum) && std::isfinite(squared_norm) ? 0 : 1;
   const double norm = sqrt(squared_norm);
   state->gradient_scale = clip_norm > 0 && norm > clip_norm ? static_cast<float>(clip_norm / norm) : 1.0F;
+  state->gradient_scale /= state->loss_scale.value;
+  state->step_loss_scale = state->loss_scale.value;
+  if (loss_scale_window > 0)
+    state->loss_scale = next_loss_scale(state->loss_scale, state->skip != 0, loss_scale_window);
   if (state->skip != 0) return;
   state->updates += 1;
   const auto updates = static_cast<double>(state->updates);
@@ -185,13 +191,14 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
 
 void cuda_run(const PrepareUpdate& op, Stream stream) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
-         std::log(op.beta1), std::log(op.beta2), op.state);
+         std::log(op.beta1), std::log(op.beta2), op.loss_scale_window, op.state);
 }
 
 void cuda_run(const AdamW& op, Stream stream) {
   if (!op.weights.given()) return launch_adamw<float, false>(op, stream);
   if (op.weights.dtype == DType::f32) return launch_adamw<float, true>(op, stream);
-  launch_adamw<bf16, true>(op, stream);
+  if (op.weights.dtype == DType::bf16) return launch_adamw<bf16, true>(op, stream);
+  launch_adamw<f16, true>(op, stream);
 }
 
 }  // namespace gptrain

@@ -13,6 +13,14 @@ template <typename T>
 __device__ T rounded_to(float value) {
   if constexpr (std::is_same_v<T, bf16>) {
     return to_bf16(value);
+  } else if constexpr (std::is_same_v<T, f16>) {
+#ifdef __CUDA_ARCH__
+    f16 result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    return result;
+#else
+    return to_f16(value);
+#endif
   } else {
     return value;
   }

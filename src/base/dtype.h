@@ -4,10 +4,11 @@
 #include <bit>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace gptrain {
 
-enum class DType : uint8_t { f32, bf16, f64, i32, i64, u16, u8 };
+enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
 
 constexpr int64_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -18,6 +19,7 @@ constexpr int64_t dtype_bytes(DType dtype) {
     case DType::i32:
       return 4;
     case DType::bf16:
+    case DType::f16:
     case DType::u16:
       return 2;
     case DType::u8:
@@ -38,6 +40,8 @@ constexpr std::string_view dtype_name(DType dtype) {
       return "i32";
     case DType::bf16:
       return "bf16";
+    case DType::f16:
+      return "f16";
     case DType::u16:
       return "u16";
     case DType::u8:
@@ -58,6 +62,44 @@ constexpr bf16 to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return {static_cast<uint16_t>((bits >> 16) | 0x40U)};
   return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
+
+// Storage of one IEEE 754 binary16: 5 bits of exponent, 10 of fraction, largest number 65504, smallest 2^-24.
+// Conversion rounds to nearest, ties to even, to subnormals and infinities too; NaN stays NaN.
+struct f16 {
+  uint16_t bits;
+};
+
+constexpr float to_float(f16 value) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+  }
+#endif
+  const uint32_t sign = (value.bits & 0x8000U) << 16;
+  const uint32_t magnitude = (value.bits & 0x7fffU) << 13;
+  if (magnitude >= 0x7c00U << 13) return std::bit_cast<float>(sign | 0x7f800000U | magnitude);
+  // A float's exponent has a bias that is 112 larger. Subnormals become normal in the product, which is exact.
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F));
+}
+
+constexpr f16 to_f16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000U;
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  uint32_t rounded = 0;
+  if (magnitude > 0x7f800000U) {
+    rounded = 0x7e00U;
+  } else if (magnitude >= 0x477ff000U) {  // 65520, half-way to what would be 65536
+    rounded = 0x7c00U;
+  } else if (magnitude < 0x38800000U) {  // 2^-14: multiples of 2^-24, which is the last place of 0.5 and more
+    rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
+  } else {
+    rounded = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  }
+  return {static_cast<uint16_t>(sign | rounded)};
 }
 
 }  // namespace gptrain

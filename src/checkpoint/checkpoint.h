@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/loss_scale.h"
 #include "checkpoint/boxes.h"
 
 namespace gptrain {
@@ -47,6 +48,7 @@ struct Manifest {
   std::string build;   // version of the program that wrote it
   // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
   std::string algorithms;
+  std::optional<LossScale> loss_scale = {};  // of the next step, where the run has loss scaling
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)

@@ -1,5 +1,6 @@
 #include "checkpoint/manifest.h"
 
+#include <bit>
 #include <charconv>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -62,6 +63,13 @@ uint32_t crc_of(const json& object, const std::string& key) {
   return crc;
 }
 
+LossScale parse_loss_scale(const json& object) {
+  const int64_t value = count_of(object, "value");
+  if (!std::has_single_bit(static_cast<uint64_t>(value)) || value > static_cast<int64_t>(most_loss_scale))
+    fault("\"loss_scale\" is {}, which is not a power of two up to 2^24", value);
+  return {static_cast<float>(value), count_of(object, "good_steps")};
+}
+
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
@@ -115,6 +123,7 @@ StoredManifest parse_manifest(const std::string& text) {
   manifest.build = text_of(root, "build");
   manifest.config = text_of(root, "config");
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
+  if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -151,6 +160,10 @@ std::string format_manifest(const StoredManifest& stored) {
                        {"build", manifest.build},
                        {"config", manifest.config}};
   if (!manifest.algorithms.empty()) root["algorithms"] = manifest.algorithms;
+  if (manifest.loss_scale) {
+    root["loss_scale"] = {{"value", static_cast<int64_t>(manifest.loss_scale->value)},
+                          {"good_steps", manifest.loss_scale->good_steps}};
+  }
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));

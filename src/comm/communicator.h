@@ -22,8 +22,8 @@ class PeerGone : public Error {
 // One rank's handle on one group. Every rank of the group calls the same operations in the same order with the same
 // counts; a rank's calls come from one thread. Buffers are caller-owned and must not overlap unless `in` and `out` are
 // said to be the same. Calls are ordered with each other; `synchronize` waits for them. Sums run in rank order, in f32
-// for bf16 (rounded once) and in the element type for others, so every rank gets the same bits, run after run. A peer
-// that fails or disagrees on count or type: Error(device) on every rank of the group.
+// for bf16 and f16 (rounded once) and in the element type for others, so every rank gets the same bits, run after run.
+// A peer that fails or disagrees on count or type: Error(device) on every rank of the group.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -1,11 +1,13 @@
 #include "config/checks.h"
 
 #include <algorithm>
+#include <bit>
 #include <fmt/format.h>
 #include <initializer_list>
 #include <limits>
 #include <utility>
 
+#include "base/loss_scale.h"
 #include "config/fields.h"
 
 namespace gptrain {
@@ -190,8 +192,25 @@ class Settler {
     PrecisionConfig& precision = config_.precision;
     if (!sound({"precision.compute", "precision.residual"})) return;
     if (!is_given("precision.residual")) precision.residual = precision.compute;
-    if (precision.compute == DType::f32 && precision.residual != DType::f32) {
-      fault("precision.residual", "must be fp32 with precision.compute = fp32", "\"fp32\"");
+    if (precision.residual != DType::f32 && precision.residual != precision.compute) {
+      const auto compute = find_field("precision.compute")->get(config_).get<std::string>();
+      const char* const or_fp32 = precision.compute == DType::f32 ? "" : " or fp32";
+      fault("precision.residual", fmt::format("must be {}{} with precision.compute = {}", compute, or_fp32, compute),
+            fmt::format("\"{}\"", compute));
+    }
+    if (precision.scales_loss()) check_fp16();
+  }
+
+  void check_fp16() {
+    const auto is_power_of_two = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
+    const int64_t scale = config_.precision.loss_scale;
+    if (sound({"precision.loss_scale"}) && !is_power_of_two(scale)) {
+      fault("precision.loss_scale", "must be a power of two",
+            nearest_integers(scale, 1, static_cast<int64_t>(most_loss_scale), is_power_of_two));
+    }
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu) {
+      fault("run.device", "must be cuda or auto with precision.compute = fp16, which the CPU backend does not have",
+            "\"cuda\"");
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/loss_scale.h"
 #include "config/presets.h"
 
 namespace gptrain {
@@ -220,11 +221,16 @@ void add_data_and_batch(std::vector<Field>& table) {
 
 void add_parallel_and_precision(std::vector<Field>& table) {
   using P = ParallelConfig;
-  const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}};
+  const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
+  const Dependency fp16{"precision.compute", "precision.compute is fp16",
+                        [](const RunConfig& config) { return config.precision.scales_loss(); }};
   const std::vector<RefusedWord> refused = {
-      {"fp16", "fp16 needs dynamic loss scaling, which this build does not have", "bf16"},
       {"fp8", "fp8 matrix products need a GPU backend, which this build does not have", "bf16"},
   };
+  std::vector<RefusedWord> refused_compute = refused, refused_reduce = refused;
+  refused_compute.push_back(
+      {"bf16-pure", "weights without fp32 masters need stochastic rounding, which this build does not have", "bf16"});
+  refused_reduce.push_back({"fp16", "sums of gradients leave the range of fp16", "bf16"});
   table.insert(
       table.end(),
       {
@@ -243,15 +249,22 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                           [](const RunConfig& config) { return config.parallel.tensor > 1; }})
               .changeable(),
           words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes,
-                                        refused, "weights, activations and matrix products"),
+                                        refused_compute, "weights, activations and matrix products"),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
                                         refused, "the residual stream; default: compute")
               .derived(R"("fp32")"),
           words<PrecisionConfig, DType>("precision.reduce", &RunConfig::precision, &PrecisionConfig::reduce, dtypes,
-                                        refused,
+                                        refused_reduce,
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
               .changeable(),
+          field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
+                IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},
+                "what the loss' gradients are multiplied with in the first step, a power of two; then it adapts")
+              .only_with(fp16),
+          field("precision.loss_scale_window", &RunConfig::precision, &PrecisionConfig::loss_scale_window,
+                IntegerRule{1, max_steps, {}}, "steps in a row without overflow after which the loss scale doubles")
+              .only_with(fp16),
       });
 }
 

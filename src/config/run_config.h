@@ -60,9 +60,13 @@ struct ParallelConfig {
 };
 
 struct PrecisionConfig {
-  DType compute = DType::f32;   // f32 or bf16: weights, activations and matrix products
-  DType residual = DType::f32;  // the residual stream; default: compute
+  DType compute = DType::f32;   // f32, bf16 or f16: weights, activations and matrix products
+  DType residual = DType::f32;  // the residual stream: f32 or compute, which is the default
   DType reduce = DType::f32;    // gradients on their way between data ranks
+  int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
+  int64_t loss_scale_window = 2000;
+
+  bool scales_loss() const { return compute == DType::f16; }
 };
 
 struct OptimizerConfig {

@@ -83,8 +83,8 @@ class Backend {
 };
 
 // The CPU backend: oneDNN for matrix products, own kernels (OpenMP, vectorised for the instruction set found at start,
-// which ONEDNN_MAX_CPU_ISA caps) for the rest. num_threads 0: every core the process may use.
-// thread_independent: the linears, too, give the same bits for any number of threads.
+// which ONEDNN_MAX_CPU_ISA caps) for the rest. It has no f16 (std::logic_error). num_threads 0: every core the process
+// may use. thread_independent: the linears, too, give the same bits for any number of threads.
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
 
 // The CUDA backend on device number `device` of those that this process sees: own kernels, cuBLASLt, cuDNN. The calling

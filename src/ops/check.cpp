@@ -41,10 +41,12 @@ class Checker {
     matrix(operand, view, dtype, view.rows, cols);
   }
 
-  // Given, with elements, and of dtype f32 or bf16.
+  // Given, with elements, and of dtype f32, bf16 or f16.
   void real(std::string_view operand, const Matrix& view) const {
-    if (view.dtype != DType::f32 && view.dtype != DType::bf16)
-      throw std::logic_error(fmt::format("{}: {} is {}, must be f32 or bf16", op_, operand, dtype_name(view.dtype)));
+    if (view.dtype != DType::f32 && view.dtype != DType::bf16 && view.dtype != DType::f16) {
+      throw std::logic_error(
+          fmt::format("{}: {} is {}, must be f32, bf16 or f16", op_, operand, dtype_name(view.dtype)));
+    }
     if (view.rows <= 0 || view.cols <= 0) throw std::logic_error(fmt::format("{}: {} is empty", op_, operand));
     layout(operand, view);
   }
@@ -201,8 +203,7 @@ void check(const LinearForward& op) {
   checker.real("w", op.w);
   checker.matrix("w", op.w, op.x.dtype, op.w.rows, op.x.cols);
   checker.optional("bias", op.bias, op.x.dtype, 1, op.w.rows);
-  const bool widened = op.y.dtype == DType::f32 && op.x.dtype == DType::bf16;
-  checker.matrix("y", op.y, widened ? DType::f32 : op.x.dtype, op.x.rows, op.w.rows);
+  checker.matrix("y", op.y, op.y.dtype == DType::f32 ? DType::f32 : op.x.dtype, op.x.rows, op.w.rows);
 }
 
 void check(const LinearBackwardInput& op) {

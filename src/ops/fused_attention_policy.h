@@ -47,7 +47,7 @@ AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
 }
 
 // What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
-// scores in bf16, T sums of d_o o in f32, and its share of dk and dv in bf16 where there are several.
+// scores in 16 bits, T sums of d_o o in f32, and its share of dk and dv in 16 bits where there are several.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
   const int64_t scores = length * length * dtype_bytes(DType::bf16);
@@ -72,7 +72,7 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
 // Whether the library may serve the op: its shape, not where its operands lie.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
-  return op.q.dtype == DType::bf16 && op.dropout.p == 0 && op.head_size <= fused_attention_most_head_size &&
+  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.head_size <= fused_attention_most_head_size &&
          op.head_size % fused_attention_head_multiple == 0 &&
          op.sequence_length % fused_attention_length_multiple == 0 &&
          fused_attention_bound(op) <= fused_attention_most_bytes;

@@ -4,8 +4,8 @@
 // `tests/ops` has one case for each (the list at the end drives all three).
 //
 // Notation: B sequences of T tokens in a micro-batch, N = B T rows, h hidden size, V true vocabulary, Vp padded
-// vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32 or
-// bf16), R the residual stream's dtype (f32 or bf16). Arithmetic inside an op is at least f32; results are rounded
+// vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32,
+// bf16 or f16), R the residual stream's dtype (f32 or C). Arithmetic inside an op is at least f32; results are rounded
 // once, when stored. All operands are caller-owned; an output may alias an input only where it is said. `accumulate`
 // false overwrites the output (whatever it held), true adds to it. No result depends on the thread count, but for the
 // three linears (see Backend).
@@ -130,7 +130,7 @@ struct BranchBackward {
   Matrix d_branch;  // [N, h] C out
 };
 
-// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is bf16 (logits).
+// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits).
 struct LinearForward {
   static constexpr std::string_view name = "linear_forward";
   Matrix x;               // [N, in]
@@ -255,21 +255,22 @@ struct CrossEntropyStatistics {
   int64_t vocab_size;  // V
   int64_t first_token;
   const int32_t* targets;  // [N]
-  Matrix logits;           // [N, cols] f32 or bf16
+  Matrix logits;           // [N, cols] f32 or C
   Matrix statistics;       // [3, N] f32 out
 };
 
 // losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). With d_logits given:
-// the gradient of (sum of losses + z_loss * sum of lse^2) * state->inverse_tokens, padded columns zero; it may alias
-// logits if dtypes agree, and only it is in C. With `statistics` given the logits are a slice of the vocabulary that
-// begins at first_token, and the statistics of all slices, in order, take the place of a pass over the others.
+// the gradient of (sum of losses + z_loss * sum of lse^2) * state->inverse_tokens * state->loss_scale.value, padded
+// columns zero; it may alias logits if dtypes agree, and only it is in C. With `statistics` given the logits are a
+// slice of the vocabulary that begins at first_token, and the statistics of all slices, in order, take the place of a
+// pass over the others.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   int64_t vocab_size;  // V
   double z_loss;
   const int32_t* targets;  // [N]
   const StepState* state;
-  Matrix logits;           // [N, Vp] f32 or bf16
+  Matrix logits;           // [N, Vp] f32 or C
   Matrix d_logits;         // [N, Vp] C out, or not given (evaluation)
   Matrix losses;           // [1, N] f32 out
   Matrix statistics = {};  // [3 slices, N] f32, or not given
@@ -298,15 +299,17 @@ struct SquaredNorm {
   Matrix partials;   // [1, n] f64 out
 };
 
-// Ends the norm and decides the update: squared_norm = sum of partials in order; skip = loss_sum or squared_norm is not
-// finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0); if not skipped: updates += 1 and both bias
-// corrections follow.
+// Ends the norm and decides the update: squared_norm = sum of partials in order / loss scale^2; skip = loss_sum or
+// squared_norm is not finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0) / loss scale; if not
+// skipped: updates += 1 and both bias corrections follow. The loss scale is that of the step, which step_loss_scale
+// keeps; with a window state->loss_scale becomes the next step's (see next_loss_scale).
 struct PrepareUpdate {
   static constexpr std::string_view name = "prepare_update";
   Matrix partials;  // [1, n] f64
   double clip_norm;
   double beta1, beta2;
   StepState* state;
+  int64_t loss_scale_window = 0;  // 0: no loss scaling
 };
 
 // AdamW (arXiv 1711.05101) on a flat range: g = gradient * gradient_scale; m, v moments; w -= lr * (m_hat /

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/loss_scale.h"
+
 namespace gptrain {
 
 struct StepState {
@@ -14,15 +16,17 @@ struct StepState {
   float inverse_tokens = 0;  // 1 / counted tokens of the global batch
 
   // Cleared by the host before the step, written by ops in it.
-  double loss_sum = 0;       // sum of the cross-entropy of the counted tokens so far, natural log
-  double squared_norm = 0;   // of all gradients, before clipping
-  float gradient_scale = 0;  // clipping: the update uses gradient * gradient_scale
-  int32_t skip = 0;          // 1: the loss or a gradient is not finite and nothing is updated
+  double loss_sum = 0;        // sum of the cross-entropy of the counted tokens so far, natural log
+  double squared_norm = 0;    // of all gradients, before clipping, the loss scale divided out
+  float gradient_scale = 0;   // the update uses gradient * gradient_scale: clipped, the loss scale divided out
+  int32_t skip = 0;           // 1: the loss or a gradient is not finite and nothing is updated
+  float step_loss_scale = 1;  // the loss scale that the step's gradients have
 
   // Kept from step to step (saved in checkpoints).
   int64_t updates = 0;         // steps that were not skipped
   float bias_correction1 = 0;  // 1 - beta1^updates, set with `updates`
   float bias_correction2 = 0;
+  LossScale loss_scale;  // of the next loss gradients
 };
 
 }  // namespace gptrain

@@ -16,8 +16,8 @@ struct Target {
   std::string identity;  // what tells a device from the others of its node; empty on a CPU
   Kind kind = Kind::cpu;
   int64_t memory_bytes = 0;
-  double f32_flops = 0;  // matrix rate, FLOP/s; 0: not measured
-  double bf16_flops = 0;
+  double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
+  double bf16_flops = 0;        // f16, too
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
   int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node

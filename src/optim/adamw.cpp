@@ -53,10 +53,11 @@ AdamWRule::Tables AdamWRule::tables_at(std::byte* memory, int64_t num_tensors, c
           update + array_bytes<AdamW::Segment>(static_cast<int64_t>(segments.update.size()))};
 }
 
-AdamWRule::AdamWRule(const OptimizerConfig& config, const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                     const ParameterStore& parameters, std::byte* tables, StepState* state, RankGroups& groups,
-                     Backend& backend)
+AdamWRule::AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, const ModelSpec& spec,
+                     const std::vector<TensorShard>& shards, const ParameterStore& parameters, std::byte* tables,
+                     StepState* state, RankGroups& groups, Backend& backend)
     : config_(config),
+      loss_scale_window_(loss_scale_window),
       parameters_(parameters),
       num_tensors_(static_cast<int64_t>(spec.tensors.size())),
       state_(state),
@@ -114,7 +115,8 @@ void AdamWRule::norm() {
                              .clip_norm = config_.clip_norm,
                              .beta1 = config_.beta1,
                              .beta2 = config_.beta2,
-                             .state = state_});
+                             .state = state_,
+                             .loss_scale_window = loss_scale_window_});
 }
 
 void AdamWRule::update(int64_t unit) {

@@ -18,9 +18,10 @@ class AdamWRule : public UpdateRule {
  public:
   // Uploads the segment tables to `tables` (device, table_bytes of them). Decay applies to the tensors that the spec
   // says decay. Borrows everything.
-  AdamWRule(const OptimizerConfig& config, const ModelSpec& spec, const std::vector<TensorShard>& shards,
-            const ParameterStore& parameters, std::byte* tables, StepState* state, RankGroups& groups,
-            Backend& backend);
+  // loss_scale_window: 0 without loss scaling.
+  AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, const ModelSpec& spec,
+            const std::vector<TensorShard>& shards, const ParameterStore& parameters, std::byte* tables,
+            StepState* state, RankGroups& groups, Backend& backend);
 
   // Norm partials and segment tables.
   static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -58,6 +59,7 @@ class AdamWRule : public UpdateRule {
   static Tables tables_at(std::byte* memory, int64_t num_tensors, const Segments& segments);
 
   OptimizerConfig config_;
+  int64_t loss_scale_window_;
   const ParameterStore& parameters_;
   int64_t num_tensors_;
   int64_t num_norm_segments_;

@@ -20,6 +20,11 @@ int num_devices_to_use(const RunConfig& config) {
         "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
         "run on the CPU)");
   }
+  if (config.precision.compute == DType::f16 && num_devices == 0) {
+    throw Error(ExitCode::device,
+                "precision.compute = fp16: this process sees no CUDA device, or this build of gptrain has no CUDA, and "
+                "the CPU backend has no fp16 (it has bf16; --dry-run --target NAME plans for a GPU)");
+  }
   return num_devices;
 }
 

@@ -47,8 +47,9 @@ double product_rate(Backend& backend, DType dtype, int64_t rows, int64_t inputs,
   // Values that are neither zero nor denormal: both can change the speed of a product.
   std::vector<float> values(static_cast<size_t>(std::max(rows, outputs) * inputs));
   for (size_t i = 0; i < values.size(); ++i) values[i] = 0.25F + static_cast<float>(i % 97) / 128.0F;
-  std::vector<bf16> narrow(values.size());
-  std::transform(values.begin(), values.end(), narrow.begin(), to_bf16);
+  std::vector<uint16_t> narrow(values.size());
+  std::transform(values.begin(), values.end(), narrow.begin(),
+                 [&](float value) { return dtype == DType::bf16 ? to_bf16(value).bits : to_f16(value).bits; });
   const void* source = dtype == DType::f32 ? static_cast<const void*>(values.data()) : narrow.data();
   backend.upload(product.x.data, source, product.x.bytes());
   backend.upload(product.w.data, source, product.w.bytes());

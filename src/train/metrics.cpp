@@ -109,11 +109,12 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
       total_steps > 0 ? 100.0 * static_cast<double>(metrics.step) / static_cast<double>(total_steps) : 100;
   const double data_percent = metrics.step_seconds > 0 ? 100 * metrics.data_seconds / metrics.step_seconds : 0;
   return fmt::format(
-      "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | eta "
-      "{}{}",
+      "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {}{} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | "
+      "eta {}{}",
       metrics.step, total_steps, percent, std::isnan(metrics.loss) ? std::abs(metrics.loss) : metrics.loss,
-      format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr), format_duration(metrics.step_seconds),
-      data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
+      format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr),
+      metrics.loss_scale > 0 ? fmt::format(" | scale {:.0f}", metrics.loss_scale) : "",
+      format_duration(metrics.step_seconds), data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
       format_memory(metrics.peak_bytes, memory_bytes), eta_seconds < 0 ? "-" : format_duration(eta_seconds),
       metrics.skipped ? " | SKIPPED (not finite)" : "");
 }
@@ -171,6 +172,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   impl_->add("mfu", metrics.mfu);
   impl_->add("peak_bytes", metrics.peak_bytes);
   impl_->add("skipped", metrics.skipped);
+  if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
   impl_->end();
   impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
                                           {"grad_norm", metrics.grad_norm},
@@ -179,6 +181,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
                                           {"step_seconds", metrics.step_seconds},
                                           {"mfu", metrics.mfu},
                                           {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
+  if (metrics.loss_scale > 0) impl_->tensorboard.write(metrics.step, {{"loss_scale", metrics.loss_scale}});
 }
 
 void MetricsWriter::sync() { impl_->records.sync(); }

@@ -23,10 +23,12 @@ struct StepMetrics {
   double mfu = 0;  // 0..1, model FLOP/s over the measured matrix rate
   int64_t peak_bytes = 0;
   bool skipped = false;
+  double loss_scale = 0;  // 0: there is none
 };
 
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
-// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). A skipped step ends with " | SKIPPED (not finite)".
+// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. A skipped
+// step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
 // Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl (through

@@ -269,7 +269,8 @@ void Run::one_step(PrefetchedBatches& batches) {
     profile = profiler->finish(progress_.step, batches.waited_seconds() - waited_before, limits_);
   progress_.samples += config_.batch.global;
   progress_.updates = result.updates;
-  progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
+  // A step that only lowers the loss scale neither counts as a failure nor makes up for one.
+  if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, lr, seconds_since(start), batches.waited_seconds() - waited_before);
   if (profile) write_profile(*profile);
@@ -361,7 +362,8 @@ void Run::report(const StepResult& result, double lr, double seconds, double dat
                             .tokens_per_second = static_cast<double>(tokens_per_step) / seconds,
                             .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
                             .peak_bytes = step_->taken().total(),
-                            .skipped = result.skipped};
+                            .skipped = result.skipped,
+                            .loss_scale = config_.precision.scales_loss() ? result.loss_scale : 0};
   metrics_->write_step(metrics);
   const double eta = average_step_seconds_ * static_cast<double>(start_.last_step - progress_.step);
   fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));

@@ -62,7 +62,8 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .world_size = groups.mesh().world_size(),
                           .config = show_config(config, ConfigText::for_any_ranks),
                           .build = version,
-                          .algorithms = step.backend().algorithms()};
+                          .algorithms = step.backend().algorithms(),
+                          .loss_scale = step.loss_scale()};
   const fs::path out = config.run.out;
   DeviceFloats memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
@@ -94,6 +95,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
     load_slices(checkpoint, slices_of(step, false, memory));
   });
   step.set_updates(manifest.updates);
+  if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
   return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
 }

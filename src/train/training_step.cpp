@@ -160,8 +160,9 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
                                                                   .reduce_buckets = reduce_buckets});
   units_ = std::make_unique<Units>(step_shape(config, true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, shards_, layout_, tensor, backend_);
+  const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   update_ =
-      std::make_unique<AdamWRule>(config.optimizer, spec_, shards_, *parameters_,
+      std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, spec_, shards_, *parameters_,
                                   arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_, backend_);
   executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
                                          backend_, groups_, gathers_, update_.get());
@@ -234,7 +235,7 @@ void TrainingStep::zero(std::byte* buffer, int64_t bytes) {
 }
 
 void TrainingStep::choose_algorithms() {
-  // Numbers of either sign in [0.5, 2), as bf16 and as f32: on zeros a product can be faster than it is in a run.
+  // Numbers of either sign in [0.5, 2), as bf16, f16 and f32: on zeros a product can be faster than it is in a run.
   std::vector<std::byte> pattern(fill_bytes);
   for (size_t i = 0; i < pattern.size(); i += 2) {
     const uint32_t word = philox({1, 2}, {static_cast<uint32_t>(i), 0, 0, 0})[0];
@@ -277,6 +278,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     }
   }
   set_updates(0);
+  if (config_.precision.scales_loss()) set_loss_scale({static_cast<float>(config_.precision.loss_scale), 0});
   weights_changed();
 }
 
@@ -297,6 +299,11 @@ void TrainingStep::set_updates(int64_t updates) {
   backend_.upload(state_, &host_state_, sizeof(StepState));
 }
 
+void TrainingStep::set_loss_scale(const LossScale& scale) {
+  host_state_.loss_scale = scale;
+  backend_.upload(state_, &host_state_, sizeof(StepState));
+}
+
 StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
                              const std::function<bool()>& stop_wanted) {
   host_state_.learning_rate = static_cast<float>(learning_rate);
@@ -310,8 +317,12 @@ StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, Act
   executor_->play(source, observer);
   backend_.download(&host_state_, state_, sizeof(StepState));
   const bool stop = update_->stop_agreed();
-  return {host_state_.loss_sum / static_cast<double>(counted_tokens_), std::sqrt(host_state_.squared_norm),
-          host_state_.skip != 0, stop, host_state_.updates};
+  return {host_state_.loss_sum / static_cast<double>(counted_tokens_),
+          std::sqrt(host_state_.squared_norm),
+          host_state_.skip != 0,
+          stop,
+          host_state_.updates,
+          static_cast<double>(host_state_.step_loss_scale)};
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {

@@ -34,11 +34,16 @@ int64_t prefetch_ring_bytes(const RunConfig& config);
 int64_t all_rings_bytes(const RunConfig& config);
 
 struct StepResult {
-  double loss = 0;       // mean cross-entropy of the counted tokens, nats
-  double grad_norm = 0;  // before clipping
-  bool skipped = false;  // the loss or the norm was not finite; nothing was updated
-  bool stop = false;     // some rank wants to stop
-  int64_t updates = 0;   // steps of the run that were not skipped
+  double loss = 0;        // mean cross-entropy of the counted tokens, nats
+  double grad_norm = 0;   // before clipping
+  bool skipped = false;   // the loss or the norm was not finite; nothing was updated
+  bool stop = false;      // some rank wants to stop
+  int64_t updates = 0;    // steps of the run that were not skipped
+  double loss_scale = 1;  // that the gradients were made with (not 1 only with fp16)
+
+  // Gradients overflowed, and the loss scale, which is now halved, could still be: an ordinary part of training in
+  // fp16.
+  bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
 // Everything here is the same on every rank but for `write`: the ranks of a world call the same functions in the same
@@ -68,6 +73,11 @@ class TrainingStep {
   // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
+  void set_loss_scale(const LossScale& scale);
+  // Of the next step; none but with fp16.
+  std::optional<LossScale> loss_scale() const {
+    return config_.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
+  }
 
   // The source brings this rank's micro-batches. `stop_wanted` is asked late in the step; what any rank answers, all
   // find in the result.

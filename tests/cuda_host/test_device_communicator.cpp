@@ -54,6 +54,7 @@ constexpr DType dtype_of = std::is_same_v<T, float>     ? DType::f32
                            : std::is_same_v<T, double>  ? DType::f64
                            : std::is_same_v<T, int32_t> ? DType::i32
                            : std::is_same_v<T, int64_t> ? DType::i64
+                           : std::is_same_v<T, f16>     ? DType::f16
                                                         : DType::bf16;
 
 // Numbers of which no two orders of summing have the same rounding.
@@ -69,6 +70,8 @@ std::vector<T> numbers(int rank, int64_t count) {
           (static_cast<double>(words[0]) - 0x1p31) * 0x1p-31 / static_cast<double>(1 + words[1] % 1000);
       if constexpr (std::is_same_v<T, bf16>) {
         values.push_back(to_bf16(static_cast<float>(value)));
+      } else if constexpr (std::is_same_v<T, f16>) {
+        values.push_back(to_f16(static_cast<float>(value)));
       } else {
         values.push_back(static_cast<T>(value));
       }
@@ -158,7 +161,7 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
 }  // namespace
 
 TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every size of scratch", "", float, double,
-                   bf16, int32_t, int64_t) {
+                   bf16, f16, int32_t, int64_t) {
   for (const int size : {1, 2, 3, 5}) {
     for (const int64_t bytes : {int64_t{64} * size * size, int64_t{2000}, int64_t{1} << 20}) {
       for (const std::string& message : run_ranks(size, [&](Communicator& host) {

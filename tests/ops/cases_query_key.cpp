@@ -290,7 +290,8 @@ void bench(Trial& trial, DType dtype, bool with_norm, bool backward_too) {
 
 void add_cases(Suite& suite) {
   for (const Shape& shape : shapes) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : compute_dtypes) {
+      if (dtype == DType::f16 && shape.head_size != 38 && shape.head_size != 64) continue;
       for (const bool with_norm : {false, true}) {
         for (const bool rotary : {false, true}) {
           const Options options{dtype, with_norm, rotary};

@@ -51,10 +51,12 @@ void check_large_gradients(Trial& trial) {
   trial.expect_true(std::abs(std::sqrt(partials.at(0, 0)) / 5e30 - 1) < 1e-6, "squares that f32 cannot hold");
 }
 
-StepState prepare(Trial& trial, const std::vector<double>& partials, double clip_norm, StepState state) {
+StepState prepare(Trial& trial, const std::vector<double>& partials, double clip_norm, StepState state,
+                  int64_t loss_scale_window = 0) {
   const Operand& values = trial.input(DType::f64, 1, static_cast<int64_t>(partials.size()), partials);
   Operand& device_state = trial.in_out_value(state);
-  trial.run(PrepareUpdate{values.matrix(), clip_norm, beta1, beta2, Trial::pointer<StepState>(device_state)});
+  trial.run(PrepareUpdate{values.matrix(), clip_norm, beta1, beta2, Trial::pointer<StepState>(device_state),
+                          loss_scale_window});
   return Trial::value<StepState>(device_state);
 }
 
@@ -93,6 +95,35 @@ void check_skip(Trial& trial) {
   expect_skipped(prepare(trial, {1}, 1, before), "a NaN loss");
   before.loss_sum = infinity;
   expect_skipped(prepare(trial, {1}, 1, before), "an infinite loss");
+}
+
+// Norm and update are those of gradients without the scale, exactly.
+void check_loss_scaling(Trial& trial) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  StepState before;
+  before.loss_scale = {0x1p10F, 0};
+  const StepState good = prepare(trial, {9 * 0x1p20, 16 * 0x1p20}, 2, before, 3);
+  trial.expect_true(good.squared_norm == 25, "squared_norm is of gradients without the scale");
+  trial.expect_true(good.gradient_scale == 0.4F * 0x1p-10F, "the update divides the scale out");
+  trial.expect_true(prepare(trial, {0x1p20}, 2, before, 3).gradient_scale == 0x1p-10F, "without clipping, too");
+  trial.expect_true(
+      good.step_loss_scale == 0x1p10F && good.loss_scale.value == 0x1p10F && good.loss_scale.good_steps == 1,
+      "a good step counts");
+  before.loss_scale.good_steps = 2;
+  const StepState doubled = prepare(trial, {1}, 2, before, 3);
+  trial.expect_true(doubled.loss_scale.value == 0x1p11F && doubled.loss_scale.good_steps == 0,
+                    "as many as the window double the scale");
+  trial.expect_true(doubled.step_loss_scale == 0x1p10F, "the step's own scale is kept");
+  const StepState halved = prepare(trial, {infinity}, 2, before, 3);
+  trial.expect_true(halved.skip == 1 && halved.updates == 0, "an overflow skips the update");
+  trial.expect_true(halved.loss_scale.value == 0x1p9F && halved.loss_scale.good_steps == 0, "and halves the scale");
+  before.loss_scale.value = 1;
+  trial.expect_true(prepare(trial, {std::nan("")}, 2, before, 3).loss_scale.value == 1, "the scale is at least 1");
+  before.loss_scale.value = most_loss_scale;
+  trial.expect_true(prepare(trial, {1}, 2, before, 3).loss_scale.value == most_loss_scale, "the scale has a limit");
+  before.loss_scale = {};
+  const StepState without = prepare(trial, {infinity}, 2, before);
+  trial.expect_true(without.loss_scale.value == 1 && without.loss_scale.good_steps == 0, "no window: no scale");
 }
 
 struct Buffers {
@@ -186,6 +217,13 @@ void check_cast(Trial& trial, DType from_dtype, DType to_dtype, int64_t rows, in
   trial.expect_equal("to", to, rounded(from.values(), to_dtype));
 }
 
+void check_nans(Trial& trial, DType dtype) {
+  const Operand& nans = trial.input(DType::f32, 1, 40, std::vector<double>(40, std::nan("")));
+  Operand& of_nans = trial.in_out(dtype, 1, 40);
+  trial.run(Cast{nans.matrix(), of_nans.matrix()});
+  for (const double value : of_nans.values()) trial.expect_true(std::isnan(value), "NaN stays NaN");
+}
+
 // Ties go to even, the largest floats to infinity, NaN stays NaN.
 void check_cast_rounding(Trial& trial) {
   const std::vector<double> values{1 + 0x1p-8,
@@ -208,10 +246,25 @@ void check_cast_rounding(Trial& trial) {
   Operand& to = trial.output(DType::bf16, 1, count);
   trial.run(Cast{trial.input(DType::f32, 1, count, values).matrix(), to.matrix()});
   trial.expect_equal("to", to, expected);
-  const Operand& nans = trial.input(DType::f32, 1, 40, std::vector<double>(40, std::nan("")));
-  Operand& of_nans = trial.in_out(DType::bf16, 1, 40);
-  trial.run(Cast{nans.matrix(), of_nans.matrix()});
-  for (const double value : of_nans.values()) trial.expect_true(std::isnan(value), "NaN stays NaN");
+  check_nans(trial, DType::bf16);
+}
+
+// The same, and to subnormals: multiples of 2^-24.
+void check_cast_rounding_to_f16(Trial& trial) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<double> values{1 + 0x1p-11, 1 + 3 * 0x1p-11, -(1 + 0x1p-11), 1 + 0x1p-11 + 0x1p-23,
+                                   65519,       -65520,          infinity,       0x1p-14,
+                                   5 * 0x1p-25, 7 * 0x1p-25,     0x1p-25,        -0x1p-26};
+  const std::vector<double> expected{1,        1 + 0x1p-9, -1,          1 + 0x1p-10, 65504, -infinity,
+                                     infinity, 0x1p-14,    2 * 0x1p-24, 4 * 0x1p-24, 0,     0};
+  const auto count = static_cast<int64_t>(values.size());
+  Operand& to = trial.output(DType::f16, 1, count);
+  trial.run(Cast{trial.input(DType::f32, 1, count, values).matrix(), to.matrix()});
+  trial.expect_equal("to", to, expected);
+  Operand& back = trial.output(DType::f32, 1, count);
+  trial.run(Cast{to.matrix(), back.matrix()});
+  trial.expect_equal("back", back, expected);
+  check_nans(trial, DType::f16);
 }
 
 // Exact: one sum in f32.
@@ -239,13 +292,15 @@ void add_update_cases(Suite& suite) {
     suite.add<SquaredNorm>(name, [=](Trial& t) { check_squared_norm(t, size); });
     suite.add<AdamW>(name + " f32", [=](Trial& t) { check_adamw(t, size, DType::f32, false, false); });
     suite.add<AdamW>(name + " bf16 weights", [=](Trial& t) { check_adamw(t, size, DType::bf16, true, false); });
+    suite.add<AdamW>(name + " f16 weights", [=](Trial& t) { check_adamw(t, size, DType::f16, true, false); });
   }
   suite.add<AdamW>("skipped", [](Trial& t) { check_adamw(t, 100, DType::bf16, true, true); });
   suite.add<SquaredNorm>("large gradients", check_large_gradients);
   suite.add<PrepareUpdate>("clipping and bias corrections", check_prepare_update);
   suite.add<PrepareUpdate>("steps that are not finite", check_skip);
-  for (const DType from : {DType::f32, DType::bf16}) {
-    for (const DType to : {DType::f32, DType::bf16}) {
+  suite.add<PrepareUpdate>("loss scaling", check_loss_scaling);
+  for (const DType from : compute_dtypes) {
+    for (const DType to : compute_dtypes) {
       for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 129}, {1, 40003}}) {
         const auto n = rows, c = cols;
         suite.add<Cast>(fmt::format("[{}, {}] {} to {}", n, c, dtype_name(from), dtype_name(to)),
@@ -259,12 +314,16 @@ void add_update_cases(Suite& suite) {
   }
   suite.add<Add>("rejections", check_add_rejections);
   suite.add<Cast>("rounding", check_cast_rounding);
+  suite.add<Cast>("rounding to f16", check_cast_rounding_to_f16);
   suite.add<Cast>("rejections", [](Trial& t) {
     const Operand& from = t.input(DType::f32, 2, 3);
     Operand& to = t.output(DType::bf16, 3, 2);
     t.expect_rejected(Cast{from.matrix(), to.matrix()}, "another shape");
     Operand& f64 = t.output(DType::f64, 2, 3);
     t.expect_rejected(Cast{from.matrix(), f64.matrix()}, "a dtype that nothing trains in");
+    Matrix in_f16 = t.output(DType::bf16, 2, 3).matrix();
+    in_f16.dtype = DType::f16;
+    t.expect_rejected_contents(Cast{from.matrix(), in_f16}, "f16 on the CPU");
   });
 }
 

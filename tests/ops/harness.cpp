@@ -14,10 +14,10 @@ namespace {
 constexpr int64_t guard_bytes = 256;
 constexpr double pi = 3.14159265358979323846;
 
-// Repeated, NaN as f32 and as bf16 and a huge number as f64, so that a kernel that reads a guard band shows it in its
-// results; different from the poison, so that writing NaN over it shows too.
+// Repeated, NaN as f32, bf16 and f16, and a huge number as f64, so that a kernel that reads a guard band shows it in
+// its results; different from the poison, so that writing NaN over it shows too.
 constexpr uint16_t guard_pattern = 0xFFA5;
-constexpr int poison_byte = 0xFF;  // NaN as f32, bf16 and f64
+constexpr int poison_byte = 0xFF;  // NaN as f32, bf16, f16 and f64
 constexpr int64_t poisoned_scratch_bytes = 64 << 10;
 
 void fill_guard(std::byte* from, std::byte* to) {
@@ -29,12 +29,17 @@ double unit_in_last_place(DType dtype) {
   switch (dtype) {
     case DType::bf16:
       return 0x1p-7;
+    case DType::f16:
+      return 0x1p-10;
     case DType::f32:
       return 0x1p-23;
     default:
       return 0x1p-52;
   }
 }
+
+// Distance between neighbouring numbers next to zero, where it is not far below all that is computed.
+double smallest_number(DType dtype) { return dtype == DType::f16 ? 0x1p-24 : 0; }
 
 double read_element(const std::byte* from, DType dtype) {
   switch (dtype) {
@@ -45,6 +50,11 @@ double read_element(const std::byte* from, DType dtype) {
     }
     case DType::bf16: {
       bf16 value;
+      std::memcpy(&value, from, sizeof value);
+      return static_cast<double>(to_float(value));
+    }
+    case DType::f16: {
+      f16 value;
       std::memcpy(&value, from, sizeof value);
       return static_cast<double>(to_float(value));
     }
@@ -67,6 +77,11 @@ void write_element(std::byte* to, DType dtype, double value) {
     }
     case DType::bf16: {
       const bf16 rounded = to_bf16(static_cast<float>(value));
+      std::memcpy(to, &rounded, sizeof rounded);
+      return;
+    }
+    case DType::f16: {
+      const f16 rounded = to_f16(static_cast<float>(value));
       std::memcpy(to, &rounded, sizeof rounded);
       return;
     }
@@ -206,6 +221,7 @@ std::string Operand::damage() const {
 }
 
 Operand& Trial::add(DType dtype, int64_t rows, int64_t cols, int64_t gap, bool writable) {
+  if (dtype == DType::f16 && backend().target().kind == Target::Kind::cpu) throw NotOnThisBackend();
   Operand& operand = operands_.emplace_back(backend(), dtype, rows, cols, cols + gap);
   operand.writable_ = writable;
   return operand;
@@ -321,7 +337,8 @@ void Trial::expect_close(std::string_view what, const Operand& actual, const std
   const Errors plain_errors = errors_of(plain, reference);
   expect_near(what, actual, reference, factor * plain_errors.largest + noise);
   const double unit = unit_in_last_place(actual.dtype());
-  const double allowed = 2 * std::sqrt(plain_errors.mean_square) + unit / 2 * std::sqrt(mean_square(reference)) + noise;
+  const double allowed = 2 * std::sqrt(plain_errors.mean_square) + unit / 2 * std::sqrt(mean_square(reference)) +
+                         smallest_number(actual.dtype()) / 2 + noise;
   const double rms = std::sqrt(errors_of(actual.values(), reference).mean_square);
   if (rms > allowed) fail(fmt::format("{}: root-mean-square error {:.3g}, allowed {:.3g}", what, rms, allowed));
 }
@@ -335,7 +352,7 @@ void Trial::expect_near(std::string_view what, const Operand& actual, const std:
   }
   const double unit = unit_in_last_place(actual.dtype());
   for (size_t i = 0; i < values.size(); ++i) {
-    const double allowed = bound + unit * std::abs(reference[i]);
+    const double allowed = bound + unit * std::abs(reference[i]) + smallest_number(actual.dtype());
     // Written so that a NaN fails.
     if (std::abs(values[i] - reference[i]) <= allowed) continue;
     const auto index = static_cast<int64_t>(i);

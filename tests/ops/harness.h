@@ -86,6 +86,9 @@ template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
+// Thrown where a case asks for a dtype that the backend does not have: it is skipped.
+struct NotOnThisBackend {};
+
 // The run of one case: its operands, its random numbers and what went wrong.
 class Trial {
  public:

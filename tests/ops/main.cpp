@@ -65,16 +65,20 @@ bool is_linear(std::string_view op) {
   return op == LinearForward::name || op == LinearBackwardInput::name || op == LinearBackwardWeight::name;
 }
 
-bool run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
+enum class Outcome : uint8_t { passed, failed, skipped };
+
+Outcome run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
   Trial trial(backend, case_seed(options.seed, test));
   try {
     test.body(trial);
+  } catch (const NotOnThisBackend&) {
+    return Outcome::skipped;
   } catch (const std::exception& error) {
     trial.fail(fmt::format("threw: {}", error.what()));
   }
   for (const std::string& failure : trial.failures())
     fmt::print("FAIL {} backend={} seed={}: {}\n", title(test), backend.name, options.seed, failure);
-  return trial.failures().empty();
+  return trial.failures().empty() ? Outcome::passed : Outcome::failed;
 }
 
 // Every op must have a case and a bench; an empty filter asks for all of them.
@@ -96,14 +100,17 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   int failed = 0;
   if (options.filter.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
-  int run = 0;
+  int run = 0, skipped = 0;
   for (const Suite::Case& test : suite.cases()) {
     if (title(test).find(options.filter) == std::string::npos) continue;
     if (backend.thread_independent && !is_linear(test.op)) continue;
     ++run;
-    if (!run_case(test, backend, options)) ++failed;
+    const Outcome outcome = run_case(test, backend, options);
+    if (outcome == Outcome::failed) ++failed;
+    if (outcome == Outcome::skipped) ++skipped;
   }
-  fmt::print("{} cases on {} ({}), {} failed\n", run, backend.name, device_text(*backend.variants.front()), failed);
+  fmt::print("{} cases on {} ({}), {} failed, {} skipped (f16, which the backend does not have)\n", run, backend.name,
+             device_text(*backend.variants.front()), failed, skipped);
   if (run == 0 && !backend.thread_independent) {
     fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
     return 2;
@@ -124,7 +131,11 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
   for (const Suite::Case& bench : suite.benches()) {
     if (title(bench).find(options.filter) == std::string::npos) continue;
     Trial trial(backend, case_seed(options.seed, bench));
-    bench.body(trial);
+    try {
+      bench.body(trial);
+    } catch (const NotOnThisBackend&) {
+      continue;
+    }
     const Trial::Timing& timing = trial.timing();
     failed = failed || timing.seconds <= 0 || !trial.failures().empty();
     fmt::print("{:<60} {:>9.3f} ms", title(bench), timing.seconds * 1e3);

@@ -13,6 +13,7 @@ std::string name_of(const DTypes& dtypes) {
 double rounded(double value, DType dtype) {
   if (dtype == DType::f64) return value;
   const auto single = static_cast<float>(value);
+  if (dtype == DType::f16) return static_cast<double>(to_float(to_f16(single)));
   return static_cast<double>(dtype == DType::bf16 ? to_float(to_bf16(single)) : single);
 }
 

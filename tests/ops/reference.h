@@ -17,7 +17,12 @@ struct DTypes {
 };
 
 inline constexpr std::array dtype_pairs{DTypes{DType::f32, DType::f32}, DTypes{DType::bf16, DType::bf16},
-                                        DTypes{DType::bf16, DType::f32}};
+                                        DTypes{DType::bf16, DType::f32}, DTypes{DType::f16, DType::f16},
+                                        DTypes{DType::f16, DType::f32}};
+inline constexpr std::array compute_dtypes{DType::f32, DType::bf16, DType::f16};
+
+// f16 goes through the same kernels as bf16, with other conversions: every third shape of a table is enough for it.
+constexpr bool is_left_out(DType dtype, int64_t index) { return dtype == DType::f16 && index % 3 != 0; }
 
 std::string name_of(const DTypes& dtypes);  // "C=bf16 R=f32"
 

@@ -1,4 +1,5 @@
 // "Same results" of DESIGN.md over ranks on CUDA: on one device that they share, or on the host harness.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -112,6 +113,26 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does th
     CHECK(same_bits(zero2, run(3)));
     CHECK(zero0.losses.front() == zero2.losses.front());
   }
+}
+
+// The scale is too large for the first steps: ranks that were not of one mind about that would part.
+TEST_CASE("CUDA ranks seek the loss scale of fp16 together") {
+  require_device();
+  const auto run = [&](int zero) {
+    return train(Family::llama,
+                 {2,
+                  2,
+                  {"precision.compute=fp16", "run.device=cuda", "precision.loss_scale=16777216", "model.num_layers=1",
+                   fmt::format("parallel.zero={}", zero)}},
+                 6);
+  };
+  const Outcome zero0 = run(0), zero1 = run(1);
+  CHECK_FALSE(std::isfinite(zero0.norms.front()));
+  CHECK(std::isfinite(zero0.norms.back()));
+  CHECK(zero0.norms.back() == zero1.norms.back());
+  CHECK(zero0.losses == zero1.losses);
+  CHECK(zero0.state == zero1.state);
+  CHECK(zero0.torn + zero1.torn == "");
 }
 
 TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO stage, and not those summed in f32") {

@@ -64,10 +64,10 @@ class Trainer {
     step_.weights_changed();
   }
   bool took_what_was_planned() const { return step_.taken().bytes == memory_.arenas.bytes; }
-  void save(const std::filesystem::path& out) {
+  void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
     config.run.out = out.string();
-    save_state(config, step_, {.step = 3, .updates = 3}, rank_.groups, *rank_.world);
+    save_state(config, step_, {.step = 3, .updates = updates}, rank_.groups, *rank_.world);
   }
   void load(const std::filesystem::path& out) {
     load_state(resolve_checkpoint(out), step_, rank_.groups, *rank_.world);
@@ -116,6 +116,8 @@ State first_moments(const RunConfig& config, std::unique_ptr<Backend> backend, c
   return trainer.state();
 }
 
+const std::vector<std::string> fp16 = {"precision.compute=fp16", "run.device=cuda"};
+
 const std::vector<std::vector<std::string>> variants = {
     {"model.dropout=0.1"},
     {"model.dropout=0.1", "batch.micro=2", "memory.recompute=block", "memory.loss_chunk_tokens=7"},
@@ -138,18 +140,70 @@ TEST_CASE("gradients agree with the CPU's in f32") {
   }
 }
 
-TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's") {
+TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and those in fp16 nearer") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const RunConfig exact = small_config(family);
     const RunConfig rounded = small_config(family, {"precision.compute=bf16"});
     const State start = after_ten_steps(exact);
     const State expected = first_moments(exact, cpu(), start);
     const State on_cpu = first_moments(rounded, cpu(), start);
-    for (const auto& [name, values] : first_moments(rounded, cuda(), start)) {
+    const State in_bf16 = first_moments(rounded, cuda(), start);
+    const State in_fp16 = first_moments(small_config(family, fp16), cuda(), start);
+    for (const auto& [name, values] : in_bf16) {
       if (!name.starts_with("exp_avg/")) continue;
       INFO(name);
-      CHECK(distance(values, expected.at(name)) < 2 * distance(on_cpu.at(name), expected.at(name)));
+      const double of_bf16 = distance(on_cpu.at(name), expected.at(name));
+      CHECK(distance(values, expected.at(name)) < 2 * of_bf16);
+      // Three more bits.
+      CHECK(distance(in_fp16.at(name), expected.at(name)) < 0.3 * of_bf16);
     }
+  }
+}
+
+TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest") {
+  std::vector<std::string> overrides = fp16;
+  overrides.insert(overrides.end(), {"precision.loss_scale=16777216", "precision.loss_scale_window=3"});
+  const RunConfig config = small_config(Family::gpt2, overrides);
+  Trainer trainer(config, cuda());
+  LossScale expected{0x1p24F, 0};
+  int64_t updates = 0, skipped = 0;
+  State before = trainer.state();
+  for (int i = 0; i < 14; ++i) {
+    const StepResult result = trainer.run();
+    INFO("step " << i);
+    CHECK(std::isfinite(result.loss));
+    CHECK(result.loss_scale == static_cast<double>(expected.value));
+    CHECK(result.lowered_loss_scale() == result.skipped);
+    State after = trainer.state();
+    CHECK((after == before) == result.skipped);
+    before = std::move(after);
+    (result.skipped ? skipped : updates) += 1;
+    CHECK(result.updates == updates);
+    expected = next_loss_scale(expected, result.skipped, 3);
+  }
+  CHECK(skipped > 0);
+  CHECK(updates > 3);  // the scale has been doubled, too
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("gptrain-scale-" + std::to_string(getpid()));
+  trainer.save(folder, updates);
+  Trainer resumed(config, cuda());
+  resumed.load(folder);
+  REQUIRE(resumed.step().loss_scale());
+  CHECK(resumed.step().loss_scale()->value == expected.value);
+  CHECK(resumed.step().loss_scale()->good_steps == expected.good_steps);
+  std::filesystem::remove_all(folder);
+}
+
+// From the same weights, as norms and updates do not depend on the loss scale but by rounding.
+TEST_CASE("in fp16 the loss scale changes neither the norm nor the update") {
+  std::vector<std::string> small = fp16, large = fp16;
+  small.emplace_back("precision.loss_scale=256");
+  large.emplace_back("precision.loss_scale=65536");
+  Trainer a(small_config(Family::llama, small), cuda()), b(small_config(Family::llama, large), cuda());
+  CHECK(a.run().grad_norm == Approx(b.run().grad_norm).epsilon(2e-3));
+  for (const auto& [name, values] : a.state()) {
+    INFO(name);
+    CHECK(distance(values, b.state().at(name)) < 0.02);
   }
 }
 
@@ -170,8 +224,8 @@ TEST_CASE("losses and norms of 20 steps agree with the CPU's") {
 }
 
 TEST_CASE("the same bits every time, in whatever order threads run") {
-  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
-    const RunConfig config = small_config(Family::llama, {precision, "model.dropout=0.1"});
+  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"}) {
+    const RunConfig config = small_config(Family::llama, {precision, "model.dropout=0.1", "run.device=cuda"});
     Trainer once(config, cuda(0)), again(config, cuda(1));
     for (int i = 0; i < 3; ++i) CHECK(once.run().loss == again.run().loss);
     CHECK(once.state() == again.state());

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 WITHOUT_DEVICE, WITH_DEVICE = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
-FINISHED, DEVICE_FAILURE = 0, 5
+FINISHED, DEVICE_FAILURE, DIVERGED = 0, 5, 6
 
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 24, "num_heads": 2, "vocab_size": 257, "sequence_length": 16,
@@ -90,6 +90,51 @@ class Device(unittest.TestCase):
             manifest = json.loads((self.folder / device / "checkpoints/step-00000001/manifest.json").read_text())
             self.assertEqual("algorithms" in manifest, device == "cuda")
             self.train(program, device, device, "--steps", "1", "--resume")
+
+    def records(self, out):
+        lines = (self.folder / out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [record for record in map(json.loads, lines) if "loss" in record]
+
+    def train_in_fp16(self, out, *arguments):
+        settings = ["precision.compute=fp16", "precision.loss_scale=16777216", "precision.loss_scale_window=2",
+                    "run.max_skipped_steps=0", "run.steps=12"]
+        return self.train(WITH_DEVICE, out, "cuda", *(part for key in settings for part in ("--set", key)), *arguments)
+
+    def test_the_search_for_a_loss_scale_ends_no_run_and_goes_on_after_a_stop(self):
+        text = self.train_in_fp16("whole")
+        records = self.records("whole")
+        self.assertIn("| scale 16777216 |", text)
+        self.assertIn("SKIPPED", text)
+        scales = [record["loss_scale"] for record in records]
+        self.assertEqual(scales[:2], [2 ** 24, 2 ** 23])
+        self.assertTrue(records[0]["skipped"])
+        self.assertFalse(all(record["skipped"] for record in records))
+        self.train_in_fp16("parts", "--steps", "5")
+        self.train_in_fp16("parts", "--resume")
+        steps = [(record["loss"], record["grad_norm"], record["loss_scale"]) for record in records]
+        self.assertEqual([(record["loss"], record["grad_norm"], record["loss_scale"])
+                          for record in self.records("parts")], steps)
+
+    def test_a_run_that_cannot_go_on_at_a_loss_scale_of_1_ends(self):
+        # Weights whose activations fp16 cannot hold.
+        settings = ["precision.compute=fp16", "precision.loss_scale=4", "run.max_skipped_steps=1", "run.steps=12",
+                    "model.activation=swiglu", "model.init_std=10", "run.device=cuda"]
+        code, _, err = self.run_program(WITH_DEVICE, "train", "run.json",
+                                        *(part for key in settings for part in ("--set", key)))
+        self.assertEqual(code, DIVERGED, err)
+        self.assertIn("not finite for 2 steps in a row", err)
+        self.assertEqual([record["loss_scale"] for record in self.records("out")], [4, 2, 1, 1])
+
+    def test_fp16_needs_a_device(self):
+        for arguments in [(), ("--dry-run",)]:
+            code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "precision.compute=fp16",
+                                            *arguments)
+            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertIn("precision.compute = fp16: this process sees no CUDA device", err)
+        code, text, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "precision.compute=fp16",
+                                           "--dry-run", "--target", "h100")
+        self.assertEqual(code, FINISHED, err)
+        self.assertIn("of h100's", text)
 
     def test_no_device(self):
         for arguments in [(), ("--dry-run",)]:

@@ -64,10 +64,16 @@ void cpu_prepare_update(const PrepareUpdate& op) {
   StepState& state = *op.state;
   double squared_norm = 0;
   for (int64_t i = 0; i < op.partials.cols; ++i) squared_norm += op.partials.as<const double>()[i];
+  const auto loss_scale = static_cast<double>(state.loss_scale.value);
+  squared_norm /= loss_scale * loss_scale;
   state.squared_norm = squared_norm;
   state.skip = std::isfinite(state.loss_sum) && std::isfinite(squared_norm) ? 0 : 1;
   const double norm = std::sqrt(squared_norm);
   state.gradient_scale = op.clip_norm > 0 && norm > op.clip_norm ? static_cast<float>(op.clip_norm / norm) : 1.0F;
+  state.gradient_scale /= state.loss_scale.value;
+  state.step_loss_scale = state.loss_scale.value;
+  if (op.loss_scale_window > 0)
+    state.loss_scale = next_loss_scale(state.loss_scale, state.skip != 0, op.loss_scale_window);
   if (state.skip != 0) return;
   state.updates += 1;
   const auto updates = static_cast<double>(state.updates);

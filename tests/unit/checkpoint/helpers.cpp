@@ -146,6 +146,7 @@ Manifest make_manifest(int64_t step) {
   manifest.config = "{\"model\": {\"hidden_size\": 7}}\n\"quoted\" \xC3\xA9";
   manifest.build = "0.1.0";
   manifest.algorithms = "{\n  \"device\": \"a\"\n}";
+  manifest.loss_scale = {4096, 17};
   return manifest;
 }
 

@@ -33,7 +33,7 @@ TEST_CASE("reductions of every type give the same bits under every instruction s
   if (!has_avx2()) return;
 #ifdef __x86_64__
   constexpr size_t num_words = 2 * 1031;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::i64})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64})
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min})
       for (const int64_t num_inputs : {1, 2, 3, 4, 5, 9}) {
         std::vector<std::vector<uint32_t>> inputs;

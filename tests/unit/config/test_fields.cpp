@@ -47,6 +47,8 @@ const std::map<std::string, Sample> samples = {
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
     {"precision.reduce", {R"("bf16")", {}}},
+    {"precision.loss_scale", {"1024", {"precision.compute=fp16"}}},
+    {"precision.loss_scale_window", {"100", {"precision.compute=fp16"}}},
     {"optimizer.type", {R"("adamw")", {}}},
     {"optimizer.lr", {"0.002", {}}},
     {"optimizer.betas", {"[0.8,0.99]", {}}},

@@ -175,6 +175,28 @@ TEST_CASE("the residual stream is at least as precise as the arithmetic") {
   CHECK(parse({"precision.compute=bf16", "precision.residual=fp32"}).precision.residual == DType::f32);
   CHECK(fault({"precision.residual=bf16"}) ==
         R"(precision.residual = "bf16": must be fp32 with precision.compute = fp32 (try "fp32"))");
+  CHECK(parse({"precision.compute=fp16"}).precision.residual == DType::f16);
+  CHECK(parse({"precision.compute=fp16", "precision.residual=fp32"}).precision.residual == DType::f32);
+  CHECK(fault({"precision.compute=fp16", "precision.residual=bf16"}) ==
+        R"(precision.residual = "bf16": must be fp16 or fp32 with precision.compute = fp16 (try "fp16"))");
+}
+
+TEST_CASE("the loss scale is a power of two") {
+  const PrecisionConfig usual = parse({"precision.compute=fp16"}).precision;
+  CHECK((usual.loss_scale == 65536 && usual.loss_scale_window == 2000));
+  CHECK(parse({"precision.compute=fp16", "precision.loss_scale=1"}).precision.loss_scale == 1);
+  CHECK(fault({"precision.compute=fp16", "precision.loss_scale=1000"}) ==
+        "precision.loss_scale = 1000: must be a power of two (try 1024 or 512)");
+  CHECK(fault({"precision.compute=fp16", "precision.loss_scale=33554432"}) ==
+        "precision.loss_scale = 33554432: must be at least 1 and at most 16777216 (try 16777216)");
+}
+
+TEST_CASE("fp16 is for devices") {
+  CHECK(fault({"precision.compute=fp16", "run.device=auto"}).empty());
+  CHECK(
+      fault({"precision.compute=fp16", "run.device=cpu"}) ==
+      R"(run.device = "cpu": must be cuda or auto with precision.compute = fp16, which the CPU backend does not have )"
+      R"((try "cuda"))");
 }
 
 TEST_CASE("a key that would have no effect is refused") {

@@ -119,8 +119,11 @@ TEST_CASE("what this build does not have is refused with the reason") {
   CHECK(
       fault({"precision.compute=fp8"}) ==
       R"(precision.compute = "fp8": fp8 matrix products need a GPU backend, which this build does not have (try "bf16"))");
-  CHECK(fault({"precision.compute=fp16"}) ==
-        R"(precision.compute = "fp16": fp16 needs dynamic loss scaling, which this build does not have (try "bf16"))");
+  CHECK(fault({"precision.compute=bf16-pure"}) ==
+        R"(precision.compute = "bf16-pure": weights without fp32 masters need stochastic rounding, which this build )"
+        R"(does not have (try "bf16"))");
+  CHECK(fault({"precision.reduce=fp16"}) ==
+        R"(precision.reduce = "fp16": sums of gradients leave the range of fp16 (try "bf16"))");
 }
 
 TEST_CASE("the mesh's sizes have ranges") {

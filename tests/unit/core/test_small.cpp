@@ -1,6 +1,11 @@
+#include <bit>
 #include <cmath>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include "base/dtype.h"
+#include "base/loss_scale.h"
 #include "base/philox.h"
 #include "base/units.h"
 #include "catch.h"
@@ -23,6 +28,62 @@ TEST_CASE("bf16 rounds to nearest, ties to even, and keeps what is not finite") 
   CHECK(to_float(to_bf16(1.0F + 0x1p-8F + 0x1p-20F)) == 1.0F + 0x1p-7F);
   CHECK(std::isinf(to_float(to_bf16(3.4e38F))));
   CHECK(std::isnan(to_float(to_bf16(std::nanf("")))));
+}
+
+namespace {
+
+#ifdef __x86_64__
+__attribute__((target("f16c"))) uint16_t hardware_f16(float value) {
+  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+__attribute__((target("f16c"))) float hardware_float(uint16_t bits) { return _cvtsh_ss(bits); }
+#endif
+
+}  // namespace
+
+TEST_CASE("f16 rounds as the processor does, and widens exactly") {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("f16c") == 0) return;
+  int64_t different = 0;
+  const auto check = [&](uint32_t bits) {
+    const auto value = std::bit_cast<float>(bits);
+    different += to_f16(value).bits != hardware_f16(value) && !std::isnan(value) ? 1 : 0;
+    different += std::isnan(to_float(to_f16(value))) != std::isnan(value) ? 1 : 0;
+  };
+  // Every number, what lies half-way between it and the next, and the floats next to both.
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto narrow = static_cast<uint16_t>(bits);
+    const float wide = to_float(f16{narrow});
+    const float expected = hardware_float(narrow);
+    different += std::isnan(wide) != std::isnan(expected) || (!std::isnan(wide) && wide != expected) ||
+                         std::signbit(wide) != std::signbit(expected)
+                     ? 1
+                     : 0;
+    for (const uint32_t place : {0U, 0x1000U})
+      for (const uint32_t next : {0U, 1U, 0xffffffffU}) check(std::bit_cast<uint32_t>(expected) + place + next);
+  }
+  for (uint32_t i = 0; i < 1 << 16; ++i)
+    for (const uint32_t word : philox({5, 6}, {i, 0, 0, 0})) check(word);
+  for (uint32_t bits = 0x33000000; bits < 0x38900000; bits += 977) check(bits);  // to subnormals
+  CHECK(different == 0);
+#endif
+  constexpr f16 largest = to_f16(65519.0F), too_large = to_f16(65520.0F);
+  CHECK(largest.bits == 0x7bff);
+  CHECK(too_large.bits == 0x7c00);
+}
+
+TEST_CASE("the loss scale is halved by overflows and doubled by a window of good steps") {
+  LossScale scale{4, 0};
+  scale = next_loss_scale(scale, false, 2);
+  CHECK((scale.value == 4 && scale.good_steps == 1));
+  scale = next_loss_scale(scale, true, 2);
+  CHECK((scale.value == 2 && scale.good_steps == 0));
+  for (int i = 0; i < 2; ++i) scale = next_loss_scale(scale, false, 2);
+  CHECK((scale.value == 4 && scale.good_steps == 0));
+  for (int i = 0; i < 10; ++i) scale = next_loss_scale(scale, true, 2);
+  CHECK(scale.value == least_loss_scale);
+  for (int i = 0; i < 100; ++i) scale = next_loss_scale(scale, false, 1);
+  CHECK(scale.value == most_loss_scale);
 }
 
 TEST_CASE("numbers for people") {

@@ -61,6 +61,23 @@ TEST_CASE("The step line is the one the issue shows") {
         "mem 1.9/24 GiB | eta 33m");
 }
 
+TEST_CASE("A loss scale is shown where there is one") {
+  StepMetrics metrics = example();
+  metrics.loss_scale = 65536;
+  CHECK(format_step_line(metrics, 5000, 24 * gibibyte, 1985) ==
+        "step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | scale 65536 | 412 ms (data 1%) | 57.1k tok/s | "
+        "mfu 46.2% | mem 1.9/24 GiB | eta 33m");
+  const TemporaryFolder out;
+  {
+    MetricsWriter writer(out.path(), -1);
+    writer.write_step(metrics);
+    writer.write_step(at_step(121));
+  }
+  const std::vector<json> records = parse_lines(out.path() / "metrics.jsonl");
+  CHECK(records.at(0).at("loss_scale") == 65536);
+  CHECK_FALSE(records.at(1).contains("loss_scale"));
+}
+
 TEST_CASE("The step line of other magnitudes") {
   StepMetrics metrics = at_step(5000);
   metrics.loss = 10.98765;

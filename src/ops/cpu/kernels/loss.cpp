@@ -129,7 +129,8 @@ void row_loss(const CrossEntropy& op, int64_t row) {
 
   // d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target].
   const double lse = static_cast<double>(sums.maximum) + log_sum;
-  const double inverse_tokens = static_cast<double>(op.state->inverse_tokens);
+  const double inverse_tokens =
+      static_cast<double>(op.state->inverse_tokens) * static_cast<double>(op.state->loss_scale.value);
   const double scale = (1.0 + 2.0 * op.z_loss * lse) * inverse_tokens / sums.sum;
   gradient_row(logits, d_logits, cols, sums.maximum, static_cast<float>(scale));
   if (target >= 0 && target < cols) {
