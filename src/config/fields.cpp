@@ -223,8 +223,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}};
   const std::vector<RefusedWord> refused = {
       {"fp16", "fp16 needs dynamic loss scaling, which this build does not have", "bf16"},
-      {"fp8", "fp8 matrix products need a GPU backend, which this build does not have", "bf16"},
+      {"fp8", "only the linears of blocks have fp8: precision.linears", "bf16"},
   };
+  Words<DType> linears = dtypes;
+  linears.push_back({"fp8", DType::f8e4m3});
   table.insert(
       table.end(),
       {
@@ -251,6 +253,12 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         refused,
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
+              .changeable(),
+          words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears,
+                                        {refused.front()},
+                                        "matrix products of the linears in transformer blocks; fp8, on GPUs that have "
+                                        "it: E4M3 forward, E5M2 for gradients; default: compute")
+              .derived(R"("fp32")")
               .changeable(),
       });
 }

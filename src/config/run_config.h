@@ -63,6 +63,7 @@ struct PrecisionConfig {
   DType compute = DType::f32;   // f32 or bf16: weights, activations and matrix products
   DType residual = DType::f32;  // the residual stream; default: compute
   DType reduce = DType::f32;    // gradients on their way between data ranks
+  DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
 };
 
 struct OptimizerConfig {

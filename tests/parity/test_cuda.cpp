@@ -192,3 +192,98 @@ TEST_CASE("checkpoints move between CPU and CUDA") {
   CHECK(on_cpu.state() == on_cuda.state());
   std::filesystem::remove_all(folder);
 }
+
+namespace {
+
+// Sizes that FP8 products take, no power of two among them.
+RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = {}) {
+  std::vector<std::string> all = {"model.hidden_size=48",   "model.ffn_hidden_size=112", "model.sequence_length=20",
+                                  "precision.compute=bf16", "precision.linears=fp8",     "run.device=auto"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return small_config(family, all);
+}
+
+}  // namespace
+
+TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats round") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const RunConfig exact = fp8_config(family, {"precision.compute=fp32", "precision.linears=fp32"});
+    const State start = after_ten_steps(exact);
+    const State expected = first_moments(exact, cpu(), start);
+    for (const auto& [name, values] : first_moments(fp8_config(family), cuda(), start)) {
+      if (!name.starts_with("exp_avg/")) continue;
+      INFO(name);
+      const double away = distance(values, expected.at(name));
+      CHECK(away < 0.25);
+      if (name.starts_with("exp_avg/blocks.") && name.ends_with("ffn.in.weight")) CHECK(away > 0.02);
+    }
+  }
+}
+
+TEST_CASE("losses with FP8 linears stay near those in bf16, with arenas as planned") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const RunConfig config = fp8_config(family, {"model.dropout=0.1"});
+    Trainer bf16(fp8_config(family, {"model.dropout=0.1", "precision.linears=bf16"}), cuda()), fp8(config, cuda());
+    CHECK(fp8.took_what_was_planned());
+    for (int i = 0; i < 20; ++i) {
+      const StepResult expected = bf16.run(), result = fp8.run();
+      INFO("step " << i);
+      CHECK(result.loss == Approx(expected.loss).epsilon(0.01));
+      CHECK(result.grad_norm == Approx(expected.grad_norm).epsilon(0.05));
+    }
+    RandomBatches batches(config), same(config);
+    const double loss = fp8.step().evaluate(1, batches);
+    CHECK(loss == Approx(bf16.step().evaluate(1, same)).epsilon(0.01));
+  }
+}
+
+TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a checkpoint") {
+  const RunConfig config = fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8"});
+  Trainer once(config, cuda(0)), again(config, cuda(1));
+  Trainer recomputed(fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8", "memory.recompute=block"}),
+                     cuda());
+  for (int i = 0; i < 3; ++i) {
+    const double loss = once.run().loss;
+    CHECK(again.run().loss == loss);
+    CHECK(recomputed.run().loss == loss);
+  }
+  const State state = once.state();
+  CHECK(again.state() == state);
+  CHECK(recomputed.state() == state);
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("gptrain-fp8-" + std::to_string(getpid()));
+  once.save(folder);
+  Trainer resumed(config, cuda(), 3 * config.batch.global);
+  resumed.load(folder);
+  CHECK(resumed.run().loss == once.run().loss);
+  CHECK(resumed.state() == once.state());
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("an FP8 weight that is not finite makes a step that is skipped") {
+  const RunConfig config = fp8_config(Family::gpt2);
+  for (const char* tensor : {"weight/blocks.1.attention.qkv.weight", "weight/blocks.2.ffn.out.weight"}) {
+    Trainer trainer(config, cuda());
+    State state = trainer.state();
+    state.at(tensor)[5] = 1e39F;
+    trainer.set_weights(state);
+    CHECK(trainer.run().skipped);
+    CHECK(trainer.state() == state);
+  }
+}
+
+TEST_CASE("copies of FP8 weights are made once in a step, and save activations") {
+  const RunConfig config = fp8_config(Family::gpt2, {"batch.global=12"});
+  const Target target = cuda_target(0);
+  const StepPlan fp8 = plan_step(config, target);
+  const StepPlan bf16 = plan_step(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
+  const auto calls = [&](OpIndex op) { return fp8.ops[static_cast<size_t>(op)].calls; };
+  // In each of three blocks four weights, and in each of three micro-batches four inputs and four gradients.
+  CHECK(calls(OpIndex::Quantize) == 3 * (4 + 3 * (4 + 4)));
+  CHECK(calls(OpIndex::ScaledProduct) == 3 * 3 * 12);
+  CHECK(fp8.total().model_flops == bf16.total().model_flops);
+  CHECK(fp8.memory.arenas[MemoryClass::activations] < bf16.memory.arenas[MemoryClass::activations]);
+  const int64_t weights = 48 * (3 * 48 + 48 + 2 * 112);
+  CHECK(fp8.memory.arenas[MemoryClass::fp8_weights] == 3 * (2 * weights + 4 * memory_alignment));
+  CHECK(bf16.memory.arenas[MemoryClass::fp8_weights] == 0);
+}
