@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <string>
 #include <unistd.h>
@@ -203,14 +204,24 @@ RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = 
   return small_config(family, all);
 }
 
+std::unique_ptr<Backend> fp8_cuda(int device = 0) {
+  std::unique_ptr<Backend> backend = cuda(device);
+  if (!backend->target().fp8_products) {
+    std::printf("skipped: %s has no FP8 products\n", backend->target().name.c_str());
+    std::exit(exit_skipped);
+  }
+  return backend;
+}
+
 }  // namespace
 
-TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats round") {
+TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats round", "[fp8]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
+    std::unique_ptr<Backend> device = fp8_cuda();
     const RunConfig exact = fp8_config(family, {"precision.compute=fp32", "precision.linears=fp32"});
     const State start = after_ten_steps(exact);
     const State expected = first_moments(exact, cpu(), start);
-    for (const auto& [name, values] : first_moments(fp8_config(family), cuda(), start)) {
+    for (const auto& [name, values] : first_moments(fp8_config(family), std::move(device), start)) {
       if (!name.starts_with("exp_avg/")) continue;
       INFO(name);
       const double away = distance(values, expected.at(name));
@@ -220,10 +231,11 @@ TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats 
   }
 }
 
-TEST_CASE("losses with FP8 linears stay near those in bf16, with arenas as planned") {
+TEST_CASE("losses with FP8 linears stay near those in bf16, with arenas as planned", "[fp8]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const RunConfig config = fp8_config(family, {"model.dropout=0.1"});
-    Trainer bf16(fp8_config(family, {"model.dropout=0.1", "precision.linears=bf16"}), cuda()), fp8(config, cuda());
+    Trainer bf16(fp8_config(family, {"model.dropout=0.1", "precision.linears=bf16"}), fp8_cuda()),
+        fp8(config, fp8_cuda());
     CHECK(fp8.took_what_was_planned());
     for (int i = 0; i < 20; ++i) {
       const StepResult expected = bf16.run(), result = fp8.run();
@@ -237,11 +249,11 @@ TEST_CASE("losses with FP8 linears stay near those in bf16, with arenas as plann
   }
 }
 
-TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a checkpoint") {
+TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a checkpoint", "[fp8]") {
   const RunConfig config = fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8"});
-  Trainer once(config, cuda(0)), again(config, cuda(1));
+  Trainer once(config, fp8_cuda(0)), again(config, fp8_cuda(1));
   Trainer recomputed(fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8", "memory.recompute=block"}),
-                     cuda());
+                     fp8_cuda());
   for (int i = 0; i < 3; ++i) {
     const double loss = once.run().loss;
     CHECK(again.run().loss == loss);
@@ -253,28 +265,28 @@ TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a ch
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("gptrain-fp8-" + std::to_string(getpid()));
   once.save(folder);
-  Trainer resumed(config, cuda(), 3 * config.batch.global);
+  Trainer resumed(config, fp8_cuda(), 3 * config.batch.global);
   resumed.load(folder);
   CHECK(resumed.run().loss == once.run().loss);
   CHECK(resumed.state() == once.state());
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("an FP8 weight that is not finite makes a step that is skipped") {
+TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2);
   for (const char* tensor : {"weight/blocks.1.attention.qkv.weight", "weight/blocks.2.ffn.out.weight"}) {
-    Trainer trainer(config, cuda());
+    Trainer trainer(config, fp8_cuda());
     State state = trainer.state();
-    state.at(tensor)[5] = 1e39F;
+    state.at(tensor)[5] = std::numeric_limits<float>::infinity();
     trainer.set_weights(state);
     CHECK(trainer.run().skipped);
     CHECK(trainer.state() == state);
   }
 }
 
-TEST_CASE("copies of FP8 weights are made once in a step, and save activations") {
+TEST_CASE("copies of FP8 weights are made once in a step, and save activations", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2, {"batch.global=12"});
-  const Target target = cuda_target(0);
+  const Target target = fp8_cuda()->target();
   const StepPlan fp8 = plan_step(config, target);
   const StepPlan bf16 = plan_step(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
   const auto calls = [&](OpIndex op) { return fp8.ops[static_cast<size_t>(op)].calls; };
