@@ -133,8 +133,8 @@ void product_case(Trial& trial, const ProductCase& p, const Format& of_a, const 
   };
   const Operand& a = trial.input(of_a.dtype, p.m, p.k, codes(of_a, p.m * p.k), p.gap);
   const Operand& b = trial.input(of_b.dtype, p.n, p.k, codes(of_b, p.n * p.k), p.gap);
-  const Operand& a_scale = trial.input(DType::f32, 1, 1, {0x1p-5});
-  const Operand& b_scale = trial.input(DType::f32, 1, 1, {0x1p-7});
+  const Operand& a_scale = trial.input(DType::f32, 1, 1, std::vector<double>{0x1p-5});
+  const Operand& b_scale = trial.input(DType::f32, 1, 1, std::vector<double>{0x1p-7});
   const Operand& bias = trial.input(DType::bf16, 1, p.n);
   Operand& c = p.accumulate ? trial.in_out(p.c, p.m, p.n, 1, p.gap) : trial.output(p.c, p.m, p.n, p.gap);
   std::vector<double> expected = p.accumulate ? c.values() : std::vector<double>(static_cast<size_t>(p.m * p.n));
@@ -315,7 +315,7 @@ void add_benches(Suite& suite) {
       };
       const Operand& a = trial.input(of_a.dtype, m, k, codes(m * k));
       const Operand& b = trial.input(DType::f8e4m3, n, k, codes(n * k));
-      const Operand& scale = trial.input(DType::f32, 1, 1, {0x1p-5});
+      const Operand& scale = trial.input(DType::f32, 1, 1, std::vector<double>{0x1p-5});
       Operand& c = trial.output(dtype_c, m, n);
       trial.time(ScaledProduct{a.matrix(), b.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false});
     });

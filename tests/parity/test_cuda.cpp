@@ -225,7 +225,8 @@ TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats 
       if (!name.starts_with("exp_avg/")) continue;
       INFO(name);
       const double away = distance(values, expected.at(name));
-      CHECK(away < 0.25);
+      // Of norms' weights in heads gradients are small differences of larger numbers.
+      CHECK(away < (name.find("_norm") == std::string::npos ? 0.13 : 0.25));
       if (name.starts_with("exp_avg/blocks.") && name.ends_with("ffn.in.weight")) CHECK(away > 0.02);
     }
   }
@@ -233,27 +234,25 @@ TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats 
 
 TEST_CASE("losses with FP8 linears stay near those in bf16, with arenas as planned", "[fp8]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const RunConfig config = fp8_config(family, {"model.dropout=0.1"});
-    Trainer bf16(fp8_config(family, {"model.dropout=0.1", "precision.linears=bf16"}), fp8_cuda()),
-        fp8(config, fp8_cuda());
+    const RunConfig config = fp8_config(family);
+    Trainer bf16(fp8_config(family, {"precision.linears=bf16"}), fp8_cuda()), fp8(config, fp8_cuda());
     CHECK(fp8.took_what_was_planned());
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < (family == Family::gpt2 ? 20 : 3); ++i) {
       const StepResult expected = bf16.run(), result = fp8.run();
       INFO("step " << i);
-      CHECK(result.loss == Approx(expected.loss).epsilon(0.01));
-      CHECK(result.grad_norm == Approx(expected.grad_norm).epsilon(0.05));
+      CHECK(result.loss == Approx(expected.loss).epsilon(2e-3));
+      CHECK(result.grad_norm == Approx(expected.grad_norm).epsilon(0.03));
     }
     RandomBatches batches(config), same(config);
     const double loss = fp8.step().evaluate(1, batches);
-    CHECK(loss == Approx(bf16.step().evaluate(1, same)).epsilon(0.01));
+    CHECK(loss == Approx(bf16.step().evaluate(1, same)).epsilon(2e-3));
   }
 }
 
 TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a checkpoint", "[fp8]") {
-  const RunConfig config = fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8"});
+  const RunConfig config = fp8_config(Family::llama, {"batch.global=8"});
   Trainer once(config, fp8_cuda(0)), again(config, fp8_cuda(1));
-  Trainer recomputed(fp8_config(Family::llama, {"model.dropout=0.1", "batch.global=8", "memory.recompute=block"}),
-                     fp8_cuda());
+  Trainer recomputed(fp8_config(Family::llama, {"batch.global=8", "memory.recompute=block"}), fp8_cuda());
   for (int i = 0; i < 3; ++i) {
     const double loss = once.run().loss;
     CHECK(again.run().loss == loss);

@@ -47,6 +47,7 @@ const std::map<std::string, Sample> samples = {
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
     {"precision.reduce", {R"("bf16")", {}}},
+    {"precision.linears", {R"("fp8")", {"precision.compute=bf16"}}},
     {"optimizer.type", {R"("adamw")", {}}},
     {"optimizer.lr", {"0.002", {}}},
     {"optimizer.betas", {"[0.8,0.99]", {}}},
