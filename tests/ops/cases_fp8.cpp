@@ -80,14 +80,15 @@ void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
   trial.run(Quantize{x.matrix(), c.with_rows ? rows.matrix() : Matrix(),
                      c.with_transposed ? transposed.matrix() : Matrix(), inverse_scale.matrix(),
                      c.with_bias ? d_bias.matrix() : Matrix(), c.accumulate});
-  const std::vector<double> codes = codes_of(format, x.values());
+  values = x.values();
+  const std::vector<double> codes = codes_of(format, values);
   if (c.with_rows) trial.expect_equal("rows", rows, codes);
   if (c.with_transposed) trial.expect_equal("transposed", transposed, transpose(codes, c.rows, c.cols));
-  trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(x.values())});
+  trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(values)});
   if (!c.with_bias) return;
   for (size_t i = 0; i < codes.size(); ++i) {
-    sums[i % sums.size()] += x.values()[i];
-    sizes[i % sums.size()] += std::abs(x.values()[i]);
+    sums[i % sums.size()] += values[i];
+    sizes[i % sums.size()] += std::abs(values[i]);
   }
   trial.expect_near("d_bias", d_bias, sums, 0x1p-22 * *std::max_element(sizes.begin(), sizes.end()));
 }
@@ -248,7 +249,7 @@ void add_cases(Suite& suite) {
     for (const QuantizeCase& c :
          {QuantizeCase{16, 16, true, true, false, false, 0}, QuantizeCase{128, 128, true, true, true, false, 0},
           QuantizeCase{48, 272, true, false, true, true, 16}, QuantizeCase{272, 48, false, true, false, false, 16},
-          QuantizeCase{400, 144, true, true, true, true, 32}}) {
+          QuantizeCase{272, 144, true, true, true, true, 32}}) {
       suite.add<Quantize>(
           fmt::format("N={} cols={} to {}{}{}{}{}", c.rows, c.cols, name, c.with_rows ? " rows" : "",
                       c.with_transposed ? " transposed" : "", c.with_bias ? " bias" : "", c.gap > 0 ? " strided" : ""),
