@@ -148,7 +148,8 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
 
 tests() {
   part 'every op (test_ops)' ops.log 180 "$folder/tests/ops/test_ops" --backend cuda || true
-  part 'steps beside the CPU (test_parity_cuda)' parity.log 180 "$folder/tests/parity/test_parity_cuda" || true
+  part 'steps beside the CPU (test_parity_cuda)' parity.log 180 "$folder/tests/parity/test_parity_cuda" '~[fp8]' || true
+  part 'steps with FP8 linears (test_parity_cuda)' parity-fp8.log 60 "$folder/tests/parity/test_parity_cuda" '[fp8]' || true
   python_part 'stop and resume' resume.log 90 resume || true
   python_part 'memory' memory.log 90 memory || true
 }

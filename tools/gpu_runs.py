@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ class Case:
     global_tokens: int
     least_mfu: float | None = None  # the mark; None: there is none
     micro_tokens: tuple = MICRO_TOKENS
+    linears: str = "bf16"
 
     @property
     def length(self):
@@ -64,6 +65,9 @@ CASES = {
     "gpt2-350m-2048": gpt2("355m", 2048, 131072),
     "gpt2-774m-2048": gpt2("774m", 2048, 65536),
 }
+# The same with FP8 linears, on GPUs that have FP8 products: in no list by default, either.
+FP8_CASES = {f"{name}-fp8": replace(CASES[name], least_mfu=None, linears="fp8")
+             for name in ("gpt2-1.5b-1024", "llama-1b-4096")}
 # Small enough for a CPU: these check the scripts, and are in no list by default.
 SMOKE_CASES = {
     "smoke-gpt2": Case({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1000,
@@ -72,7 +76,7 @@ SMOKE_CASES = {
                          "sequence_length": 64, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
                          "bias": False, "tied_head": False}, 512, micro_tokens=(512, 256, 128)),
 }
-ALL_CASES = CASES | SMOKE_CASES
+ALL_CASES = CASES | FP8_CASES | SMOKE_CASES
 
 
 class RunFailed(Exception):
@@ -97,7 +101,7 @@ def write_config(folder, case, micro, device, out, **sections):
         "model": case.model,
         "data": {"train": [{"path": str(folder / "tokens")}]},
         "batch": {"global": case.sequences, "micro": micro},
-        "precision": {"compute": "bf16"},
+        "precision": {"compute": "bf16", "linears": case.linears},
         "optimizer": OPTIMIZER,
         "schedule": {"type": "constant"},
         "run": {"steps": 1000, "seed": 1, "out": str(folder / out), "device": device},

@@ -238,6 +238,7 @@ Target cuda_target(int device) {
     target.identity += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   target.kind = Target::Kind::gpu;
   target.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  target.fp8_products = properties.major > 8 || (properties.major == 8 && properties.minor >= 9);
   return target;
 }
 

@@ -105,6 +105,7 @@ Target cuda_target(int device) {
   target.identity = std::to_string(device);
   target.kind = Target::Kind::gpu;
   target.memory_bytes = this_machine(1).memory_bytes;
+  target.fp8_products = true;
   return target;
 }
 

@@ -8,7 +8,7 @@
 
 namespace gptrain {
 
-enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
+enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8, f8e4m3, f8e5m2 };
 
 constexpr int64_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -23,6 +23,8 @@ constexpr int64_t dtype_bytes(DType dtype) {
     case DType::u16:
       return 2;
     case DType::u8:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
       return 1;
   }
   return 0;
@@ -46,6 +48,10 @@ constexpr std::string_view dtype_name(DType dtype) {
       return "u16";
     case DType::u8:
       return "u8";
+    case DType::f8e4m3:
+      return "f8e4m3";
+    case DType::f8e5m2:
+      return "f8e5m2";
   }
   return "?";
 }

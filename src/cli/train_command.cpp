@@ -87,6 +87,7 @@ void dry_run(const TrainArguments& arguments) {
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
   const Target target =
       arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
+  require_products(config, target, ExitCode::usage);
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,

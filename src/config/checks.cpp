@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/fp8.h"
 #include "base/loss_scale.h"
 #include "config/fields.h"
 
@@ -211,6 +212,61 @@ class Settler {
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu) {
       fault("run.device", "must be cuda or auto with precision.compute = fp16, which the CPU backend does not have",
             "\"cuda\"");
+    }
+    if (!sound({"precision.linears"})) return;
+    if (!is_given("precision.linears")) precision.linears = precision.compute;
+    if (is_fp8(precision.linears)) return check_fp8_linears();
+    if (precision.linears != precision.compute) {
+      const std::string compute = show_value(find_field("precision.compute")->get(config_));
+      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", compute), compute);
+    }
+  }
+
+  void check_fp8_linears() {
+    const std::string compute = show_value(find_field("precision.compute")->get(config_));
+    if (config_.precision.compute != DType::bf16)
+      return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", compute), compute);
+    if (sound({"parallel.tensor"}) && config_.parallel.tensor > 1) {
+      fault("precision.linears",
+            fmt::format("needs parallel.tensor = 1, not {}: a tensor's scale is of all of it", config_.parallel.tensor),
+            compute);
+    }
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
+      fault("precision.linears", "needs a GPU, not run.device = cpu", compute);
+    check_fp8_sizes();
+  }
+
+  // Tensor cores take FP8 matrices whose sizes are multiples of 16.
+  void check_fp8_sizes() {
+    constexpr int64_t multiple = 16;
+    const ModelConfig& model = config_.model;
+    const auto fits = [](int64_t n) { return n % multiple == 0; };
+    for (const auto& [path, value] :
+         {std::pair{"model.hidden_size", model.hidden_size}, {"model.ffn_hidden_size", model.ffn_hidden_size}}) {
+      if (!sound({path}) || fits(value)) continue;
+      fault(path, "must be a multiple of 16 with precision.linears = fp8", nearest_integers(value, 1, 1 << 22, fits));
+    }
+    if (sound({"model.hidden_size", "model.num_heads", "model.num_kv_heads"})) {
+      const auto fits_heads = [&](int64_t heads) {
+        return fits(2 * heads * model.head_size()) && model.num_heads % heads == 0;
+      };
+      if (!fits(2 * model.kv_size())) {
+        fault("model.num_kv_heads",
+              fmt::format("times the head size, {}, must be a multiple of 8 with precision.linears = fp8",
+                          model.head_size()),
+              nearest_integers(model.num_kv_heads, 1, model.num_heads, fits_heads));
+      }
+    }
+    if (sound({"batch.global", "batch.micro", "batch.accumulation", "model.sequence_length"})) {
+      const int64_t length = model.sequence_length;
+      const int64_t sequences = config_.batch.global / data_ranks();
+      const auto fits_rows = [&](int64_t micro) { return fits(micro * length) && sequences % micro == 0; };
+      if (!fits(config_.batch.micro * length)) {
+        fault("batch.micro",
+              fmt::format("times model.sequence_length = {} must be a multiple of 16 with precision.linears = fp8",
+                          length),
+              nearest_integers(config_.batch.micro, 1, sequences, fits_rows));
+      }
     }
   }
 

@@ -225,12 +225,14 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   const Dependency fp16{"precision.compute", "precision.compute is fp16",
                         [](const RunConfig& config) { return config.precision.scales_loss(); }};
   const std::vector<RefusedWord> refused = {
-      {"fp8", "fp8 matrix products need a GPU backend, which this build does not have", "bf16"},
+      {"fp8", "only the linears of blocks have fp8: precision.linears", "bf16"},
   };
   std::vector<RefusedWord> refused_compute = refused, refused_reduce = refused;
   refused_compute.push_back(
       {"bf16-pure", "weights without fp32 masters need stochastic rounding, which this build does not have", "bf16"});
   refused_reduce.push_back({"fp16", "sums of gradients leave the range of fp16", "bf16"});
+  Words<DType> linears = dtypes;
+  linears.push_back({"fp8", DType::f8e4m3});
   table.insert(
       table.end(),
       {
@@ -257,6 +259,11 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         refused_reduce,
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
+              .changeable(),
+          words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears, {},
+                                        "matrix products of the linears in transformer blocks; fp8, on GPUs that have "
+                                        "it: E4M3 forward, E5M2 for gradients; default: compute")
+              .derived(R"("fp32")")
               .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
                 IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},

@@ -63,6 +63,7 @@ struct PrecisionConfig {
   DType compute = DType::f32;   // f32, bf16 or f16: weights, activations and matrix products
   DType residual = DType::f32;  // the residual stream: f32 or compute, which is the default
   DType reduce = DType::f32;    // gradients on their way between data ranks
+  DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
   int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
   int64_t loss_scale_window = 2000;
 

@@ -37,10 +37,12 @@ Units::NormSite Units::norm2_site(int64_t unit, const UnitCall& call) const {
 
 void Units::block_forward(int64_t unit, const UnitCall& call) {
   const BlockTensors& t = block(unit);
-  fill_saved_record(unit, call);
+  prepare_weights(unit, call);
   WorkspaceFrame frame(*call.workspace);
+  const Matrix ffn_act = linear_input(call, frame, block_fields_.ffn_act, ffn_width());
+  fill_saved_record(unit, call, ffn_act);
   const Matrix part = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
-  row_linear(call, saved(call, block_fields_.ffn_act), t.ffn_out, t.ffn_out_bias, part);
+  row_linear(call, ffn_act, t.ffn_out, t.ffn_out_bias, part);
   backend_.run(ResidualAdd{.sequence_length = shape_.sequence_length,
                            .x = saved(call, block_fields_.mid),
                            .branch = wait(begin_sum(part, frame)),
@@ -48,25 +50,29 @@ void Units::block_forward(int64_t unit, const UnitCall& call) {
                            .x_out = stream(call.output)});
 }
 
-void Units::recompute(int64_t unit, const UnitCall& call) { fill_saved_record(unit, call); }
+void Units::recompute(int64_t unit, const UnitCall& call) {
+  prepare_weights(unit, call);
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix ffn_act = linear_input(call, frame, block_fields_.ffn_act, ffn_width());
+  fill_saved_record(unit, call, ffn_act);
+  if (has_fp8_linears()) save_fp8_input(call, ffn_act, block(unit).ffn_out, {});
+}
 
-void Units::fill_saved_record(int64_t unit, const UnitCall& call) {
+void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& ffn_act) {
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
-  const Matrix x = stream(call.input);
-  norm_forward(call, norm1_site(unit, call), x, saved(call, f.norm1));
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix norm2 = linear_input(call, frame, f.norm2, shape_.model.hidden_size);
   {
-    WorkspaceFrame frame(*call.workspace);
-    const Matrix part = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
+    WorkspaceFrame inner(*call.workspace);
+    const Matrix part = inner.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
     attention_forward(unit, call, part);
-    norm_forward(call, norm2_site(unit, call), x, saved(call, f.norm2), wait(begin_sum(part, frame)),
+    norm_forward(call, norm2_site(unit, call), stream(call.input), norm2, wait(begin_sum(part, inner)),
                  branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid));
   }
-  column_linear(call, saved(call, f.norm2), t.ffn_in, -1, saved(call, f.ffn_in));
-  backend_.run(ActivationForward{.kind = shape_.model.activation,
-                                 .x = saved(call, f.ffn_in),
-                                 .bias = weight(call, t.ffn_in_bias),
-                                 .y = saved(call, f.ffn_act)});
+  column_linear(call, norm2, t.ffn_in, -1, saved(call, f.ffn_in));
+  backend_.run(ActivationForward{
+      .kind = shape_.model.activation, .x = saved(call, f.ffn_in), .bias = weight(call, t.ffn_in_bias), .y = ffn_act});
 }
 
 void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& part) {
@@ -74,7 +80,12 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   const Matrix qkv = saved(call, f.qkv);
-  column_linear(call, saved(call, f.norm1), t.qkv, t.qkv_bias, qkv);
+  {
+    WorkspaceFrame frame(*call.workspace);
+    const Matrix norm1 = linear_input(call, frame, f.norm1, m.hidden_size);
+    norm_forward(call, norm1_site(unit, call), stream(call.input), norm1);
+    column_linear(call, norm1, t.qkv, t.qkv_bias, qkv);
+  }
   const QueryKeyValue raw = split_qkv(qkv);
   const QueryKeyValue in = attention_operands(call);
   if (transforms_queries()) {
@@ -128,6 +139,7 @@ Matrix Units::branch_gradient(const UnitCall& call, int64_t unit, BranchSite sit
 }
 
 void Units::block_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
+  prepare_weights(unit, call);
   ffn_backward_input(unit, call, with_weights);
   attention_backward_input(unit, call, with_weights);
 }
@@ -144,18 +156,20 @@ void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_wei
     const Matrix rows = saved(call, f.norm2);
     norm2 = begin_gather(rows, room_for_all_rows(frame, rows));
   }
+  const Matrix ffn_in = saved(call, f.ffn_in);
+  const Matrix d_ffn_in = linear_gradient(call, frame, f.d_ffn_in, ffn_in.cols);
   {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_act = inner.take(c, shape_.rows(), ffn_width());
-    backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(call, t.ffn_out), .dx = d_act});
+    input_product(call, d_branch, t.ffn_out, t.ffn_out_bias, d_act);
     backend_.run(ActivationBackward{.kind = shape_.model.activation,
-                                    .x = saved(call, f.ffn_in),
+                                    .x = ffn_in,
                                     .bias = weight(call, t.ffn_in_bias),
                                     .dy = d_act,
-                                    .dx = kept(call, f.d_ffn_in)});
+                                    .dx = d_ffn_in});
   }
   const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
-  backend_.run(LinearBackwardInput{.dy = kept(call, f.d_ffn_in), .w = weight(call, t.ffn_in), .dx = part});
+  input_product(call, d_ffn_in, t.ffn_in, t.ffn_in_bias, part);
   const Reduction d_norm2 = begin_sum(part, frame);
   if (with_weights) ffn_backward_weight(unit, call, wait(norm2));
   norm_backward(call, norm2_site(unit, call), wait(d_norm2), saved(call, f.mid), d_output, kept(call, f.d_mid));
@@ -173,27 +187,28 @@ void Units::attention_backward_input(int64_t unit, const UnitCall& call, bool wi
     const Matrix rows = saved(call, f.norm1);
     norm1 = begin_gather(rows, room_for_all_rows(frame, rows));
   }
+  const Matrix d_qkv = linear_gradient(call, frame, f.d_qkv, q_width() + 2 * kv_width());
   {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_attention = inner.take(c, shape_.rows(), q_width());
-    backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(call, t.out), .dx = d_attention});
-    attention_core_backward(unit, call, d_attention);
+    input_product(call, d_branch, t.out, t.out_bias, d_attention);
+    attention_core_backward(unit, call, d_attention, d_qkv);
   }
   const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
-  backend_.run(LinearBackwardInput{
-      .dy = kept(call, f.d_qkv), .w = weight(call, t.qkv), .dx = part, .true_out = model_rows(t.qkv)});
+  input_product(call, d_qkv, t.qkv, t.qkv_bias, part);
   const Reduction d_norm1 = begin_sum(part, frame);
   if (with_weights) attention_backward_weight(unit, call, wait(norm1));
   norm_backward(call, norm1_site(unit, call), wait(d_norm1), stream(call.input), d_mid, stream(call.d_input));
 }
 
 // From the gradient of attention's output to that of the fused queries, keys and values.
-void Units::attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention) {
+void Units::attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention,
+                                    const Matrix& d_qkv) {
   const ModelConfig& m = shape_.model;
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   const QueryKeyValue in = attention_operands(call);
-  const QueryKeyValue d_in = split_qkv(kept(call, f.d_qkv));
+  const QueryKeyValue d_in = split_qkv(d_qkv);
   backend_.run(AttentionBackward{.batch = shape_.batch,
                                  .sequence_length = shape_.sequence_length,
                                  .num_heads = num_heads(),
@@ -231,6 +246,11 @@ void Units::attention_core_backward(int64_t unit, const UnitCall& call, const Ma
 
 void Units::ffn_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm2) {
   const BlockTensors& t = block(unit);
+  if (has_fp8_linears()) {
+    fp8_backward_weight(call, t.ffn_out);
+    fp8_backward_weight(call, t.ffn_in);
+    return;
+  }
   const Matrix d_branch = kept_branch_gradient(call, BranchSite::ffn, stream(call.d_output));
   weight_product(call, saved(call, block_fields_.ffn_act), d_branch, t.ffn_out, t.ffn_out_bias);
   weight_product(call, norm2, kept(call, block_fields_.d_ffn_in), t.ffn_in, t.ffn_in_bias);
@@ -238,12 +258,22 @@ void Units::ffn_backward_weight(int64_t unit, const UnitCall& call, const Matrix
 
 void Units::attention_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm1) {
   const BlockTensors& t = block(unit);
+  if (has_fp8_linears()) {
+    fp8_backward_weight(call, t.out);
+    fp8_backward_weight(call, t.qkv);
+    return;
+  }
   const Matrix d_branch = kept_branch_gradient(call, BranchSite::attention, kept(call, block_fields_.d_mid));
   weight_product(call, saved(call, block_fields_.attention), d_branch, t.out, t.out_bias);
   weight_product(call, norm1, kept(call, block_fields_.d_qkv), t.qkv, t.qkv_bias);
 }
 
 void Units::block_backward_weight(int64_t unit, const UnitCall& call) {
+  if (has_fp8_linears()) {
+    ffn_backward_weight(unit, call, {});
+    attention_backward_weight(unit, call, {});
+    return;
+  }
   WorkspaceFrame frame(*call.workspace);
   const Matrix rows1 = saved(call, block_fields_.norm1);
   const Matrix rows2 = saved(call, block_fields_.norm2);

@@ -30,6 +30,7 @@ Matrix Units::wait(const Reduction& reduction) {
 }
 
 void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
+  if (has_fp8_linears()) return fp8_forward(call, x, w, bias, y);
   const auto product = [&](const Matrix& from, const Matrix& to) {
     backend_.run(
         LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to, .true_out = model_rows(w)});
@@ -58,9 +59,15 @@ void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int6
 }
 
 void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& part) {
+  if (has_fp8_linears()) return fp8_forward(call, x, w, bias, part);
   // The bias is in the sum once.
   backend_.run(LinearForward{
       .x = x, .w = weight(call, w), .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{}, .y = part});
+}
+
+void Units::input_product(const UnitCall& call, const Matrix& dy, int64_t w, int64_t bias, const Matrix& dx) {
+  if (has_fp8_linears()) return fp8_backward_input(call, dy, w, bias, dx);
+  backend_.run(LinearBackwardInput{.dy = dy, .w = weight(call, w), .dx = dx, .true_out = model_rows(w)});
 }
 
 void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {

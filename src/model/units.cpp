@@ -64,7 +64,8 @@ void Units::declare_records() {
   const bool has_mean = m.norm == NormKind::layernorm;
 
   RecordLayout& saved = block_fields_.saved;
-  block_fields_.norm1 = saved.add(c, own, h);
+  const bool fp8 = has_fp8_linears();
+  if (!fp8) block_fields_.norm1 = saved.add(c, own, h);
   if (has_mean) block_fields_.mean1 = saved.add(DType::f32, 1, own);
   block_fields_.rstd1 = saved.add(DType::f32, 1, own);
   block_fields_.qkv = saved.add(c, n, q_width() + 2 * kv_width());
@@ -75,11 +76,11 @@ void Units::declare_records() {
   block_fields_.attention = saved.add(c, n, q_width());
   block_fields_.lse = saved.add(DType::f32, shape_.batch * num_heads(), shape_.sequence_length);
   block_fields_.mid = saved.add(r, own, h);
-  block_fields_.norm2 = saved.add(c, own, h);
+  if (!fp8) block_fields_.norm2 = saved.add(c, own, h);
   if (has_mean) block_fields_.mean2 = saved.add(DType::f32, 1, own);
   block_fields_.rstd2 = saved.add(DType::f32, 1, own);
   block_fields_.ffn_in = saved.add(c, n, ffn_in_width);
-  block_fields_.ffn_act = saved.add(c, n, ffn_width());
+  if (!fp8) block_fields_.ffn_act = saved.add(c, n, ffn_width());
 
   RecordLayout& gradients = block_fields_.gradients;
   if (branch_gradient_is_kept()) {
@@ -87,8 +88,9 @@ void Units::declare_records() {
     block_fields_.d_branch2 = gradients.add(c, n, h);
   }
   block_fields_.d_mid = gradients.add(r, own, h);
-  block_fields_.d_qkv = gradients.add(c, n, q_width() + 2 * kv_width());
-  block_fields_.d_ffn_in = gradients.add(c, n, ffn_in_width);
+  if (!fp8) block_fields_.d_qkv = gradients.add(c, n, q_width() + 2 * kv_width());
+  if (!fp8) block_fields_.d_ffn_in = gradients.add(c, n, ffn_in_width);
+  if (fp8) declare_fp8_records();
 
   head_fields_.norm = head_fields_.saved.add(c, own, h);
   if (has_mean) head_fields_.mean = head_fields_.saved.add(DType::f32, 1, own);
@@ -105,6 +107,8 @@ int64_t Units::gradient_bytes(int64_t unit) const {
   if (unit == 0) return 0;
   return is_head(unit) ? head_fields_.gradients.bytes() : block_fields_.gradients.bytes();
 }
+
+int64_t Units::fp8_weights_bytes() const { return block_fields_.fp8_weights.bytes(); }
 
 int64_t Units::stream_bytes() const { return align_up(stream(nullptr).bytes()); }
 

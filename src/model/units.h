@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -54,6 +55,8 @@ struct UnitCall {
   std::byte* d_output = nullptr;        // [N, h] R
   std::byte* d_input = nullptr;         // [N, h] R
   bool accumulate = false;              // gradients are added to; false for a step's first micro-batch
+  std::byte* fp8_weights = nullptr;     // of a block with FP8 linears: the record of its weights' copies
+  bool prepare_weights = false;         // the copies are made first: the weights are new, or other ones were there
   Workspace* workspace = nullptr;
 };
 
@@ -71,6 +74,7 @@ class Units {
   int64_t saved_bytes(int64_t unit) const;     // of the unit's saved record
   int64_t gradient_bytes(int64_t unit) const;  // of its gradient record
   int64_t stream_bytes() const;                // of one [N, h] R matrix: inputs, outputs and their gradients
+  int64_t fp8_weights_bytes() const;           // of a block's record of FP8 weights; 0 without FP8 linears
 
   void forward(int64_t unit, const UnitCall& call);
   // Fills a block's saved record again from its input, with the same bits; the block's output is not computed.
@@ -82,12 +86,21 @@ class Units {
   void backward(int64_t unit, const UnitCall& call, BackwardPart part);
 
  private:
+  // Copies that one linear of a block has in the records, and their inverse scales.
+  struct Fp8Linear {
+    RecordLayout::Field x, x_scale;                // saved: the input, transposed
+    RecordLayout::Field dy, dy_scale;              // gradients: that of the output, transposed
+    RecordLayout::Field w, w_transposed, w_scale;  // fp8_weights
+  };
+  // With FP8 linears there are no norm1, norm2, ffn_act, d_qkv and d_ffn_in.
   struct BlockFields {
     RecordLayout saved;
     RecordLayout::Field norm1, mean1, rstd1, qkv, qk, qk_rstd, attention, lse, mid, norm2, mean2, rstd2, ffn_in,
         ffn_act;
     RecordLayout gradients;
     RecordLayout::Field d_branch1, d_branch2, d_mid, d_qkv, d_ffn_in;
+    RecordLayout fp8_weights;
+    std::array<Fp8Linear, 4> fp8;  // qkv, out, ffn_in, ffn_out
   };
   struct HeadFields {
     RecordLayout saved;
@@ -103,6 +116,7 @@ class Units {
   enum class BranchSite : uint32_t { attention = 0, ffn = 1 };
 
   void declare_records();
+  void declare_fp8_records();
   void find_tensors(const ModelSpec& spec);
 
   bool is_head(int64_t unit) const { return unit == static_cast<int64_t>(blocks_.size()) + 1; }
@@ -125,6 +139,10 @@ class Units {
   }
   Matrix kept(const UnitCall& call, RecordLayout::Field field) const {
     return block_fields_.gradients.at(call.gradient, field);
+  }
+
+  Matrix fp8_weight(const UnitCall& call, RecordLayout::Field field) const {
+    return block_fields_.fp8_weights.at(call.fp8_weights, field);
   }
 
   Dropout embedding_dropout(const UnitCall& call) const;
@@ -161,14 +179,32 @@ class Units {
   void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
   // This rank's part of y = x w^T + bias.
   void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
+  // dx = dy w, this rank's part.
+  void input_product(const UnitCall& call, const Matrix& dy, int64_t weight, int64_t bias, const Matrix& dx);
+
+  bool has_fp8_linears() const;
+  const Fp8Linear& fp8_linear(int64_t weight) const;
+  // Where a linear's input, or the gradient of its output, is computed: in its field of the record, or with FP8
+  // linears, which keep copies of it, in the frame.
+  Matrix linear_input(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const;
+  Matrix linear_gradient(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const;
+  // FP8 copies of the block's weights, where they are to be made anew.
+  void prepare_weights(int64_t unit, const UnitCall& call);
+  // Saves the FP8 input of a linear, transposed; `rows`, if given, gets it as it is.
+  void save_fp8_input(const UnitCall& call, const Matrix& x, int64_t weight, const Matrix& rows);
+  void fp8_forward(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
+  // With the bias' gradient, for which all of dy is read here anyway.
+  void fp8_backward_input(const UnitCall& call, const Matrix& dy, int64_t weight, int64_t bias, const Matrix& dx);
+  void fp8_backward_weight(const UnitCall& call, int64_t weight);
+
   // Rows of a weight that count in the model on this rank: all, but for keys' and values' heads that a lower rank has.
   int64_t model_rows(int64_t tensor) const { return model_rows_[static_cast<size_t>(tensor)]; }
   void weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t weight, int64_t bias);
 
   void embedding_forward(const UnitCall& call);
   void block_forward(int64_t unit, const UnitCall& call);
-  // Everything of a block's forward that its backward needs.
-  void fill_saved_record(int64_t unit, const UnitCall& call);
+  // Everything of a block's forward that its backward needs, and the input of its last linear.
+  void fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& ffn_act);
   // This rank's part of the attention branch.
   void attention_forward(int64_t unit, const UnitCall& call, const Matrix& part);
   void head_forward(const UnitCall& call);
@@ -193,7 +229,7 @@ class Units {
   void block_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
   void ffn_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
   void attention_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
-  void attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention);
+  void attention_core_backward(int64_t unit, const UnitCall& call, const Matrix& d_attention, const Matrix& d_qkv);
   void ffn_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm2);
   void attention_backward_weight(int64_t unit, const UnitCall& call, const Matrix& norm1);
   void block_backward_weight(int64_t unit, const UnitCall& call);
@@ -225,6 +261,7 @@ class Units {
   std::vector<int64_t> tensor_offsets_;              // elements from the start of the unit, by tensor
   int64_t token_table_ = -1, position_table_ = -1, final_norm_ = -1, final_norm_bias_ = -1, head_weight_ = -1;
   std::vector<BlockTensors> blocks_;
+  std::vector<int8_t> linear_of_tensor_;  // with FP8 linears: index in BlockFields::fp8, by tensor; -1 for the others
   BlockFields block_fields_{};
   HeadFields head_fields_{};
 };

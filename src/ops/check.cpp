@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "base/error.h"
+#include "base/fp8.h"
 
 namespace gptrain {
 namespace {
@@ -68,6 +69,28 @@ class Checker {
   void vocabulary_slice(int64_t first_token, int64_t num_tokens, int64_t rows) const {
     require(num_tokens == 0 ? first_token == 0 : first_token >= 0 && first_token + rows <= num_tokens,
             "the token table is no slice of the vocabulary");
+  }
+
+  // As tensor cores take an operand of FP8 products: sizes in multiples of 16, every row at a multiple of 16 bytes.
+  void tiles(std::string_view operand, const Matrix& view) const {
+    constexpr int64_t multiple = 16;
+    if (!view.given()) return;
+    const int64_t stride_bytes = view.stride * dtype_bytes(view.dtype);
+    const bool vector = view.rows == 1;
+    if ((!vector && view.rows % multiple != 0) || view.cols % multiple != 0 || (!vector && stride_bytes % 16 != 0) ||
+        reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
+      throw std::logic_error(fmt::format("{}: {} [{}, {}] with rows {} bytes apart is not in multiples of 16", op_,
+                                         operand, view.rows, view.cols, stride_bytes));
+    }
+  }
+
+  void fp8(std::string_view operand, const Matrix& view) const {
+    if (!is_fp8(view.dtype))
+      throw std::logic_error(
+          fmt::format("{}: {} is {}, must be f8e4m3 or f8e5m2", op_, operand, dtype_name(view.dtype)));
+    if (view.rows <= 0 || view.cols <= 0) throw std::logic_error(fmt::format("{}: {} is empty", op_, operand));
+    layout(operand, view);
+    tiles(operand, view);
   }
 
   void separate(std::string_view what, const Matrix& a, const Matrix& b) const {
@@ -338,6 +361,41 @@ void check(const Add& op) {
   const Checker checker(op.name);
   checker.matrix("from", op.from, DType::f32, op.to.rows, op.to.cols);
   checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
+}
+
+void check(const Quantize& op) {
+  const Checker checker(op.name);
+  checker.matrix("x", op.x, DType::bf16, op.x.rows, op.x.cols);
+  checker.require(op.x.rows > 1 && op.x.cols > 0, "x is no matrix");
+  checker.tiles("x", op.x);
+  checker.require(op.rows.given() || op.transposed.given(), "neither copy is asked for");
+  const DType fp8 = op.rows.given() ? op.rows.dtype : op.transposed.dtype;
+  if (op.rows.given()) {
+    checker.fp8("rows", op.rows);
+    checker.matrix("rows", op.rows, fp8, op.x.rows, op.x.cols);
+  }
+  if (op.transposed.given()) {
+    checker.fp8("transposed", op.transposed);
+    checker.matrix("transposed", op.transposed, fp8, op.x.cols, op.x.rows);
+  }
+  checker.matrix("inverse_scale", op.inverse_scale, DType::f32, 1, 1);
+  checker.optional("d_bias", op.d_bias, DType::f32, 1, op.x.cols);
+}
+
+void check(const ScaledProduct& op) {
+  const Checker checker(op.name);
+  checker.fp8("a", op.a);
+  checker.fp8("b", op.b);
+  checker.require(op.a.dtype == DType::f8e4m3 || op.b.dtype == DType::f8e4m3, "both factors are f8e5m2");
+  checker.matrix("b", op.b, op.b.dtype, op.b.rows, op.a.cols);
+  checker.matrix("a_scale", op.a_scale, DType::f32, 1, 1);
+  checker.matrix("b_scale", op.b_scale, DType::f32, 1, 1);
+  checker.optional("bias", op.bias, DType::bf16, 1, op.b.rows);
+  checker.tiles("bias", op.bias);
+  checker.real("c", op.c);
+  checker.matrix("c", op.c, op.c.dtype, op.a.rows, op.b.rows);
+  checker.tiles("c", op.c);
+  checker.require(!op.accumulate || op.c.dtype == DType::f32, "a sum in bf16 is not added to");
 }
 
 void require_scratch(std::string_view op, int64_t needed, int64_t available) {

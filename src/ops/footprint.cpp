@@ -158,4 +158,19 @@ Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = move
 
 Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
 
+// x is read twice: for its largest element, and for the copies.
+Footprint footprint(const Quantize& op, const Target& target) {
+  int64_t bytes = moved({op.x, op.x, op.rows, op.transposed, op.inverse_scale, op.d_bias});
+  if (op.accumulate) bytes += moved({op.d_bias});
+  return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
+}
+
+Footprint footprint(const ScaledProduct& op, const Target& target) {
+  const Flops flops = product_flops(op.a.rows, op.b.rows, op.a.cols);
+  return {.model_flops = flops,
+          .executed_flops = flops,
+          .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
+          .scratch_bytes = scratch_bytes(op, target)};
+}
+
 }  // namespace gptrain

@@ -72,6 +72,17 @@ inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
   return sums > gpu_product_workspace_bytes ? sums : gpu_product_workspace_bytes;
 }
 
+// Blocks of Quantize's first pass, each of which leaves the largest element that it has seen. The bias' gradient is
+// summed when these are no longer needed.
+constexpr int64_t gpu_amax_blocks = 1024;
+
+inline int64_t gpu_scratch_bytes(const Quantize& op) {
+  const int64_t sums = op.d_bias.given() ? gpu_column_sum_bytes(op.x.rows, op.x.cols) : 0;
+  return std::max(gpu_amax_blocks * dtype_bytes(DType::i32), sums);
+}
+
+constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }
+
 // Where cuDNN takes the op, its workspace. Elsewhere AttentionBackward keeps the sum over features of d_o o for each
 // query and head.
 inline int64_t gpu_scratch_bytes(const AttentionForward& op) { return fused_attention_scratch_bytes(op); }

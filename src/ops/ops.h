@@ -346,6 +346,36 @@ struct Add {
   Matrix to;  // in and out
 };
 
+// FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
+// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the largest |x|
+// asks for. Where anything in x is not finite, inverse_scale is NaN, and so is all that is computed with the copies.
+// With d_bias given: d_bias (+)= column sums of x. Rows and columns of x are multiples of 16; matrices begin at
+// multiples of 16 bytes, as do their rows.
+struct Quantize {
+  static constexpr std::string_view name = "quantize";
+  Matrix x;              // [N, cols] bf16
+  Matrix rows;           // [N, cols] f8e4m3 or f8e5m2 out, or not given
+  Matrix transposed;     // [cols, N] like rows, out, or not given where rows is
+  Matrix inverse_scale;  // [1, 1] f32 out
+  Matrix d_bias;         // [1, cols] f32 or not given
+  bool accumulate;       // of d_bias
+};
+
+// c (+)= a_scale b_scale a b^T (+ bias): every product of an FP8 linear, each with factors whose rows run along the
+// depth of the product, as tensor cores take them. y = x w^T from the rows of x and w; dx = dy w from the rows of dy
+// and the transposed w; dw = dy^T x from the transposed dy and x. Sums are in f32; where both factors are f8e4m3 and c
+// is bf16, as forward, a GPU may keep them to the 14 bits of its tensor cores' own sums. All three sizes are multiples
+// of 16; matrices begin at multiples of 16 bytes, as do their rows.
+struct ScaledProduct {
+  static constexpr std::string_view name = "scaled_product";
+  Matrix a;                 // [m, k] f8e4m3 or f8e5m2
+  Matrix b;                 // [n, k] the same, but not both f8e5m2
+  Matrix a_scale, b_scale;  // [1, 1] f32
+  Matrix bias;              // [1, n] bf16 or not given
+  Matrix c;                 // [m, n] bf16 or f32 out
+  bool accumulate;          // adds to c, which is f32 then
+};
+
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \
   X(EmbeddingBackward)         \
@@ -369,6 +399,8 @@ struct Add {
   X(PrepareUpdate)             \
   X(AdamW)                     \
   X(Cast)                      \
-  X(Add)
+  X(Add)                       \
+  X(Quantize)                  \
+  X(ScaledProduct)
 
 }  // namespace gptrain

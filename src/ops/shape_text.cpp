@@ -96,4 +96,14 @@ std::string shape_text(const Cast& op) {
 
 std::string shape_text(const Add& op) { return elements_text(op.to); }
 
+std::string shape_text(const Quantize& op) {
+  const Matrix& copy = op.rows.given() ? op.rows : op.transposed;
+  return fmt::format("N={} cols={} {} to {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype), dtype_name(copy.dtype));
+}
+
+std::string shape_text(const ScaledProduct& op) {
+  return fmt::format("m={} n={} k={} {} x {} to {}", op.a.rows, op.b.rows, op.a.cols, dtype_name(op.a.dtype),
+                     dtype_name(op.b.dtype), dtype_name(op.c.dtype));
+}
+
 }  // namespace gptrain

@@ -18,6 +18,8 @@ struct Target {
   int64_t memory_bytes = 0;
   double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
   double bf16_flops = 0;        // f16, too
+  double fp8_flops = 0;
+  bool fp8_products = false;    // has them, at whatever rate
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
   int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node

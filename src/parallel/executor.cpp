@@ -51,6 +51,13 @@ UnitCall Executor::call_of(const Action& action) {
   call.workspace = &workspace_;
   // From ZeRO 2 on a unit's gradients leave after every micro-batch.
   call.accumulate = schedule_.zero < 2 && action.micro_batch > 0;
+  const bool is_block = action.unit > 0 && action.unit + 1 < schedule_.num_units;
+  if (is_block && units_.fp8_weights_bytes() > 0) {
+    // With ZeRO 3 the blocks take turns on one record.
+    const bool shared = schedule_.zero == 3;
+    call.fp8_weights = arenas_.fp8_weights + (shared ? 0 : action.unit - 1) * units_.fp8_weights_bytes();
+    call.prepare_weights = shared || (action.kind == ActionKind::forward && action.micro_batch == 0);
+  }
   return call;
 }
 
@@ -66,10 +73,12 @@ uint64_t Executor::recording_key(const Action& action, const UnitCall& call) con
     add(parameters.norms);
     add(parameters.gradients);
   }
-  for (const std::byte* place : {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input})
+  for (const std::byte* place :
+       {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input, call.fp8_weights})
     add(place);
   add(call.tokens);
   add(static_cast<uint64_t>(call.accumulate));
+  add(static_cast<uint64_t>(call.prepare_weights));
   return hash;
 }
 

@@ -35,6 +35,7 @@ struct ArenaMemory {
   std::byte* activations = nullptr;
   std::byte* data = nullptr;
   StepState* state = nullptr;
+  std::byte* fp8_weights = nullptr;
 };
 
 // Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see

@@ -21,6 +21,7 @@ enum class MemoryClass : uint8_t {
   moments,      // both of Adam's, f32
   gathered,     // slots for whole weights of units whose pieces are gathered (ZeRO 3)
   buckets,      // slots for whole gradients: of units whose pieces are kept (ZeRO 2 and 3), of sums in bf16
+  fp8_weights,  // copies of blocks' weights for FP8 linears
   activations,  // slots of the schedule: saved records, stream gradients
   workspace,    // tensors inside one action, and ops' scratch
   data,         // micro-batches on the device, and the ring they are read ahead into
@@ -29,7 +30,8 @@ enum class MemoryClass : uint8_t {
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
-    "weights", "gradients", "master", "moments", "gathered", "buckets", "activations", "workspace", "data", "state"};
+    "weights",     "gradients",   "master",    "moments", "gathered", "buckets",
+    "fp8_weights", "activations", "workspace", "data",    "state"};
 
 struct MemoryPlan {
   std::array<int64_t, num_memory_classes> bytes{};

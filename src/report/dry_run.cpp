@@ -56,8 +56,14 @@ struct Totals {
   }
 };
 
+// FLOP/s of a step's model FLOPs, each at the full rate of its own products; 0: not known.
 double matrix_rate(const DryRunInput& input) {
-  return input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
+  const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
+  Flops all = 0;
+  for (const OpTotals& op : input.ops) all += op.model_flops;
+  const Flops in_fp8 = input.ops[static_cast<size_t>(OpIndex::ScaledProduct)].model_flops;
+  if (in_fp8 == 0 || rate == 0 || input.target.fp8_flops == 0) return in_fp8 == 0 ? rate : 0;
+  return to_double(all) / (to_double(in_fp8) / input.target.fp8_flops + to_double(all - in_fp8) / rate);
 }
 
 std::string model_line(const ModelConfig& m, int64_t tensor_size) {

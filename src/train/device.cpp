@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fp8.h"
 #include "comm/agree.h"
 
 namespace gptrain {
@@ -38,8 +39,19 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
 
 }  // namespace
 
+void require_products(const RunConfig& config, const Target& target, ExitCode code) {
+  if (!is_fp8(config.precision.linears) || target.fp8_products) return;
+  throw Error(code,
+              "precision.linears = fp8: {} has no FP8 matrix products, which are had on GPUs of compute capability 8.9 "
+              "and later (try \"bf16\")",
+              target.name);
+}
+
 Target planned_device(const RunConfig& config) {
-  return num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+  const Target target =
+      num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+  require_products(config, target, ExitCode::device);
+  return target;
 }
 
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
@@ -47,6 +59,7 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show every rank another device as number 0: what tells them apart is their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config, world, num_threads);
+    require_products(config, device.backend->target(), ExitCode::device);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
   device.sharing =

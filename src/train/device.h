@@ -3,12 +3,16 @@
 
 #include <memory>
 
+#include "base/error.h"
 #include "comm/communicator.h"
 #include "comm/world.h"
 #include "config/run_config.h"
 #include "ops/backend.h"
 
 namespace gptrain {
+
+// Throws Error(code) where the config asks for products that the target does not have: precision.linears = fp8.
+void require_products(const RunConfig& config, const Target& target, ExitCode code);
 
 // What run.device is here, for a plan of the run: nothing is taken. Error(device) as below.
 Target planned_device(const RunConfig& config);
@@ -22,7 +26,7 @@ struct RankDevice {
 // run.device, as far as this machine has it: `auto` is CUDA where there is a device, else the CPU. The ranks of a node
 // take the CUDA devices that they see in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over
 // `all`, the group of the world (null: there is one rank). Error(device) on all ranks: CUDA is asked for and there is
-// none, or a device cannot be used.
+// none, a device cannot be used, or has no such products.
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
 }  // namespace gptrain

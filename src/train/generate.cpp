@@ -107,8 +107,8 @@ class Inference {
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
     executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_, model_.no_sums,
-                                           ArenaMemory{activations_->data(), data_->data(), nullptr}, workspace_,
-                                           backend, model_.groups, model_.gathers, nullptr);
+                                           ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
+                                           workspace_, backend, model_.groups, model_.gathers, nullptr);
   }
 
   // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.

@@ -117,6 +117,7 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::moments] = parameters.moments;
   memory[MemoryClass::gathered] = parameters.gathered_weights;
   memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
+  memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
   memory[MemoryClass::activations] = slots.activation_bytes();
   memory[MemoryClass::data] = slots.data_bytes() + all_rings_bytes(config);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
@@ -221,7 +222,7 @@ MemoryPlan TrainingStep::taken() const {
 }
 
 ArenaMemory TrainingStep::arena_memory() const {
-  return {arena(MemoryClass::activations), arena(MemoryClass::data), state_};
+  return {arena(MemoryClass::activations), arena(MemoryClass::data), state_, arena(MemoryClass::fp8_weights)};
 }
 
 void TrainingStep::fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern) {

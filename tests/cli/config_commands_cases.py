@@ -50,8 +50,8 @@ REFUSED = [
     ("parallel.pipeline", "4", "this build has no pipeline parallelism (try 1)"),
     ("precision.compute", '"bf16-pure"',
      'weights without fp32 masters need stochastic rounding, which this build does not have (try "bf16")'),
-    ("precision.compute", '"fp8"',
-     'fp8 matrix products need a GPU backend, which this build does not have (try "bf16")'),
+    ("precision.compute", '"fp8"', 'only the linears of blocks have fp8: precision.linears (try "bf16")'),
+    ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),
 ]
 
 

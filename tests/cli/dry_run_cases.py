@@ -3,10 +3,10 @@ import json
 import os
 import unittest
 
-from cli_case import EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
+from cli_case import DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
 
-MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "activations", "workspace", "data",
-                  "state"]
+MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
+                  "workspace", "data", "state"]
 TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
 
 
@@ -78,6 +78,23 @@ class DryRun(CliCase):
                 self.assertEqual((plan["target"], plan["target_memory_bytes"]), (name, memory_bytes))
                 self.assertIn(name, self.succeed("train", config, "--dry-run", "--target", name))
         self.assertEqual(self.plan(config)["target"], "this-machine")
+
+    def test_fp8_linears_are_planned_for_gpus_that_have_them(self):
+        changes = {"model": {"hidden_size": 256, "num_heads": 4, "num_layers": 4}, "precision": {"compute": "bf16"}}
+        config = self.write_config(tiny_config(**changes))
+        bf16 = self.plan(config, "--target", "h200")
+        fp8 = self.plan(config, "--target", "h200", *overrides("precision.linears=fp8"))
+        self.assertEqual(bf16["fp8_weights_bytes"], 0)
+        # Two copies of 12 h^2 weights in each block, and four scales with their padding.
+        self.assertEqual(fp8["fp8_weights_bytes"], 4 * (2 * 12 * 256**2 + 4 * 256))
+        self.assertLess(fp8["activations_bytes"], bf16["activations_bytes"])
+        self.assertEqual(fp8["model_flops_per_step"], bf16["model_flops_per_step"])
+        self.assertLess(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"])
+        self.assertGreater(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"] / 2)
+        self.refuse(USAGE, "precision.linears = fp8: a100-80g has no FP8 matrix products", "train", config, "--dry-run",
+                    "--target", "a100-80g", *overrides("precision.linears=fp8"))
+        self.refuse(DEVICE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,
+                    "--dry-run", *overrides("precision.linears=fp8"))
 
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",

@@ -50,6 +50,8 @@ TEST_CASE("named targets") {
     CHECK(target.name == name);
     CHECK(target.bf16_flops > target.f32_flops);
     CHECK(target.f32_flops > 0);
+    CHECK(target.fp8_products == (target.fp8_flops > target.bf16_flops));
+    CHECK(target.fp8_products == (name == "h100" || name == "h200" || name == "b200"));
   }
 }
 

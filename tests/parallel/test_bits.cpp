@@ -75,6 +75,19 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute m
   }
 }
 
+TEST_CASE("FP8 linears: ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
+  const Overrides base = {
+      "model.ffn_hidden_size=64", "model.sequence_length=16", "model.dropout=0.1",    "batch.micro=2",
+      "run.device=auto",          "precision.compute=bf16",   "precision.linears=fp8"};
+  const auto run = [&](const Overrides& more) { return train(Family::llama, {1, 2, false}, with(base, more), 2); };
+  const Outcome zero0 = run({"parallel.zero=0"});
+  require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
+  const Outcome zero2 = run({"parallel.zero=2"});
+  require_same_bits(zero2, run({"parallel.zero=3"}));
+  require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
+  CHECK(zero0.losses.front() == zero2.losses.front());
+}
+
 TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
   for (const MeshSizes& mesh : meshes) {
     const Overrides base = {fmt::format("batch.micro={}", 12 / mesh.data), "model.dropout=0.1"};

@@ -143,6 +143,16 @@ class Device(unittest.TestCase):
             self.assertEqual(code, DEVICE_FAILURE, err)
             self.assertIn("run.device = cuda: this process sees no CUDA device", err)
 
+    def test_fp8_linears_are_refused_without_a_device_that_has_them(self):
+        settings = ["precision.compute=bf16", "precision.linears=fp8", "model.hidden_size=32"]
+        fp8 = [argument for setting in settings for argument in ("--set", setting)]
+        for arguments in [(), ("--dry-run",)]:
+            code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", *fp8, *arguments)
+            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertIn("precision.linears = fp8: this-machine has no FP8 matrix products", err)
+        self.train(WITH_DEVICE, "fp8", "cuda", *fp8)
+        self.assertLess(self.losses("fp8")[-1], self.losses("fp8")[0])
+
     def test_the_dry_run_is_of_the_device(self):
         code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run")
         self.assertEqual(code, FINISHED, err)

@@ -56,12 +56,15 @@ int64_t touched_bytes(const DeviceMemory& memory) {
 
 TEST_CASE("the bytes that a run touches in each arena are the plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const std::vector<std::string>& overrides : {std::vector<std::string>{},
-                                                      {"batch.micro=1"},
-                                                      {"memory.recompute=block"},
-                                                      {"model.dropout=0.1", "precision.compute=bf16"},
-                                                      {"precision.compute=bf16", "precision.residual=fp32",
-                                                       "memory.recompute=every_nth", "memory.recompute_interval=2"}}) {
+    for (const std::vector<std::string>& overrides :
+         {std::vector<std::string>{},
+          {"batch.micro=1"},
+          {"memory.recompute=block"},
+          {"model.dropout=0.1", "precision.compute=bf16"},
+          {"model.hidden_size=48", "model.ffn_hidden_size=112", "model.sequence_length=20", "run.device=auto",
+           "precision.compute=bf16", "precision.linears=fp8"},
+          {"precision.compute=bf16", "precision.residual=fp32", "memory.recompute=every_nth",
+           "memory.recompute_interval=2"}}) {
       const RunConfig config = small_config(family, overrides);
       const auto cpu = make_cpu_backend(2);
       PoisoningBackend backend(*cpu);

@@ -226,6 +226,16 @@ void CpuBackend::run(const Add& op) {
   cpu_add(op, context_);
 }
 
+void CpuBackend::run(const Quantize& op) {
+  prepare(op);
+  cpu_quantize(op, context_.num_threads);
+}
+
+void CpuBackend::run(const ScaledProduct& op) {
+  prepare(op);
+  cpu_scaled_product(op, context_.num_threads);
+}
+
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent) {
   return std::make_unique<CpuBackend>(num_threads, thread_independent);
 }

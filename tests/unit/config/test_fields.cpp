@@ -47,6 +47,7 @@ const std::map<std::string, Sample> samples = {
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
     {"precision.reduce", {R"("bf16")", {}}},
+    {"precision.linears", {R"("fp8")", {"precision.compute=bf16"}}},
     {"precision.loss_scale", {"1024", {"precision.compute=fp16"}}},
     {"precision.loss_scale_window", {"100", {"precision.compute=fp16"}}},
     {"optimizer.type", {R"("adamw")", {}}},

@@ -41,6 +41,33 @@ TEST_CASE("dropout sets both kinds and excludes them") {
         "model.attention_dropout = 0.1: is also set by model.dropout (try leaving one of them out)");
 }
 
+TEST_CASE("FP8 linears want bf16, a GPU, whole tensors and sizes in multiples of 16") {
+  const auto fp8_fault = [](Overrides overrides) {
+    overrides.insert(overrides.begin(), {"precision.compute=bf16", "precision.linears=fp8"});
+    return refusal(base, overrides, 8);
+  };
+  CHECK(parse({}).precision.linears == DType::f32);
+  CHECK(parse({"precision.compute=bf16"}).precision.linears == DType::bf16);
+  CHECK(parse({"precision.compute=bf16", "precision.linears=fp8"}).precision.linears == DType::f8e4m3);
+  CHECK(fault({"precision.linears=fp8"}) ==
+        R"(precision.linears = "fp8": needs precision.compute = bf16, not "fp32" (try "fp32"))");
+  CHECK(fault({"precision.compute=bf16", "precision.linears=fp32"}) ==
+        R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
+  CHECK(fp8_fault({"batch.micro=1"}).empty());
+  CHECK(fp8_fault({"parallel.tensor=2", "run.device=cpu", "batch.micro=1"}) ==
+        R"(precision.linears = "fp8": needs parallel.tensor = 1, not 2: a tensor's scale is of all of it (try "bf16")
+precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
+  CHECK(fp8_fault({"model.hidden_size=780", "model.ffn_hidden_size=3000", "batch.micro=1"}) ==
+        R"(model.hidden_size = 780: must be a multiple of 16 with precision.linears = fp8 (try 784 or 768)
+model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.linears = fp8 (try 3008 or 2992))");
+  CHECK(fp8_fault({"model.hidden_size=48", "model.num_kv_heads=3", "batch.micro=1"}) ==
+        "model.num_kv_heads = 3: times the head size, 4, must be a multiple of 8 with precision.linears = fp8 "
+        "(try 4 or 2)");
+  CHECK(fp8_fault({"model.sequence_length=20", "batch.global=64", "batch.micro=2"}) ==
+        "batch.micro = 2: times model.sequence_length = 20 must be a multiple of 16 with precision.linears = fp8 "
+        "(try 4)");
+}
+
 std::string with_batch(const std::string& batch) {
   std::string text = base;
   const std::string old = R"({"global": 16, "micro": 8})";
@@ -284,6 +311,8 @@ TEST_CASE("resume accepts what changes neither") {
                                  "memory.recompute=every_nth",
                                  "memory.recompute_interval=3"});
   CHECK(resume_conflicts(parse({}), asked).empty());
+  CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16", "precision.linears=fp8"}))
+            .empty());
   const RunConfig preset = parse({"model.preset=gpt2-124m", "model.vocab_size=257", "model.sequence_length=256"});
   CHECK(resume_conflicts(parse({}), preset).empty());
 }

@@ -1,0 +1,159 @@
+// FP8 copies of a bf16 matrix, as it lies and transposed, in two launches: the largest element of each block's share;
+// then, tile by tile, the scale from these and both copies.
+#include "base/fp8.h"
+#include "kernels/column_sums.h"
+#include "kernels/quantize.h"
+#include "kernels/rows.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+namespace {
+
+constexpr unsigned threads = 256;
+constexpr int warps = threads / 32;
+constexpr int tile = 128;             // rows and columns of x
+constexpr int group = 4;              // rows that a thread has at once: their codes in a column are one word
+constexpr int groups = tile / group;  // words of a column of the tile
+constexpr int packs = tile / pack_width;
+
+struct WarpMaxima {
+  uint32_t of_warp[warps];
+};
+
+// The largest over the block, on every thread.
+__device__ uint32_t block_maximum(uint32_t value, WarpMaxima& maxima) {
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
+    const uint32_t other = __shfl_xor_sync(0xffffffff, value, lanes);
+    value = other > value ? other : value;
+  }
+  if (threadIdx.x % 32 == 0) maxima.of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+  for (const uint32_t other : maxima.of_warp) value = other > value ? other : value;
+  return value;
+}
+
+// Magnitudes of bf16 are ordered as their bits are, those that are not finite above all others.
+__global__ void find_largest(Rows<const bf16> x, int64_t rows, int64_t cols, uint32_t* partials) {
+  uint32_t largest = 0;
+  for_each_pack<pack_width>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto pack = load<pack_width>(x.at(row, column));
+    for (const bf16 element : pack.at) {
+      const uint32_t magnitude = element.bits & 0x7fffU;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+  });
+  largest = block_maximum(largest, shared<WarpMaxima>());
+  if (threadIdx.x == 0) partials[blockIdx.x] = largest;
+}
+
+// The codes of two neighbours, the first in the lower byte.
+template <typename T>
+__device__ uint32_t codes_of(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t codes;
+  if constexpr (std::is_same_v<T, f8e4m3>) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  }
+  return codes;
+#else
+  return to_fp8<T>(first).bits | uint32_t{to_fp8<T>(second).bits} << 8;
+#endif
+}
+
+// The tile's codes by columns of x, in words of `group` rows. A column has one word more than its own, and words are
+// turned by two for every 32 columns, so that neither the writes of a warp nor its reads meet in a bank.
+struct Tile {
+  WarpMaxima maxima;
+  uint32_t words[tile][groups + 1];
+
+  __device__ uint32_t& word(int column, int rows) { return words[column][(rows + column / 32 * 2) % groups]; }
+};
+
+struct Copies {
+  uint8_t* rows;        // null: not asked for
+  uint8_t* transposed;  // null: not asked for
+  int64_t rows_stride, transposed_stride;
+  float* inverse_scale;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(threads) quantize(Rows<const bf16> x, int64_t num_rows, int64_t num_cols,
+                                                    const uint32_t* partials, int64_t num_partials, Copies copies) {
+  Tile& shared_tile = shared<Tile>();
+  uint32_t largest = 0;
+  for (int64_t i = threadIdx.x; i < num_partials; i += threads) largest = partials[i] > largest ? partials[i] : largest;
+  largest = block_maximum(largest, shared_tile.maxima);
+  const float scale = fp8_scale<T>(to_float(bf16{static_cast<uint16_t>(largest)}));
+  if (blockIdx.x == 0 && threadIdx.x == 0) *copies.inverse_scale = 1.0F / scale;
+  const int64_t tiles_across = (num_cols + tile - 1) / tile;
+  const int64_t first_row = blockIdx.x / tiles_across * tile;
+  const int64_t first_column = blockIdx.x % tiles_across * tile;
+#pragma unroll
+  for (int part = 0; part < groups * packs / static_cast<int>(threads); ++part) {
+    const int place = part * static_cast<int>(threads) + static_cast<int>(threadIdx.x);
+    const int column = place % packs * pack_width;
+    const int rows = place / packs;
+    if (first_column + column >= num_cols || first_row + rows * group >= num_rows) continue;
+    uint32_t columns[pack_width] = {};
+    Pack<bf16, pack_width> in[group];
+#pragma unroll
+    for (int i = 0; i < group; ++i) in[i] = load<pack_width>(x.at(first_row + rows * group + i, first_column + column));
+#pragma unroll
+    for (int i = 0; i < group; ++i) {
+      Pack<uint32_t, 2> row = {};
+#pragma unroll
+      for (int j = 0; j < pack_width; j += 2) {
+        const uint32_t two = codes_of<T>(to_float(in[i].at[j]) * scale, to_float(in[i].at[j + 1]) * scale);
+        row.at[j / 4] |= two << (j % 4 * 8);
+        columns[j] |= (two & 0xffU) << (i * 8);
+        columns[j + 1] |= two >> 8 << (i * 8);
+      }
+      if (copies.rows != nullptr) {
+        uint8_t* const to = copies.rows + (first_row + rows * group + i) * copies.rows_stride + first_column + column;
+        store(reinterpret_cast<uint32_t*>(to), row);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < pack_width; ++j) shared_tile.word(column + j, rows) = columns[j];
+  }
+  __syncthreads();
+  if (copies.transposed == nullptr) return;
+  for (int place = static_cast<int>(threadIdx.x); place < tile * groups; place += static_cast<int>(threads)) {
+    const int column = place / groups;
+    const int rows = place % groups;
+    if (first_column + column >= num_cols || first_row + rows * group >= num_rows) continue;
+    uint8_t* const to =
+        copies.transposed + (first_column + column) * copies.transposed_stride + first_row + rows * group;
+    *reinterpret_cast<uint32_t*>(to) = shared_tile.word(column, rows);
+  }
+}
+
+template <typename T>
+void launch_quantize(const Quantize& op, Stream stream, const uint32_t* partials, int64_t num_partials) {
+  const int64_t tiles = (op.x.rows + tile - 1) / tile * ((op.x.cols + tile - 1) / tile);
+  launch(stream, {tiles, threads, sizeof(Tile)}, quantize<T>, Rows<const bf16>(op.x), op.x.rows, op.x.cols, partials,
+         num_partials,
+         Copies{op.rows.as<uint8_t>(), op.transposed.as<uint8_t>(), op.rows.stride, op.transposed.stride,
+                op.inverse_scale.as<float>()});
+}
+
+}  // namespace
+
+void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
+  auto* const partials = reinterpret_cast<uint32_t*>(scratch);
+  LaunchShape shape = shape_of_elements(op.x.rows, op.x.cols, pack_width);
+  shape.blocks = std::min(shape.blocks, gpu_amax_blocks);
+  shape.shared_bytes = sizeof(WarpMaxima);
+  launch(stream, shape, find_largest, Rows<const bf16>(op.x), op.x.rows, op.x.cols, partials);
+  if ((op.rows.given() ? op.rows.dtype : op.transposed.dtype) == DType::f8e4m3) {
+    launch_quantize<f8e4m3>(op, stream, partials, shape.blocks);
+  } else {
+    launch_quantize<f8e5m2>(op, stream, partials, shape.blocks);
+  }
+  if (op.d_bias.given()) cuda_run(ColumnSums{op.x, op.d_bias, op.accumulate}, stream, scratch);
+}
+
+}  // namespace gptrain

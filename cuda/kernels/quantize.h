@@ -1,0 +1,14 @@
+// The launches of Quantize (see ops/ops.h). Operands are device memory; nothing waits.
+#pragma once
+
+#include <cstddef>
+
+#include "ops/ops.h"
+#include "stream.h"
+
+namespace gptrain {
+
+// `scratch`: the op's gpu_scratch_bytes, aligned to 8 bytes.
+void cuda_run(const Quantize& op, Stream stream, std::byte* scratch);
+
+}  // namespace gptrain

@@ -1,0 +1,112 @@
+// Ops of FP8 linears. Training with them is for GPUs: here they are the same arithmetic, element by element, for tests
+// and for the host harness of the CUDA backend.
+#include "base/fp8.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
+
+namespace gptrain {
+
+int64_t cpu_scratch_bytes(const Quantize&, int) { return 0; }
+int64_t cpu_scratch_bytes(const ScaledProduct&, int) { return 0; }
+
+namespace {
+
+template <typename T>
+const T* row_of(const Matrix& matrix, int64_t row) {
+  return matrix.as<const T>() + row * matrix.stride;
+}
+
+// Not finite where any element is not.
+float largest_magnitude(const Matrix& x) {
+  uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
+  for (int64_t row = 0; row < x.rows; ++row) {
+    const bf16* const from = row_of<bf16>(x, row);
+    for (int64_t col = 0; col < x.cols; ++col)
+      largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
+  }
+  return to_float(bf16{largest});
+}
+
+template <typename T>
+void quantize(const Quantize& op, int num_threads) {
+  const float scale = fp8_scale<T>(largest_magnitude(op.x));
+  *op.inverse_scale.as<float>() = 1.0F / scale;
+  parallel_shares(num_threads, op.x.rows, [&](int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      for (int64_t col = 0; col < op.x.cols; ++col) {
+        const T code = to_fp8<T>(to_float(row_of<bf16>(op.x, row)[col]) * scale);
+        if (op.rows.given()) op.rows.as<T>()[row * op.rows.stride + col] = code;
+        if (op.transposed.given()) op.transposed.as<T>()[col * op.transposed.stride + row] = code;
+      }
+    }
+  });
+}
+
+using Numbers = std::array<float, 256>;  // by code
+
+template <typename T>
+constexpr Numbers numbers_of() {
+  Numbers numbers{};
+  for (size_t code = 0; code < numbers.size(); ++code) numbers[code] = to_float(T{static_cast<uint8_t>(code)});
+  return numbers;
+}
+
+const Numbers& numbers(DType dtype) {
+  static constexpr Numbers e4m3 = numbers_of<f8e4m3>();
+  static constexpr Numbers e5m2 = numbers_of<f8e5m2>();
+  return dtype == DType::f8e4m3 ? e4m3 : e5m2;
+}
+
+}  // namespace
+
+void cpu_quantize(const Quantize& op, int num_threads) {
+  const DType dtype = op.rows.given() ? op.rows.dtype : op.transposed.dtype;
+  if (dtype == DType::f8e4m3) {
+    quantize<f8e4m3>(op, num_threads);
+  } else {
+    quantize<f8e5m2>(op, num_threads);
+  }
+  if (!op.d_bias.given()) return;
+  parallel_column_blocks(num_threads, op.x.cols, [&](int64_t first, int64_t end) {
+    for (int64_t col = first; col < end; ++col) {
+      float& d_bias = op.d_bias.as<float>()[col];
+      double sum = op.accumulate ? static_cast<double>(d_bias) : 0.0;
+      for (int64_t row = 0; row < op.x.rows; ++row) sum += static_cast<double>(to_float(row_of<bf16>(op.x, row)[col]));
+      d_bias = static_cast<float>(sum);
+    }
+  });
+}
+
+// Products of two FP8 numbers are exact in f32, and their sums in f64 as good as exact.
+void cpu_scaled_product(const ScaledProduct& op, int num_threads) {
+  const Numbers& of_a = numbers(op.a.dtype);
+  const Numbers& of_b = numbers(op.b.dtype);
+  const double scale = static_cast<double>(*op.a_scale.as<float>()) * static_cast<double>(*op.b_scale.as<float>());
+  parallel_shares(num_threads, op.a.rows, [&](int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      const uint8_t* const a = row_of<uint8_t>(op.a, row);
+      for (int64_t col = 0; col < op.b.rows; ++col) {
+        const uint8_t* const b = row_of<uint8_t>(op.b, col);
+        double sum = 0;
+        for (int64_t k = 0; k < op.a.cols; ++k) sum += static_cast<double>(of_a[a[k]] * of_b[b[k]]);
+        sum *= scale;
+        if (op.bias.given()) sum += static_cast<double>(to_float(op.bias.as<bf16>()[col]));
+        const int64_t place = row * op.c.stride + col;
+        if (op.c.dtype == DType::bf16) {
+          op.c.as<bf16>()[place] = to_bf16(static_cast<float>(sum));
+        } else {
+          float& c = op.c.as<float>()[place];
+          c = static_cast<float>(op.accumulate ? sum + static_cast<double>(c) : sum);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace gptrain
