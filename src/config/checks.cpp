@@ -200,6 +200,13 @@ class Settler {
             fmt::format("\"{}\"", compute));
     }
     if (precision.scales_loss()) check_fp16();
+    if (!sound({"precision.linears"})) return;
+    if (!is_given("precision.linears")) precision.linears = precision.compute;
+    if (is_fp8(precision.linears)) return check_fp8_linears();
+    if (precision.linears != precision.compute) {
+      const std::string compute = show_value(find_field("precision.compute")->get(config_));
+      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", compute), compute);
+    }
   }
 
   void check_fp16() {
@@ -212,13 +219,6 @@ class Settler {
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu) {
       fault("run.device", "must be cuda or auto with precision.compute = fp16, which the CPU backend does not have",
             "\"cuda\"");
-    }
-    if (!sound({"precision.linears"})) return;
-    if (!is_given("precision.linears")) precision.linears = precision.compute;
-    if (is_fp8(precision.linears)) return check_fp8_linears();
-    if (precision.linears != precision.compute) {
-      const std::string compute = show_value(find_field("precision.compute")->get(config_));
-      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", compute), compute);
     }
   }
 
