@@ -40,6 +40,8 @@ struct Sizes {
   int head_size;
   float scale;
   bool causal, packs;
+  int64_t window;                  // 0: none
+  const int32_t* document_starts;  // [batch, tokens] or null
 
   template <typename T>
   __device__ Head<T> head(const Rows<T>& matrix, int64_t sequence, int64_t head) const {
@@ -49,6 +51,21 @@ struct Sizes {
   // The keys that the queries of a tile see end here.
   __device__ int64_t end_key(int64_t first_query) const {
     return causal && first_query + tile_size < tokens ? first_query + tile_size : tokens;
+  }
+  // The first key that a query sees. It never decreases from one query to the next; past the last query it stays.
+  __device__ int64_t first_seen(int64_t sequence, int64_t query) const {
+    const int64_t own = query < tokens ? query : tokens - 1;
+    const int64_t of_window = window > 0 && own >= window ? own - window + 1 : 0;
+    const int64_t of_document = document_starts != nullptr ? document_starts[sequence * tokens + own] : 0;
+    return of_window > of_document ? of_window : of_document;
+  }
+  // Where the first tile of keys begins that a tile of queries sees.
+  __device__ int64_t first_seen_tile(int64_t sequence, int64_t first_query) const {
+    return first_seen(sequence, first_query) / tile_size * tile_size;
+  }
+  // Whether some queries of a tile see no key as early as a tile of keys begins.
+  __device__ bool starts_late(int64_t sequence, int64_t first_query, int64_t first_key) const {
+    return first_seen(sequence, first_query + tile_size - 1) > first_key;
   }
 };
 
@@ -207,7 +224,9 @@ Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands) {
           static_cast<int>(op.head_size),
           static_cast<float>(op.scale),
           op.mask.causal,
-          op.head_size % pack_width == 0 && in_packs(operands)};
+          op.head_size % pack_width == 0 && in_packs(operands),
+          op.mask.window,
+          op.mask.document_starts};
 }
 
 // Calls body(engine, number of 64 features' chunks as a constant). Tensor cores up to the head size whose backward sums
