@@ -66,7 +66,6 @@ __device__ inline Gradients gradients_of(float score, float dp, bool seen, bool 
 template <typename E, int chunks>
 struct KeysMemory : BlockMemory<E, chunks, 2> {
   QuerySums sums[tile_size];
-  int32_t first_seen[tile_size];  // by each query; of tiles that start late
 };
 // What a block may have without being asked for.
 static_assert(sizeof(KeysMemory<MmaEngine, 2>) <= 48 << 10 && sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
@@ -75,14 +74,13 @@ static_assert(sizeof(KeysMemory<MmaEngine, 2>) <= 48 << 10 && sizeof(KeysMemory<
 template <typename E, int chunks>
 __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typename E::Values& gradients,
                                                  const KeysMemory<E, chunks>& memory, const Sizes& sizes, bool drops,
-                                                 float keep_scale, int64_t key, int64_t query, bool starts_late) {
+                                                 float keep_scale, int64_t key, int64_t query) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
       const int column = E::score_column(j);
-      const bool seen = (!sizes.causal || key + E::row(i) <= query + column) &&
-                        (!starts_late || key + E::row(i) >= memory.first_seen[column]);
+      const bool seen = !sizes.causal || key + E::row(i) <= query + column;
       const bool kept = !drops || memory.kept.at(column, E::row(i));
       const Gradients result =
           gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, memory.sums[column], sizes.scale, keep_scale);
@@ -115,17 +113,14 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
     const HeadDropout dropout = op.dropout.of(sequence, head, sizes.tokens);
     for (int64_t query = sizes.causal ? key : 0; query < sizes.tokens; query += tile_size) {
       if (sizes.first_seen_tile(sequence, query) > key) break;
-      const bool starts_late = sizes.starts_late(sequence, query, key);
       memory.kept.template draw<E::threads>(dropout, query, key);
       if (threadIdx.x < tile_size) {
         memory.sums[threadIdx.x] = query_sums(op, sequence * sizes.heads + head, query + threadIdx.x);
-        if (starts_late)
-          memory.first_seen[threadIdx.x] = static_cast<int32_t>(sizes.first_seen(sequence, query + threadIdx.x));
       }
       typename E::Values values = scores<E, chunks>(memory, 0, k, key, q, query);
       typename E::Values gradients = scores<E, chunks>(memory, 1, v, key, d_o, query);
-      gradients_by_key<E>(values, gradients, memory, sizes, dropout.threshold != 0, op.dropout.keep_scale, key, query,
-                          starts_late);
+      hide_before_first_by_key<E>(values, sizes, sequence, key, query);
+      gradients_by_key<E>(values, gradients, memory, sizes, dropout.threshold != 0, op.dropout.keep_scale, key, query);
       add_weighted<E>(dv, memory, E::weights_of(values), d_o, query);
       add_weighted<E>(dk, memory, E::weights_of(gradients), q, query);
     }
@@ -142,21 +137,18 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
 template <typename E>
 __device__ __forceinline__ void gradients_by_query(typename E::Values& values, const typename E::Values& gradients,
                                                    const QuerySums (&sums)[E::rows], const KeptBits& kept_bits,
-                                                   const Sizes& sizes, bool drops, float keep_scale, int64_t sequence,
-                                                   int64_t query, int64_t key) {
-  const bool starts_late = sizes.starts_late(sequence, query, key);
+                                                   const Sizes& sizes, bool drops, float keep_scale, int64_t query,
+                                                   int64_t key) {
 #pragma unroll
-  for (int i = 0; i < E::rows; ++i) {
-    const int64_t first = starts_late ? sizes.first_seen(sequence, query + E::row(i)) : 0;
+  for (int i = 0; i < E::rows; ++i)
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
       const int64_t column = key + E::score_column(j);
-      const bool seen = column >= first && column < sizes.tokens && (!sizes.causal || column <= query + E::row(i));
+      const bool seen = column < sizes.tokens && (!sizes.causal || column <= query + E::row(i));
       const bool kept = !drops || kept_bits.at(E::row(i), E::score_column(j));
       values.at[i][j] =
           gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, sums[i], sizes.scale, keep_scale).ds;
     }
-  }
 }
 
 template <typename E, int chunks>
@@ -185,8 +177,9 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
     memory.kept.template draw<E::threads>(dropout, query, key);
     typename E::Values values = scores<E, chunks>(memory, 0, q, query, k, key);
     const typename E::Values gradients = scores<E, chunks>(memory, 1, d_o, query, v, key);
+    hide_before_first<E>(values, sizes, sequence, query, key);
     gradients_by_query<E>(values, gradients, sums, memory.kept, sizes, dropout.threshold != 0, op.dropout.keep_scale,
-                          sequence, query, key);
+                          query, key);
     add_weighted<E>(dq, memory, E::weights_of(values), k, key);
   }
 

@@ -34,21 +34,19 @@ __device__ inline float sum_of_row(float value, int lanes_of_row) {
   return value;
 }
 
-// Products become scaled scores; those that a query may not see, or of keys that do not exist, minus infinity.
+// Products become scaled scores; those of later keys than a query may see, or that do not exist, minus infinity.
 template <typename E>
-__device__ __forceinline__ void scale_and_mask(typename E::Values& values, const Sizes& sizes, int64_t sequence,
-                                               int64_t query, int64_t key) {
-  const bool starts_late = sizes.starts_late(sequence, query, key);
-  const bool whole = key + tile_size <= sizes.tokens && (!sizes.causal || key + tile_size <= query + 1) && !starts_late;
+__device__ __forceinline__ void scale_and_mask(typename E::Values& values, const Sizes& sizes, int64_t query,
+                                               int64_t key) {
+  const bool whole = key + tile_size <= sizes.tokens && (!sizes.causal || key + tile_size <= query + 1);
 #pragma unroll
   for (int i = 0; i < E::rows; ++i) {
     const int64_t last = sizes.causal ? query + E::row(i) : sizes.tokens - 1;
     const int64_t end = (last < sizes.tokens ? last + 1 : sizes.tokens) - key;
-    const int64_t first = starts_late ? sizes.first_seen(sequence, query + E::row(i)) - key : 0;
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
       values.at[i][j] *= sizes.scale;
-      if (!whole && (E::score_column(j) >= end || E::score_column(j) < first)) values.at[i][j] = -infinity;
+      if (!whole && E::score_column(j) >= end) values.at[i][j] = -infinity;
     }
   }
 }
@@ -115,7 +113,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   for (int64_t key = sizes.first_seen_tile(sequence, query); key < sizes.end_key(query); key += tile_size) {
     memory.kept.template draw<E::threads>(dropout, query, key);
     typename E::Values values = scores<E, chunks>(memory, 0, q, query, k, key);
-    scale_and_mask<E>(values, sizes, sequence, query, key);
+    hide_before_first<E>(values, sizes, sequence, query, key);
+    scale_and_mask<E>(values, sizes, query, key);
     online_softmax<E>(values, o, running);
     if (dropout.threshold != 0) drop<E>(values, memory.kept);
     add_weighted<E>(o, memory, E::weights_of(values), v, key);

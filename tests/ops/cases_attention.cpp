@@ -67,7 +67,7 @@ const Shape masked_shapes[] = {
     {1, 261, 2, 2, 16, true, 0, 0, 0, 129},
     {1, 67, 1, 1, 16, true, 0, 0, 0, 67},
     {2, 131, 2, 1, 16, true, 0, 0, 0, 0, Documents::one},
-    {1, 130, 2, 2, 16, true, 0.3, 0, 0, 0, Documents::one_per_token},
+    {1, 130, 2, 2, 16, true, 0, 0, 0, 0, Documents::one_per_token},
     {3, 141, 4, 2, 17, true, 0, 0, 2, 0, Documents::several},
     {2, 321, 2, 1, 64, true, 0.25, 0, 0, 0, Documents::several},
     {2, 150, 1, 1, 200, true, 0, 0, 0, 0, Documents::several},
