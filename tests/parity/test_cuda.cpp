@@ -155,7 +155,10 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's") {
 
 TEST_CASE("losses and norms of 20 steps agree with the CPU's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const RunConfig config = small_config(family, family == Family::gpt2 ? variants.front() : variants.back());
+    // Documents that change from step to step, for what is recorded once and played again.
+    const std::vector<std::string> masked = {"model.dropout=0.1", "model.attention_window=6",
+                                             "data.mask_documents=true"};
+    const RunConfig config = small_config(family, family == Family::gpt2 ? variants.front() : masked);
     Trainer on_cpu(config, cpu()), on_cuda(config, cuda());
     CHECK(on_cuda.took_what_was_planned());
     for (int i = 0; i < 20; ++i) {
