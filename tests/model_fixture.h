@@ -56,15 +56,20 @@ class RandomBatches : public MicroBatchSource {
         vocabulary_(config.model.vocab_size),
         next_sample_(first_sample + data_rank * batch_),
         skipped_((data_size - 1) * batch_),
-        memory_(static_cast<size_t>(MicroBatch::bytes(batch_, length_))),
-        view_(MicroBatch::at(memory_.data(), batch_, length_)) {}
+        memory_(static_cast<size_t>(MicroBatch::bytes(batch_, length_, config.data.mask_documents))),
+        view_(MicroBatch::at(memory_.data(), batch_, length_, config.data.mask_documents)) {}
 
   const MicroBatch& next() override {
     for (int64_t b = 0; b < batch_; ++b, ++next_sample_) {
       view_.sample_ids[b] = next_sample_;
+      int64_t document_start = 0;
       for (int64_t t = 0; t < length_; ++t) {
         view_.tokens[b * length_ + t] = token(t);
         view_.targets[b * length_ + t] = token(t + 1);
+        if (view_.document_starts == nullptr) continue;
+        // Documents of seven tokens, which begin at other places in each sample.
+        if (t > 0 && (next_sample_ * 5 + t) % 7 == 0) document_start = t;
+        view_.document_starts[b * length_ + t] = static_cast<int32_t>(document_start);
       }
     }
     next_sample_ += skipped_;

@@ -73,6 +73,7 @@ struct Shape {
   int64_t batch, length, heads, kv_heads, head_size;
   float scale;
   bool causal;
+  int64_t window;
   std::array<int64_t, 8> strides;
   auto operator<=>(const Shape&) const = default;
 };
@@ -87,6 +88,7 @@ Shape shape_of(const Op& op) {
               .head_size = op.head_size,
               .scale = static_cast<float>(op.scale),
               .causal = op.mask.causal,
+              .window = op.mask.window,
               .strides = {}};
   const auto all = operands(op);
   std::transform(all.begin(), all.end(), shape.strides.begin(), [](const Matrix& matrix) { return matrix.stride; });
@@ -126,11 +128,12 @@ void describe_lse(fe::graph::Tensor_attributes& tensor, int64_t batch, int64_t h
       .set_data_type(fe::DataType_t::FLOAT);
 }
 
-// The one place that knows masks.
+// The one place that knows masks. The left bound is a length: keys with key + bound > query are seen.
 template <typename Attributes>
-void set_mask(Attributes& attributes, const AttentionMask& mask) {
+void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length) {
   if (mask.causal)
     attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (mask.window > 0 && mask.window < length) attributes.set_diagonal_band_left_bound(static_cast<int>(mask.window));
 }
 
 // Builds the graph of a piece of an op.
@@ -180,7 +183,7 @@ template <>
 void GraphBuilder<AttentionForward>::add_attention() {
   fe::graph::SDPA_attributes attributes;
   attributes.set_name("attention_forward").set_generate_stats(true).set_attn_scale(static_cast<float>(op_.scale));
-  set_mask(attributes, op_.mask);
+  set_mask(attributes, op_.mask, op_.sequence_length);
   const auto [o, lse] =
       graph_->sdpa(queries("q", id_q, op_.q), keys("k", id_k, op_.k), keys("v", id_v, op_.v), std::move(attributes));
   describe_queries(o->set_output(true), id_o, op_.o);
@@ -192,7 +195,7 @@ void GraphBuilder<AttentionBackward>::add_attention() {
   fe::graph::SDPA_backward_attributes attributes;
   attributes.set_name("attention_backward").set_attn_scale(static_cast<float>(op_.scale));
   attributes.set_deterministic_algorithm(true);
-  set_mask(attributes, op_.mask);
+  set_mask(attributes, op_.mask, op_.sequence_length);
   fe::graph::Tensor_attributes lse;
   describe_lse(lse.set_name("lse"), piece_.batch, heads_, op_.sequence_length);
   const auto [dq, dk, dv] = graph_->sdpa_backward(

@@ -113,12 +113,14 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
     const Head<const T> d_o = sizes.head(op.d_o, sequence, head);
     const HeadDropout dropout = op.dropout.of(sequence, head, sizes.tokens);
     for (int64_t query = sizes.causal ? key : 0; query < sizes.tokens; query += tile_size) {
+      if (sizes.first_seen_tile(sequence, query) > key) break;
       memory.kept.template draw<E::threads>(dropout, query, key);
       if (threadIdx.x < tile_size) {
         memory.sums[threadIdx.x] = query_sums(op, sequence * sizes.heads + head, query + threadIdx.x);
       }
       typename E::Values values = scores<E, chunks>(memory, 0, k, key, q, query);
       typename E::Values gradients = scores<E, chunks>(memory, 1, v, key, d_o, query);
+      hide_before_first_by_key<E>(values, sizes, sequence, key, query);
       gradients_by_key<E>(values, gradients, memory, sizes, dropout.threshold != 0, op.dropout.keep_scale, key, query);
       add_weighted<E>(dv, memory, E::weights_of(values), d_o, query);
       add_weighted<E>(dk, memory, E::weights_of(gradients), q, query);
@@ -172,10 +174,11 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
   for (int i = 0; i < E::rows; ++i) sums[i] = query_sums(op, block_head, query + E::row(i));
 
   typename E::Values dq[chunks];
-  for (int64_t key = 0; key < sizes.end_key(query); key += tile_size) {
+  for (int64_t key = sizes.first_seen_tile(sequence, query); key < sizes.end_key(query); key += tile_size) {
     memory.kept.template draw<E::threads>(dropout, query, key);
     typename E::Values values = scores<E, chunks>(memory, 0, q, query, k, key);
     const typename E::Values gradients = scores<E, chunks>(memory, 1, d_o, query, v, key);
+    hide_before_first<E>(values, sizes, sequence, query, key);
     gradients_by_query<E>(values, gradients, sums, memory.kept, sizes, dropout.threshold != 0, op.dropout.keep_scale,
                           query, key);
     add_weighted<E>(dq, memory, E::weights_of(values), k, key);

@@ -34,7 +34,7 @@ __device__ inline float sum_of_row(float value, int lanes_of_row) {
   return value;
 }
 
-// Products become scaled scores; those that a query may not see, or of keys that do not exist, minus infinity.
+// Products become scaled scores; those of later keys than a query may see, or that do not exist, minus infinity.
 template <typename E>
 __device__ __forceinline__ void scale_and_mask(typename E::Values& values, const Sizes& sizes, int64_t query,
                                                int64_t key) {
@@ -60,12 +60,14 @@ __device__ __forceinline__ void online_softmax(typename E::Values& values, typen
     float largest = running.largest[i];
     for (int j = 0; j < E::cols; ++j) largest = fmaxf(largest, values.at[i][j]);
     largest = larger_of_row(largest, E::lanes_of_row);
-    const float shrink = exp2f((running.largest[i] - largest) * log2_e);
+    // A row that has seen no key yet has nothing to reduce.
+    const float base = largest == -infinity ? 0.0F : largest;
+    const float shrink = exp2f((running.largest[i] - base) * log2_e);
     running.largest[i] = largest;
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
-      values.at[i][j] = exp2f((values.at[i][j] - largest) * log2_e);
+      values.at[i][j] = exp2f((values.at[i][j] - base) * log2_e);
       sum += values.at[i][j];
     }
     running.sum[i] = running.sum[i] * shrink + sum;
@@ -108,9 +110,10 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
     running.sum[i] = 0;
   }
   keep_left<E, chunks>(memory, 0, q, query);
-  for (int64_t key = 0; key < sizes.end_key(query); key += tile_size) {
+  for (int64_t key = sizes.first_seen_tile(sequence, query); key < sizes.end_key(query); key += tile_size) {
     memory.kept.template draw<E::threads>(dropout, query, key);
     typename E::Values values = scores<E, chunks>(memory, 0, q, query, k, key);
+    hide_before_first<E>(values, sizes, sequence, query, key);
     scale_and_mask<E>(values, sizes, query, key);
     online_softmax<E>(values, o, running);
     if (dropout.threshold != 0) drop<E>(values, memory.kept);

@@ -40,6 +40,8 @@ struct Sizes {
   int head_size;
   float scale;
   bool causal, packs;
+  int window;                      // 0: none
+  const int32_t* document_starts;  // [batch, tokens] or null
 
   template <typename T>
   __device__ Head<T> head(const Rows<T>& matrix, int64_t sequence, int64_t head) const {
@@ -50,7 +52,52 @@ struct Sizes {
   __device__ int64_t end_key(int64_t first_query) const {
     return causal && first_query + tile_size < tokens ? first_query + tile_size : tokens;
   }
+  // The first key that a query sees. It never decreases from one query to the next; past the last query it stays.
+  __device__ int first_seen(int64_t sequence, int64_t query) const {
+    const int own = static_cast<int>(query < tokens ? query : tokens - 1);
+    const int of_window = window > 0 && own >= window ? own - window + 1 : 0;
+    const int of_document = document_starts != nullptr ? document_starts[sequence * tokens + own] : 0;
+    return of_window > of_document ? of_window : of_document;
+  }
+  // Where the first tile of keys begins that a tile of queries sees.
+  __device__ int first_seen_tile(int64_t sequence, int64_t first_query) const {
+    return first_seen(sequence, first_query) / tile_size * tile_size;
+  }
+  // Whether some queries of a tile see no key as early as a tile of keys begins.
+  __device__ bool starts_late(int64_t sequence, int64_t first_query, int64_t first_key) const {
+    return first_seen(sequence, first_query + tile_size - 1) > first_key;
+  }
 };
+
+// Scores of keys that come before the first that a query sees become minus infinity, and so their probabilities zero:
+// where rows are queries, and where rows are keys.
+template <typename E>
+__device__ __forceinline__ void hide_before_first(typename E::Values& values, const Sizes& sizes, int64_t sequence,
+                                                  int64_t query, int64_t key) {
+  if (!sizes.starts_late(sequence, query, key)) return;
+#pragma unroll
+  for (int i = 0; i < E::rows; ++i) {
+    const int first = sizes.first_seen(sequence, query + E::row(i)) - static_cast<int>(key);
+#pragma unroll
+    for (int j = 0; j < E::cols; ++j) {
+      if (E::score_column(j) < first) values.at[i][j] = -infinity;
+    }
+  }
+}
+
+template <typename E>
+__device__ __forceinline__ void hide_before_first_by_key(typename E::Values& values, const Sizes& sizes,
+                                                         int64_t sequence, int64_t key, int64_t query) {
+  if (!sizes.starts_late(sequence, query, key)) return;
+#pragma unroll
+  for (int j = 0; j < E::cols; ++j) {
+    const int first = sizes.first_seen(sequence, query + E::score_column(j)) - static_cast<int>(key);
+#pragma unroll
+    for (int i = 0; i < E::rows; ++i) {
+      if (E::row(i) < first) values.at[i][j] = -infinity;
+    }
+  }
+}
 
 // A probability from its score q . k.
 __device__ inline float probability(float score, float scale, float lse) {
@@ -207,7 +254,9 @@ Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands) {
           static_cast<int>(op.head_size),
           static_cast<float>(op.scale),
           op.mask.causal,
-          op.head_size % pack_width == 0 && in_packs(operands)};
+          op.head_size % pack_width == 0 && in_packs(operands),
+          static_cast<int>(std::min(op.mask.window, op.sequence_length)),
+          op.mask.document_starts};
 }
 
 // Calls body(engine, number of 64 features' chunks as a constant). Tensor cores up to the head size whose backward sums

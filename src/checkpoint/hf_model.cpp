@@ -35,6 +35,7 @@ std::string obstacles(const RunConfig& config, Family family) {
   const auto need = [&](bool met, const char* path, const std::string& value) {
     if (!met) found += fmt::format("{}{} (must be {})", found.empty() ? "" : ", ", show_key(config, path), value);
   };
+  need(model.attention_window == 0, "model.attention_window", "0");
   if (family == Family::gpt2) {
     need(model.norm == NormKind::layernorm, "model.norm", "layernorm");
     need(model.positions == PositionKind::learned, "model.positions", "learned");

@@ -32,6 +32,7 @@ class Settler {
     check_presence();
     check_dropout();
     settle_model();
+    check_attention_window();
     check_tensor_parallel();
     settle_batch();
     settle_precision();
@@ -103,6 +104,13 @@ class Settler {
             nearest_integers(model.num_kv_heads, 1, model.num_heads,
                              [&](int64_t heads) { return model.num_heads % heads == 0; }));
     }
+  }
+
+  void check_attention_window() {
+    const int64_t length = config_.model.sequence_length;
+    if (!sound({"model.attention_window", "model.sequence_length"}) || config_.model.attention_window <= length) return;
+    fault("model.attention_window", fmt::format("must be at most model.sequence_length = {}", length),
+          fmt::format("{}", length));
   }
 
   // Every rank of the tensor axis has as many heads, and as many columns of the MLP, as every other.

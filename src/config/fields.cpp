@@ -156,6 +156,8 @@ void add_model(std::vector<Field>& table) {
           field("model.sequence_length", section, &M::sequence_length, IntegerRule{1, 1 << 24, {}},
                 "tokens of a sample")
               .required("1024"),
+          field("model.attention_window", section, &M::attention_window, IntegerRule{0, 1 << 24, {}},
+                "tokens that a token attends to in every block, itself and those before it; 0: all"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),
@@ -202,6 +204,8 @@ void add_data_and_batch(std::vector<Field>& table) {
                 "token files to validate on")
               .usually(example)
               .changeable(),
+          field("data.mask_documents", &RunConfig::data, &DataConfig::mask_documents, BooleanRule{},
+                "a token attends to the tokens of its own document only; positions count on through a sample"),
           field("batch.global", &RunConfig::batch, &BatchConfig::global,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
                 "sequences per step; default: micro * accumulation")

@@ -19,6 +19,7 @@ struct ModelConfig {
   int64_t ffn_hidden_size = 0;  // default: 4 hidden_size; gated: 8/3 hidden_size, rounded up to a multiple of 64
   int64_t vocab_size = 0;       // true, unpadded
   int64_t sequence_length = 0;
+  int64_t attention_window = 0;  // tokens that a query attends to, itself included; 0: all
   NormKind norm = NormKind::layernorm;
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;
@@ -44,6 +45,7 @@ struct DataSource {
 struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;  // may be empty
+  bool mask_documents = false;         // a token attends to its own document only
 };
 
 struct BatchConfig {

@@ -78,7 +78,7 @@ Dataset::Dataset(const std::vector<DataSource>& sources, int64_t sequence_length
 Dataset::~Dataset() = default;
 Dataset::Dataset(Dataset&&) noexcept = default;
 
-void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets) const {
+void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
   const SampleLocation location = impl_->order.locate(sample);
   const TokenFile& file = impl_->files[location.source];
   const int64_t length = impl_->sequence_length;
@@ -86,6 +86,7 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets) const {
   file.read({first, length}, impl_->vocab_size, tokens);
   std::copy(tokens + 1, tokens + length, targets);
   file.read({first + length, 1}, impl_->vocab_size, targets + length - 1);
+  if (document_starts != nullptr) file.document_starts({first, length}, document_starts);
 }
 
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {

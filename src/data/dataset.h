@@ -27,8 +27,9 @@ class Dataset {
   Dataset(Dataset&&) noexcept;
 
   // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T. Safe from several threads. Throws Error(data) naming file
-  // and byte for a token >= vocab_size. Does not allocate.
-  void read(int64_t sample, int32_t* tokens, int32_t* targets) const;
+  // and byte for a token >= vocab_size. Does not allocate. Where `document_starts` is given, document_starts[t] is the
+  // place in the sample where the document of tokens[t] begins, 0 for one that began before it.
+  void read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts = nullptr) const;
 
   struct SourceReport {
     std::string path;
@@ -46,13 +47,14 @@ class Dataset {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads micro-batches ahead on one background thread (nice 19) into a ring of `depth` micro-batches in the caller's
-// memory (depth * MicroBatch::bytes). Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride of
-// B all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
+// Reads micro-batches, with or without the starts of documents, ahead on one background thread (nice 19) into a ring of
+// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes). Micro-batch k holds samples first_sample +
+// k stride ... + B - 1: with a stride of B all samples, with more those of one of several ranks that take turns. No
+// allocation after the constructor.
 class Prefetcher {
  public:
   Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride, int64_t sequence_length,
-             std::byte* ring, int depth);
+             std::byte* ring, int depth, bool with_documents = false);
   ~Prefetcher();
 
   // The next micro-batch; the one returned before it is given back for reuse. Rethrows what the reader threw. Adds the

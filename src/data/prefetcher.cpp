@@ -14,14 +14,15 @@ namespace gptrain {
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t stride_, int64_t sequence_length_,
-       std::byte* ring, int depth)
+       std::byte* ring, int depth, bool with_documents)
       : dataset(dataset_),
         first_sample(first_sample_),
         batch(batch_),
         stride(stride_),
         sequence_length(sequence_length_) {
-    const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length);
-    for (int i = 0; i < depth; ++i) slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length));
+    const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length, with_documents);
+    for (int i = 0; i < depth; ++i)
+      slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length, with_documents));
     thread = start_thread("reads data", [this] { run(); });
   }
 
@@ -69,7 +70,9 @@ struct Prefetcher::Impl {
     for (int64_t b = 0; b < batch; ++b) {
       if (stopping) return false;
       target.sample_ids[b] = first_sample + micro_batch * stride + b;
-      dataset.read(target.sample_ids[b], target.tokens + b * sequence_length, target.targets + b * sequence_length);
+      const int64_t row = b * sequence_length;
+      int32_t* const document_starts = target.document_starts != nullptr ? target.document_starts + row : nullptr;
+      dataset.read(target.sample_ids[b], target.tokens + row, target.targets + row, document_starts);
     }
     return true;
   }
@@ -107,8 +110,9 @@ struct Prefetcher::Impl {
 };
 
 Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride,
-                       int64_t sequence_length, std::byte* ring, int depth)
-    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth)) {}
+                       int64_t sequence_length, std::byte* ring, int depth, bool with_documents)
+    : impl_(
+          std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth, with_documents)) {}
 
 Prefetcher::~Prefetcher() = default;
 

@@ -148,6 +148,25 @@ TokenFile::Range TokenFile::document(int64_t document) const {
   return {first, end - first};
 }
 
+// The last document that begins at or before the token: any others that begin there are empty.
+int64_t TokenFile::document_of(int64_t token) const {
+  int64_t found = 0;
+  for (int64_t end = num_documents(); end - found > 1;) {
+    const int64_t middle = found + (end - found) / 2;
+    (document(middle).first <= token ? found : end) = middle;
+  }
+  return found;
+}
+
+void TokenFile::document_starts(Range range, int32_t* out) const {
+  int64_t number = document_of(range.first);
+  Range current = document(number);
+  for (int64_t i = 0; i < range.count; ++i) {
+    while (range.first + i >= current.first + current.count) current = document(++number);
+    out[i] = static_cast<int32_t>(std::max<int64_t>(current.first - range.first, 0));
+  }
+}
+
 void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
   if (dtype_ == DType::u16) {
     read_as<uint16_t>(range, vocab_size, out);

@@ -44,6 +44,9 @@ class TokenFile {
   };
   // The tokens of a document, 0 <= document < num_documents().
   Range document(int64_t document) const;
+  // out[i] is how far into the range the document begins that holds its i-th token: 0 where it begins before the range.
+  // The range must exist. Does not allocate; safe from several threads.
+  void document_starts(Range range, int32_t* out) const;
 
   // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data) naming file
   // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
@@ -57,6 +60,7 @@ class TokenFile {
   int64_t offset_at(int64_t sequence) const;    // bytes into .idx
   int64_t boundary_at(int64_t boundary) const;  // bytes into .idx
   int64_t sequence_start(int64_t sequence) const;
+  int64_t document_of(int64_t token) const;
   template <typename T>
   void read_as(Range range, int64_t vocab_size, int32_t* out) const;
 

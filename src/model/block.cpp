@@ -75,6 +75,10 @@ void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& 
       .kind = shape_.model.activation, .x = saved(call, f.ffn_in), .bias = weight(call, t.ffn_in_bias), .y = ffn_act});
 }
 
+AttentionMask Units::attention_mask(const UnitCall& call) const {
+  return {.window = shape_.model.attention_window, .document_starts = call.document_starts};
+}
+
 void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& part) {
   const ModelConfig& m = shape_.model;
   const BlockTensors& t = block(unit);
@@ -108,7 +112,7 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
                                 .num_kv_heads = num_kv_heads(),
                                 .head_size = m.head_size(),
                                 .scale = 1 / std::sqrt(static_cast<double>(m.head_size())),
-                                .mask = {},
+                                .mask = attention_mask(call),
                                 .dropout = attention_dropout(call, unit),
                                 .q = in.q,
                                 .k = in.k,
@@ -215,7 +219,7 @@ void Units::attention_core_backward(int64_t unit, const UnitCall& call, const Ma
                                  .num_kv_heads = num_kv_heads(),
                                  .head_size = m.head_size(),
                                  .scale = 1 / std::sqrt(static_cast<double>(m.head_size())),
-                                 .mask = {},
+                                 .mask = attention_mask(call),
                                  .dropout = attention_dropout(call, unit),
                                  .q = in.q,
                                  .k = in.k,

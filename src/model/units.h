@@ -26,8 +26,9 @@ struct StepShape {
   int64_t batch = 0;            // B, sequences of a micro-batch
   int64_t sequence_length = 0;  // T, <= model.sequence_length
   int64_t loss_chunk_tokens = 0;
-  uint64_t seed = 0;     // of dropout
-  bool training = true;  // false: no dropout
+  uint64_t seed = 0;            // of dropout
+  bool training = true;         // false: no dropout
+  bool mask_documents = false;  // tokens attend within their document only
 
   int64_t rows() const { return batch * sequence_length; }
 };
@@ -47,6 +48,8 @@ struct UnitCall {
   const int32_t* tokens = nullptr;      // device, [B, T]
   const int32_t* targets = nullptr;     // device, [B, T]
   const int64_t* sample_ids = nullptr;  // device, [B]
+  // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
+  const int32_t* document_starts = nullptr;
   StepState* state = nullptr;           // device
   std::byte* input = nullptr;           // [N, h] R: the residual stream that enters the unit
   std::byte* output = nullptr;          // [N, h] R: that leaves it (not for the head)
@@ -148,6 +151,7 @@ class Units {
   Dropout embedding_dropout(const UnitCall& call) const;
   Dropout branch_dropout(const UnitCall& call, int64_t unit, BranchSite site) const;
   Dropout attention_dropout(const UnitCall& call, int64_t unit) const;
+  AttentionMask attention_mask(const UnitCall& call) const;
   // Whether the gradient of a branch differs from that of the residual stream (dropout, or another dtype), and whether
   // it has a place of its own in the gradient record (also where it is gathered).
   bool branch_gradient_differs() const;

@@ -131,6 +131,9 @@ void check_attention(const Checker& checker, const Op& op) {
   checker.matrix("o", op.o, dtype, rows, op.num_heads * op.head_size);
   checker.matrix("lse", op.lse, DType::f32, op.batch * op.num_heads, op.sequence_length);
   checker.dropout(op.dropout, op.sequence_length);
+  checker.require(op.mask.window >= 0, "the window is negative");
+  checker.require(op.mask.causal || (op.mask.window == 0 && op.mask.document_starts == nullptr),
+                  "a window and documents need a causal mask");
 }
 
 // The gammas, rstd and sizes of both directions; q and k are what is turned.

@@ -1,5 +1,6 @@
 #include "ops/footprint.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "ops/cpu/scratch.h"
@@ -34,23 +35,30 @@ Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Ta
           .scratch_bytes = scratch_bytes(op, target)};
 }
 
-// Products of attention, each over all (query, key) pairs of one head: `model` counts half of the square when causal,
-// `executed` whole tiles.
+// Twice the (query, key) pairs of a sequence that attend: the square, by the field's custom its half when causal, the
+// sum over queries of min(query + 1, window) with a window that is shorter.
+Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens) {
+  const auto t = static_cast<Flops>(tokens), window = static_cast<Flops>(mask.window);
+  if (!mask.causal) return 2 * t * t;
+  return mask.window > 0 && mask.window < tokens ? window * (2 * t - window + 1) : t * t;
+}
+
+// Products of attention, each over the (query, key) pairs of one head: `model` counts those that attend, `executed`
+// whole tiles. What documents leave out is known to the device only, and counts.
 template <typename Op>
 void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
   const int64_t t = op.sequence_length;
-  const int64_t heads = op.batch * op.num_heads;
-  const Flops square = product_flops(t, t, op.head_size) * static_cast<Flops>(heads);
-  footprint.model_flops = square * static_cast<Flops>(products_in_model) / (op.mask.causal ? 2 : 1);
+  const auto heads = static_cast<Flops>(op.batch * op.num_heads);
+  footprint.model_flops = twice_attended_pairs(op.mask, t) * static_cast<Flops>(op.head_size) * heads *
+                          static_cast<Flops>(products_in_model);
   int64_t tiles = 0;
-  const int64_t key_tiles = (t + attention_key_tile - 1) / attention_key_tile;
-  for (int64_t first = 0; first < t; first += attention_query_tile) {
-    const int64_t last_key = first + attention_query_tile < t ? first + attention_query_tile : t;
-    tiles += op.mask.causal ? (last_key + attention_key_tile - 1) / attention_key_tile : key_tiles;
+  for (int64_t query = 0; query < t; query += attention_query_tile) {
+    const int64_t end = op.mask.causal ? std::min(query + attention_query_tile, t) : t;
+    const int64_t first = op.mask.window > 0 ? std::max<int64_t>(query - op.mask.window + 1, 0) : 0;
+    tiles += (end + attention_key_tile - 1) / attention_key_tile - first / attention_key_tile;
   }
   footprint.executed_flops = product_flops(attention_query_tile, attention_key_tile, op.head_size) *
-                             static_cast<Flops>(tiles) * static_cast<Flops>(heads) *
-                             static_cast<Flops>(products_executed);
+                             static_cast<Flops>(tiles) * heads * static_cast<Flops>(products_executed);
 }
 
 }  // namespace

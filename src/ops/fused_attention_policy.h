@@ -4,6 +4,10 @@
 // Backward with fixed bits keeps the gradient of the scores, a T x T matrix of each query head, in its workspace (the
 // alternative adds up dq with atomics). The workspace is bounded by taking an op in pieces: some sequences, or some
 // key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
+//
+// A window is the library's diagonal band. Masks of documents are the own kernel's: to the library each document would
+// be a sequence of a ragged batch, and its backward keeps T x T gradients of the scores for each of as many sequences
+// as there might be documents.
 #pragma once
 
 #include <algorithm>
@@ -72,8 +76,8 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
 // Whether the library may serve the op: its shape, not where its operands lie.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
-  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.head_size <= fused_attention_most_head_size &&
-         op.head_size % fused_attention_head_multiple == 0 &&
+  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.mask.document_starts == nullptr &&
+         op.head_size <= fused_attention_most_head_size && op.head_size % fused_attention_head_multiple == 0 &&
          op.sequence_length % fused_attention_length_multiple == 0 &&
          fused_attention_bound(op) <= fused_attention_most_bytes;
 }

@@ -193,9 +193,15 @@ struct QueryKeyBackward {
   bool accumulate;              // of the gammas' gradients
 };
 
-// Which (query, key) pairs attend. Causal: key <= query.
+// Which (query, key) pairs of a sequence attend: all of them, or with `causal` those where first(query) <= key <=
+// query. first(query) is 0, query - window + 1 or document_starts[query], whichever is largest of those that apply. It
+// never decreases from one query to the next, so what a tile of queries sees is one run of key tiles: no other is read.
 struct AttentionMask {
   bool causal = true;
+  int64_t window = 0;  // tokens that a query sees, itself included; 0: all. Only with causal
+  // Device memory, [B, T]: the place in its sequence where the document of token t begins, in [0, t], never less than
+  // that of token t - 1. Null: a sequence is one document. Only with causal.
+  const int32_t* document_starts = nullptr;
 };
 
 // o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /

@@ -16,8 +16,11 @@ std::string linear_text(int64_t rows, const Matrix& w, DType compute) {
 
 template <typename Op>
 std::string attention_text(const Op& op) {
-  return fmt::format("B={} T={} H={} G={} D={} {}", op.batch, op.sequence_length, op.num_heads, op.num_kv_heads,
-                     op.head_size, dtype_name(op.q.dtype));
+  std::string text = fmt::format("B={} T={} H={} G={} D={} {}", op.batch, op.sequence_length, op.num_heads,
+                                 op.num_kv_heads, op.head_size, dtype_name(op.q.dtype));
+  if (op.mask.window > 0) text += fmt::format(" window={}", op.mask.window);
+  if (op.mask.document_starts != nullptr) text += " documents";
+  return text;
 }
 
 std::string heads_text(const Matrix& q, const Matrix& k, int64_t head_size) {

@@ -137,6 +137,7 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   backend_.upload(device.tokens, host.tokens, token_bytes);
   backend_.upload(device.targets, host.targets, token_bytes);
   backend_.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
+  if (shape.mask_documents) backend_.upload(device.document_starts, host.document_starts, token_bytes);
 }
 
 CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,

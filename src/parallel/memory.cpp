@@ -8,7 +8,10 @@ namespace gptrain {
 int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 SlotMap::SlotMap(const Units& units, const Schedule& schedule)
-    : batch_(units.shape().batch), sequence_length_(units.shape().sequence_length), recomputed_(schedule.recomputed) {
+    : batch_(units.shape().batch),
+      sequence_length_(units.shape().sequence_length),
+      with_documents_(units.shape().mask_documents),
+      recomputed_(schedule.recomputed) {
   for (int64_t unit = 0; unit < schedule.num_units; ++unit) {
     const bool replayed = recomputed_[static_cast<size_t>(unit)];
     input_offset_.push_back(activation_stride_);
@@ -23,7 +26,7 @@ SlotMap::SlotMap(const Units& units, const Schedule& schedule)
   gradient_start_ = replay_start_ + schedule.replay_slots * replay_stride_;
   carrier_start_ = gradient_start_ + schedule.gradient_slots * gradient_stride_;
   activation_bytes_ = carrier_start_ + schedule.carrier_slots * carrier_stride_;
-  data_bytes_ = schedule.activation_slots * MicroBatch::bytes(batch_, sequence_length_);
+  data_bytes_ = schedule.activation_slots * MicroBatch::bytes(batch_, sequence_length_, with_documents_);
 }
 
 UnitCall SlotMap::call(const Action& action, std::byte* activations, std::byte* data) const {
@@ -39,6 +42,7 @@ UnitCall SlotMap::call(const Action& action, std::byte* activations, std::byte* 
     call.tokens = batch.tokens;
     call.targets = batch.targets;
     call.sample_ids = batch.sample_ids;
+    call.document_starts = batch.document_starts;
   }
   if (action.gradient >= 0) call.gradient = activations + gradient_start_ + action.gradient * gradient_stride_;
   if (action.d_output >= 0) call.d_output = activations + carrier_start_ + action.d_output * carrier_stride_;
@@ -47,8 +51,8 @@ UnitCall SlotMap::call(const Action& action, std::byte* activations, std::byte* 
 }
 
 MicroBatch SlotMap::micro_batch(const Action& action, std::byte* data) const {
-  return MicroBatch::at(data + action.activation * MicroBatch::bytes(batch_, sequence_length_), batch_,
-                        sequence_length_);
+  return MicroBatch::at(data + action.activation * MicroBatch::bytes(batch_, sequence_length_, with_documents_), batch_,
+                        sequence_length_, with_documents_);
 }
 
 }  // namespace gptrain

@@ -55,6 +55,7 @@ class SlotMap {
 
  private:
   int64_t batch_, sequence_length_;
+  bool with_documents_;
   std::vector<bool> recomputed_;
   std::vector<int64_t> input_offset_;  // of a unit's input, inside an activation slot (unit 0 has none)
   std::vector<int64_t> saved_offset_;  // of a unit's saved record there, where it is not recomputed

@@ -71,7 +71,9 @@ std::string model_line(const ModelConfig& m, int64_t tensor_size) {
   std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
                                  m.ffn_hidden_size, m.num_heads);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
-  line += fmt::format(", sequence {}, vocabulary {}", m.sequence_length, m.vocab_size);
+  line += fmt::format(", sequence {}", m.sequence_length);
+  if (m.attention_window > 0) line += fmt::format(" with an attention window of {}", m.attention_window);
+  line += fmt::format(", vocabulary {}", m.vocab_size);
   if (padded != m.vocab_size) line += fmt::format(" (stored as {})", padded);
   return line;
 }
@@ -102,11 +104,15 @@ std::string flops_row(std::string_view label, Flops flops, std::string_view rema
   return row(label, fmt::format("{:.3e}", to_double(flops)), fmt::format("{}; {}", to_string(flops), remark));
 }
 
-std::string flops_section(const Totals& totals) {
+std::string flops_section(const RunConfig& config, const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
-  text += flops_row("model", totals.step.model_flops, "products of the true shapes, causal half, nothing twice");
+  text += flops_row("model", totals.step.model_flops,
+                    fmt::format("products of the true shapes, causal {}, nothing twice",
+                                config.model.attention_window > 0 ? "window" : "half"));
   text += flops_row("hardware", totals.step.executed_flops, "as executed: padding, whole tiles, recomputation");
   text += flops_row("reference", totals.reference, "96 B s l h^2 (1 + s/6h + V/16lh)");
+  if (config.data.mask_documents)
+    text += "  Upper bounds: what data.mask_documents leaves out of attention depends on the data and is counted.\n";
   return text;
 }
 
@@ -263,8 +269,8 @@ std::string dry_run_text(const DryRunInput& input) {
   if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
-  return text + ranks_section(input) + memory_section(input) + flops_section(totals) + run_section(input, totals) +
-         data_section(input);
+  return text + ranks_section(input) + memory_section(input) + flops_section(input.config, totals) +
+         run_section(input, totals) + data_section(input);
 }
 
 std::string dry_run_json(const DryRunInput& input) {

@@ -19,8 +19,11 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops attention_projections = h * (q + 2 * kv) + q * h;
   const Flops ffn = ffn_products * h * wide(m.ffn_hidden_size);
   const Flops head = h * wide(m.vocab_size);
+  const Flops s = wide(m.sequence_length), window = wide(m.attention_window);
+  const bool is_banded = m.attention_window > 0 && m.attention_window < m.sequence_length;
+  const Flops twice_attended_pairs = is_banded ? window * (2 * s - window + 1) : s * s;
   return 6 * tokens * (layers * (attention_projections + ffn) + head) +
-         6 * layers * q * tokens * wide(m.sequence_length);
+         6 * layers * q * wide(sequences) * twice_attended_pairs;
 }
 
 Flops reference_flops_formula(const ModelConfig& m, int64_t sequences) {

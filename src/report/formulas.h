@@ -12,6 +12,8 @@ namespace gptrain {
 // Model FLOPs: matrix products of forward and backward (2 FLOPs a multiply-add, backward twice forward), true
 // vocabulary, half of the attention matrix, no recomputation:
 //   6 T [ l (h (q + 2 kv) + q h) + l n h f + h V ] + 6 l q B s^2,  T = B s, n = 3 for a gated FFN and 2 otherwise.
+// With an attention window w < s, which leaves w (2s - w + 1) / 2 pairs of queries and keys, w (2s - w + 1) takes the
+// place of s^2. Documents count as if they were not masked.
 Flops model_flops_formula(const ModelConfig& model, int64_t sequences);
 
 // The reference formula of the field (Narayanan et al. 2021, arXiv 2104.04473, eq. 3): full recomputation, MHA, f = 4h,

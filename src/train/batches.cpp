@@ -9,7 +9,8 @@ namespace gptrain {
 PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
                                      DataPlace place, std::byte* ring)
     : prefetcher_(dataset, first_sample + place.rank * config.batch.micro, config.batch.micro,
-                  place.size * config.batch.micro, config.model.sequence_length, ring, prefetch_depth) {}
+                  place.size * config.batch.micro, config.model.sequence_length, ring, prefetch_depth,
+                  config.data.mask_documents) {}
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)
     : source_(source),

@@ -29,18 +29,21 @@ namespace fs = std::filesystem;
 // The tokens of one sequence as a micro-batch of one.
 class OneSequence : public MicroBatchSource {
  public:
-  explicit OneSequence(int64_t capacity) : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1) {
-    batch_ = {tokens_.data(), targets_.data(), &sample_};
+  explicit OneSequence(int64_t capacity)
+      : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
+    batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
   }
   // The last `tokens` fit; the rest is padding that no earlier position attends to.
   void set(const std::vector<int32_t>& sequence, int64_t first) {
     std::fill(tokens_.begin(), tokens_.end(), 0);
     std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
+    // The sequence's first token ends a document, all others are the next one's.
+    std::fill(document_starts_.begin() + 1, document_starts_.end(), first == 0 ? 1 : 0);
   }
   const MicroBatch& next() override { return batch_; }
 
  private:
-  std::vector<int32_t> tokens_, targets_;
+  std::vector<int32_t> tokens_, targets_, document_starts_;
   int64_t sample_ = 0;
   MicroBatch batch_;
 };
@@ -49,6 +52,7 @@ class OneSequence : public MicroBatchSource {
 struct Model {
   Model(const RunConfig& run_config, Backend& backend)
       : config(run_config.model),
+        mask_documents(run_config.data.mask_documents),
         spec(make_spec(config)),
         shards(shard_tensors(spec, {})),
         layout(make_layout(spec, shards, 1)),
@@ -72,6 +76,7 @@ struct Model {
   }
 
   ModelConfig config;
+  bool mask_documents;
   ModelSpec spec;
   std::vector<TensorShard> shards;
   ParameterLayout layout;
@@ -96,7 +101,8 @@ class Inference {
                          .sequence_length = length,
                          .loss_chunk_tokens = 1,
                          .seed = 0,
-                         .training = false},
+                         .training = false,
+                         .mask_documents = model.mask_documents},
                model.spec, model.shards, model.layout, {}, backend),
         slots_(units_, schedule_),
         source_(length) {

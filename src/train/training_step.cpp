@@ -39,9 +39,9 @@ class ComputeOnly final : public ActionObserver {
 // Micro-batches of token 0, for steps whose values nobody looks at.
 class NoTokens final : public MicroBatchSource {
  public:
-  NoTokens(int64_t batch, int64_t length)
-      : memory_(static_cast<size_t>(MicroBatch::bytes(batch, length))),
-        view_(MicroBatch::at(memory_.data(), batch, length)) {}
+  explicit NoTokens(const StepShape& shape)
+      : memory_(static_cast<size_t>(MicroBatch::bytes(shape.batch, shape.sequence_length, shape.mask_documents))),
+        view_(MicroBatch::at(memory_.data(), shape.batch, shape.sequence_length, shape.mask_documents)) {}
   const MicroBatch& next() override { return view_; }
 
  private:
@@ -56,7 +56,8 @@ StepShape step_shape(const RunConfig& config, bool training) {
           .sequence_length = config.model.sequence_length,
           .loss_chunk_tokens = config.memory.loss_chunk_tokens,
           .seed = config.run.seed,
-          .training = training};
+          .training = training,
+          .mask_documents = config.data.mask_documents};
 }
 
 TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
@@ -68,7 +69,8 @@ TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
 }  // namespace
 
 int64_t prefetch_ring_bytes(const RunConfig& config) {
-  return prefetch_depth * MicroBatch::bytes(config.batch.micro, config.model.sequence_length);
+  return prefetch_depth *
+         MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
 }
 
 int64_t all_rings_bytes(const RunConfig& config) {
@@ -246,7 +248,7 @@ void TrainingStep::choose_algorithms() {
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::activations})
     fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
   ComputeOnly compute_only;
-  NoTokens source(config_.batch.micro, config_.model.sequence_length);
+  NoTokens source(units_->shape());
   backend_.set_choosing(true);
   executor_->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);

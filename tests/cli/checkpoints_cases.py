@@ -300,6 +300,16 @@ class Generate(CheckpointCase):
     def test_longer_than_the_model_sees(self):
         self.assertGreater(len(self.generate("--tokens", "100", "--temperature", "0")), 16)
 
+    def test_a_window_of_one_token_forgets_all_others(self):
+        for name, settings in {"window": ["model.attention_window=1"],
+                               "documents": ["data.mask_documents=true"]}.items():
+            self.train(self.config, *overrides(f"run.out={name}", *settings))
+        arguments = ["--tokens", "20", "--temperature", "0"]
+        texts = {prompt: self.succeed("generate", "--checkpoint", "window", "--prompt", prompt, *arguments)
+                 for prompt in ("ab", "xb")}
+        self.assertEqual(texts["ab"][1:], texts["xb"][1:])
+        self.assertTrue(self.generate(*arguments, checkpoint="documents").startswith("ab"))
+
     def test_a_checkpoint_that_cannot_be_used(self):
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "generate", "--checkpoint", "absent", "--prompt", "x")
         self.train(self.config, *overrides("run.out=other", "model.vocab_size=300"))

@@ -43,6 +43,17 @@ class DryRun(CliCase):
                       "activations", "workspace", "peak", "hardware", "reference", "tokens", "days", "checkpoint"]:
             self.assertIn(label, text)
 
+    def test_attention_masks_are_named(self):
+        config = self.write_config(tiny_config())
+        plain = self.succeed("train", config, "--dry-run")
+        self.assertNotIn("attention window", plain)
+        self.assertNotIn("Upper bounds", plain)
+        masked = self.succeed("train", config, "--dry-run",
+                              *overrides("model.attention_window=5", "data.mask_documents=true"))
+        self.assertIn("sequence 16 with an attention window of 5, ", masked)
+        self.assertIn("causal window, nothing twice", masked)
+        self.assertIn("Upper bounds: what data.mask_documents leaves out", masked)
+
     def test_time_at_a_given_rate(self):
         config = self.write_config(tiny_config(run={"steps": 1000}))
         plan = self.plan(config, "--tokens-per-second", "2.5")
@@ -140,6 +151,7 @@ class RealRun(CliCase):
             "bf16": {"precision": {"compute": "bf16"}},
             "recompute": {"memory": {"recompute": "block"}, "model": {"num_layers": 3}},
             "validation": {"data": {"validation": [{"path": "corpus"}]}},
+            "masks": {"data": {"mask_documents": True}, "model": {"attention_window": 5}},
         }.items():
             with self.subTest(run=name):
                 config = self.write_run(run={"out": name}, **sections)

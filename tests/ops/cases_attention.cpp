@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
+#include <limits>
 
 #include "harness.h"
 #include "reference.h"
@@ -10,17 +11,32 @@
 namespace gptrain::ops_test {
 namespace {
 
+// How sequences are divided into documents: not at all, without and with a mask; a document for each token; documents
+// that begin at and around the edges of tiles, others in each sequence.
+enum class Documents : uint8_t { unmasked, one, one_per_token, several };
+
 struct Shape {
   int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
   double dropout = 0;
   double scale = 0;  // 0: 1 / sqrt(head_size)
   int64_t gap = 0;
+  int64_t window = 0;
+  Documents documents = Documents::unmasked;
 
   int64_t rows() const { return batch * tokens; }
   int64_t q_cols() const { return heads * head_size; }
   int64_t kv_cols() const { return kv_heads * head_size; }
   double used_scale() const { return scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(head_size)); }
+
+  bool document_begins(int64_t sequence, int64_t token) const {
+    constexpr std::array<int64_t, 12> usual = {1, 2, 9, 63, 64, 65, 66, 100, 127, 129, 192, 255};
+    if (documents != Documents::several) return token == 0 || documents == Documents::one_per_token;
+    if (sequence > 0) return token == 0 || token == 40 * sequence || token == 128;
+    return token == 0 || std::find(usual.begin(), usual.end(), token) != usual.end();
+  }
+  // Every query sees one key, whose probability is 1.
+  bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
 };
 
 // Sizes of one, primes, neighbours of the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
@@ -40,6 +56,27 @@ const Shape shapes[] = {
     {3, 130, 1, 1, 1, true, 0.9},
 };
 
+// Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;
+// documents, with windows, shared keys and dropout. The last are shapes that a device's library may serve.
+const Shape masked_shapes[] = {
+    {1, 70, 2, 1, 16, true, 0, 0, 3, 1},
+    {2, 9, 2, 2, 5, true, 0, 0, 0, 2},
+    {1, 150, 1, 1, 32, true, 0.2, 0, 0, 37},
+    {1, 140, 2, 1, 24, true, 0, 0, 1, 63},
+    {1, 140, 1, 1, 64, true, 0, 0, 0, 64},
+    {1, 140, 1, 1, 80, true, 0.1, 0, 0, 65},
+    {1, 200, 1, 1, 16, true, 0, 0, 0, 129},
+    {1, 67, 1, 1, 16, true, 0, 0, 0, 67},
+    {1, 70, 2, 1, 16, true, 0, 0, 0, 0, Documents::one},
+    {1, 70, 1, 1, 16, true, 0, 0, 0, 0, Documents::one_per_token},
+    {3, 132, 2, 1, 17, true, 0, 0, 2, 0, Documents::several},
+    {1, 261, 1, 1, 64, true, 0.25, 0, 0, 0, Documents::several},
+    {1, 70, 1, 1, 200, true, 0, 0, 0, 0, Documents::several},
+    {2, 200, 1, 1, 32, true, 0.1, 0, 5, 50, Documents::several},
+    {1, 256, 1, 1, 64, true, 0, 0, 0, 100},
+    {1, 128, 2, 2, 32, true, 0, 0, 0, 0, Documents::several},
+};
+
 const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
 
 // Global sample numbers that need both words.
@@ -50,6 +87,26 @@ Dropout dropout_of(Trial& trial, const Shape& shape) {
   for (int64_t sequence = 0; sequence < shape.batch; ++sequence) ids.push_back(sample_id(sequence));
   const Operand& operand = trial.input_array(ids);
   return {shape.dropout, dropout_key, Trial::pointer<int64_t>(operand)};
+}
+
+// Of each token of each sequence, where its document begins.
+std::vector<int32_t> document_starts(const Shape& shape) {
+  std::vector<int32_t> starts;
+  for (int64_t sequence = 0; sequence < shape.batch; ++sequence) {
+    int64_t start = 0;
+    for (int64_t token = 0; token < shape.tokens; ++token) {
+      if (shape.document_begins(sequence, token)) start = token;
+      starts.push_back(static_cast<int32_t>(start));
+    }
+  }
+  return starts;
+}
+
+AttentionMask mask_of(Trial& trial, const Shape& shape) {
+  AttentionMask mask{.causal = shape.causal, .window = shape.window};
+  if (shape.documents != Documents::unmasked)
+    mask.document_starts = Trial::pointer<int32_t>(trial.input_array(document_starts(shape)));
+  return mask;
 }
 
 double keep_factor(const Shape& shape, int64_t sequence, int64_t head, int64_t query, int64_t key) {
@@ -75,7 +132,7 @@ struct Results {
 template <typename Real>
 class Reference {
  public:
-  Reference(const Shape& shape, DType dtype) : shape_(shape), dtype_(dtype) {}
+  Reference(const Shape& shape, DType dtype) : shape_(shape), dtype_(dtype), starts_(document_starts(shape)) {}
 
   Results run(const Inputs& in) const {
     Results out;
@@ -104,6 +161,14 @@ class Reference {
     }
   }
 
+  bool attends(int64_t sequence, int64_t query, int64_t key) const {
+    if (shape_.causal && key > query) return false;
+    if (shape_.window > 0 && query - key >= shape_.window) return false;
+    const auto first = static_cast<size_t>(sequence * shape_.tokens);
+    return shape_.documents == Documents::unmasked ||
+           starts_[first + static_cast<size_t>(key)] == starts_[first + static_cast<size_t>(query)];
+  }
+
   Real dot(const std::vector<double>& a, size_t a_first, const std::vector<double>& b, size_t b_first) const {
     Real sum = 0;
     for (size_t d = 0; d < static_cast<size_t>(shape_.head_size); ++d) {
@@ -120,10 +185,13 @@ class Reference {
     const auto kv = [&](int64_t key) {
       return static_cast<size_t>((sequence * shape_.tokens + key) * shape_.kv_cols() + kv_head * shape_.head_size);
     };
-    const int64_t end = shape_.causal ? query + 1 : shape_.tokens;
     const auto scale = static_cast<Real>(shape_.used_scale());
+    std::vector<int64_t> keys;
+    for (int64_t key = 0; key < shape_.tokens; ++key) {
+      if (attends(sequence, query, key)) keys.push_back(key);
+    }
     std::vector<Real> p, keep, dp;
-    for (int64_t key = 0; key < end; ++key) {
+    for (const int64_t key : keys) {
       p.push_back(dot(in.q, q, in.k, kv(key)) * scale);
       keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
     }
@@ -138,15 +206,12 @@ class Reference {
     Real delta = 0;
     for (size_t d = 0; d < size; ++d) {
       Real o = 0;
-      for (int64_t key = 0; key < end; ++key) {
-        const auto j = static_cast<size_t>(key);
-        o += rounded(p[j] * keep[j]) * static_cast<Real>(in.v[kv(key) + d]);
-      }
+      for (size_t j = 0; j < keys.size(); ++j) o += rounded(p[j] * keep[j]) * static_cast<Real>(in.v[kv(keys[j]) + d]);
       out.o[q + d] = rounded(o);
       delta += rounded(o) * static_cast<Real>(in.d_o[q + d]);
     }
-    for (int64_t key = 0; key < end; ++key) {
-      const auto j = static_cast<size_t>(key);
+    for (size_t j = 0; j < keys.size(); ++j) {
+      const int64_t key = keys[j];
       const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
       const Real ds = rounded(p[j] * (d_probability - delta) * scale);
       for (size_t d = 0; d < size; ++d) {
@@ -161,6 +226,7 @@ class Reference {
 
   Shape shape_;
   DType dtype_;
+  std::vector<int32_t> starts_;
 };
 
 double largest(const std::vector<double>& values) {
@@ -175,19 +241,9 @@ void forward_case(Trial& trial, const Shape& shape, DType dtype) {
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   Operand& o = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  trial.run(AttentionForward{shape.batch,
-                             shape.tokens,
-                             shape.heads,
-                             shape.kv_heads,
-                             shape.head_size,
-                             shape.used_scale(),
-                             {shape.causal},
-                             dropout_of(trial, shape),
-                             q.matrix(),
-                             k.matrix(),
-                             v.matrix(),
-                             o.matrix(),
-                             lse.matrix()});
+  trial.run(AttentionForward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
+                             shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
+                             k.matrix(), v.matrix(), o.matrix(), lse.matrix()});
   const Inputs inputs{q.values(), k.values(), v.values(), std::vector<double>(q.values().size())};
   const Results reference = Reference<double>(shape, dtype).run(inputs);
   const Results plain = Reference<float>(shape, dtype).run(inputs);
@@ -213,22 +269,9 @@ BackwardOperands run_backward(Trial& trial, const Shape& shape, DType dtype) {
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
   Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
-  trial.run(AttentionBackward{shape.batch,
-                              shape.tokens,
-                              shape.heads,
-                              shape.kv_heads,
-                              shape.head_size,
-                              shape.used_scale(),
-                              {shape.causal},
-                              dropout_of(trial, shape),
-                              q.matrix(),
-                              k.matrix(),
-                              v.matrix(),
-                              o.matrix(),
-                              lse.matrix(),
-                              d_o.matrix(),
-                              dq.matrix(),
-                              dk.matrix(),
+  trial.run(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
+                              shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
+                              k.matrix(), v.matrix(), o.matrix(), lse.matrix(), d_o.matrix(), dq.matrix(), dk.matrix(),
                               dv.matrix()});
   return {q, k, v, d_o, lse, dq, dk, dv};
 }
@@ -240,12 +283,13 @@ void backward_case(Trial& trial, const Shape& shape, DType dtype) {
   inputs.lse = operands.lse.values();
   const Results plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("dv", operands.dv, reference.dv, plain.dv);
-  if (shape.tokens > 1) {
+  if (!shape.one_key()) {
     trial.expect_close("dq", operands.dq, reference.dq, plain.dq);
     trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
     return;
   }
-  // One token attends to itself only: the true gradients are zero, and what is left is the rounding of two equal sums.
+  // A token that attends to itself only: the true gradients are zero, and what is left is the rounding of two equal
+  // sums.
   const double bound = 0x1p-20 * static_cast<double>(shape.head_size) * largest(inputs.v) * largest(inputs.d_o);
   trial.expect_near("dq", operands.dq, reference.dq, bound * largest(inputs.k));
   trial.expect_near("dk", operands.dk, reference.dk, bound * largest(inputs.q));
@@ -292,6 +336,7 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols());
   const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols());
   const Dropout dropout = dropout_of(trial, shape);
+  const AttentionMask mask = mask_of(trial, shape);
   // Of heads [first, first + heads) and their keys' and values' heads: o, dq, dk, dv.
   const auto run = [&](int64_t first, int64_t heads) {
     const int64_t kv_heads = heads * shape.kv_heads / shape.heads;
@@ -306,9 +351,9 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
     Operand& lse = trial.output(DType::f32, shape.batch * heads, shape.tokens);
     Dropout own = dropout;
     own.first_head = first;
-    const AttentionForward forward{shape.batch,        shape.tokens,   heads,       kv_heads,    shape.head_size,
-                                   shape.used_scale(), {shape.causal}, own,         of_heads(q), of_kv_heads(k),
-                                   of_kv_heads(v),     o.matrix(),     lse.matrix()};
+    const AttentionForward forward{shape.batch,        shape.tokens, heads,       kv_heads,    shape.head_size,
+                                   shape.used_scale(), mask,         own,         of_heads(q), of_kv_heads(k),
+                                   of_kv_heads(v),     o.matrix(),   lse.matrix()};
     trial.run(forward);
     Operand& dq = trial.output(dtype, shape.rows(), heads * shape.head_size);
     Operand& dk = trial.output(dtype, shape.rows(), kv_heads * shape.head_size);
@@ -336,30 +381,148 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
   }
 }
 
+// What documents of a packed sequence give must be the bits that each gives alone, whatever the other holds: where it
+// begins at a tile of its own, no query of its tiles reads a tile of the other. `other` says which is not a number.
+void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other) {
+  constexpr int64_t first = 64, second = 70, head_size = 24;
+  const Shape shape{1, first + second, 1, 1, head_size, true, 0, 0, 0, window};
+  const int64_t from = first_is_other ? first : 0, tokens = first_is_other ? second : first;
+  std::vector<int32_t> starts(first + second, 0);
+  std::fill(starts.begin() + first, starts.end(), first);
+  const int32_t* const document_starts = Trial::pointer<int32_t>(trial.input_array(starts));
+  // Numbers, and the same with those of the other document's rows replaced.
+  const auto operand = [&](int64_t cols) {
+    const Operand& sound = trial.input(dtype, shape.rows(), cols);
+    std::vector<double> values = sound.values();
+    for (int64_t row = 0; row < shape.rows(); ++row) {
+      const bool of_other = row < from || row >= from + tokens;
+      for (int64_t col = 0; col < cols && of_other; ++col)
+        values[static_cast<size_t>(row * cols + col)] = std::numeric_limits<double>::quiet_NaN();
+    }
+    return std::array<Matrix, 2>{trial.input(dtype, shape.rows(), cols, values).matrix(), sound.matrix()};
+  };
+  const auto q = operand(shape.q_cols()), k = operand(shape.kv_cols()), v = operand(shape.kv_cols()),
+             d_o = operand(shape.q_cols());
+  // Of the packed sequence, or of the document's rows as a sequence: o, dq, dk, dv.
+  const auto run = [&](bool packed) {
+    const int64_t length = packed ? shape.rows() : tokens;
+    const auto rows = [&](const std::array<Matrix, 2>& both) {
+      return packed ? both[0] : both[1].row_range(from, tokens);
+    };
+    Operand& o = trial.output(dtype, length, shape.q_cols());
+    Operand& lse = trial.output(DType::f32, shape.heads, length);
+    const AttentionForward forward{1,
+                                   length,
+                                   shape.heads,
+                                   shape.kv_heads,
+                                   head_size,
+                                   shape.used_scale(),
+                                   {.window = window, .document_starts = packed ? document_starts : nullptr},
+                                   {},
+                                   rows(q),
+                                   rows(k),
+                                   rows(v),
+                                   o.matrix(),
+                                   lse.matrix()};
+    trial.run(forward);
+    Operand& dq = trial.output(dtype, length, shape.q_cols());
+    Operand& dk = trial.output(dtype, length, shape.kv_cols());
+    Operand& dv = trial.output(dtype, length, shape.kv_cols());
+    trial.run(AttentionBackward{1,
+                                length,
+                                shape.heads,
+                                shape.kv_heads,
+                                head_size,
+                                shape.used_scale(),
+                                forward.mask,
+                                {},
+                                forward.q,
+                                forward.k,
+                                forward.v,
+                                o.matrix(),
+                                lse.matrix(),
+                                rows(d_o),
+                                dq.matrix(),
+                                dk.matrix(),
+                                dv.matrix()});
+    return std::array<const Operand*, 4>{&o, &dq, &dk, &dv};
+  };
+  const auto alone = run(false), packed = run(true);
+  constexpr std::array<std::string_view, 4> names{"o", "dq", "dk", "dv"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    bool equal = true;
+    for (int64_t row = 0; row < tokens; ++row)
+      for (int64_t col = 0; col < alone[i]->matrix().cols; ++col)
+        equal = equal && alone[i]->at(row, col) == packed[i]->at(from + row, col);
+    trial.expect_true(equal, fmt::format("{} of the packed document: the bits of the document alone", names[i]));
+  }
+}
+
+void rejected_case(Trial& trial) {
+  const Operand& x = trial.input(DType::f32, 4, 8);
+  const Operand& starts = trial.input_array(std::vector<int32_t>(4, 0));
+  const auto reject = [&](const AttentionMask& mask, std::string_view why) {
+    trial.expect_rejected(AttentionForward{1,
+                                           4,
+                                           1,
+                                           1,
+                                           8,
+                                           1,
+                                           mask,
+                                           {},
+                                           x.matrix(),
+                                           x.matrix(),
+                                           x.matrix(),
+                                           trial.output(DType::f32, 4, 8).matrix(),
+                                           trial.output(DType::f32, 1, 4).matrix()},
+                          why);
+  };
+  reject({.causal = false, .window = 2}, "a window without a causal mask");
+  reject({.causal = false, .document_starts = Trial::pointer<int32_t>(starts)}, "documents without a causal mask");
+  reject({.window = -1}, "a negative window");
+}
+
+std::string_view documents_text(Documents documents) {
+  constexpr std::array<std::string_view, 4> texts = {"", " one document", " a document per token", " documents"};
+  return texts[static_cast<size_t>(documents)];
+}
+
 std::string describe(const Shape& shape, std::string_view rest) {
-  return fmt::format(
-      "B={} T={} H={} G={} D={}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-      shape.causal ? " causal" : "", shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
-      shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "", rest);
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads, shape.kv_heads,
+                     shape.head_size, shape.causal ? " causal" : "",
+                     shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
+                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "",
+                     shape.window > 0 ? fmt::format(" window {}", shape.window) : "", documents_text(shape.documents),
+                     rest);
 }
 
 void add_cases(Suite& suite) {
-  for (const Shape& shape : shapes) {
+  std::vector<Shape> all(std::begin(shapes), std::end(shapes));
+  all.insert(all.end(), std::begin(masked_shapes), std::end(masked_shapes));
+  for (const Shape& shape : all) {
     for (const DType dtype : compute_dtypes) {
-      if (is_left_out(dtype, &shape - shapes + 2) && shape.head_size < 256) continue;
+      if (is_left_out(dtype, &shape - all.data() + 2) && shape.head_size < 256) continue;
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
       suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape :
-       {Shape{2, 67, 4, 4, 16, true, 0.3}, Shape{1, 70, 6, 2, 8, true, 0.2}, Shape{2, 9, 3, 3, 5}}) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool first_is_other : {true, false})
+      suite.add<AttentionBackward>(
+          fmt::format("two documents, the {} of NaN {}", first_is_other ? "first" : "second", dtype_name(dtype)),
+          [=](Trial& trial) { packed_case(trial, dtype, first_is_other ? 0 : 33, first_is_other); });
+  }
+  suite.add<AttentionForward>("masks that are refused", rejected_case);
+  for (const Shape& shape : {Shape{2, 67, 4, 4, 16, true, 0.3},
+                             Shape{1, 70, 6, 2, 8, true, 0.2, 0, 0, 20, Documents::several}, Shape{2, 9, 3, 3, 5}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2}}) {
+  for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2},
+                             Shape{1, 70, 1, 1, 4, true, 0.2, 0, 0, 5, Documents::several}}) {
     suite.add<AttentionBackward>(describe(shape, "f32 central differences"),
                                  [=](Trial& trial) { derivative_case(trial, shape); });
   }
@@ -374,34 +537,23 @@ void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
   Operand& d_qkv = trial.output(dtype, shape.rows(), 3 * cols);
   const auto part = [cols](const Operand& operand, int64_t i) { return operand.matrix().column_range(i * cols, cols); };
-  const AttentionForward forward{shape.batch,     shape.tokens,       shape.heads,    shape.kv_heads,
-                                 shape.head_size, shape.used_scale(), {shape.causal}, dropout_of(trial, shape),
-                                 part(qkv, 0),    part(qkv, 1),       part(qkv, 2),   o.matrix(),
+  const AttentionForward forward{shape.batch,     shape.tokens,       shape.heads,           shape.kv_heads,
+                                 shape.head_size, shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape),
+                                 part(qkv, 0),    part(qkv, 1),       part(qkv, 2),          o.matrix(),
                                  lse.matrix()};
   if (!backward) return trial.time(forward);
   trial.run(forward);
-  trial.time(AttentionBackward{shape.batch,
-                               shape.tokens,
-                               shape.heads,
-                               shape.kv_heads,
-                               shape.head_size,
-                               shape.used_scale(),
-                               {shape.causal},
-                               forward.dropout,
-                               part(qkv, 0),
-                               part(qkv, 1),
-                               part(qkv, 2),
-                               o.matrix(),
-                               lse.matrix(),
-                               d_o.matrix(),
-                               part(d_qkv, 0),
-                               part(d_qkv, 1),
+  trial.time(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
+                               shape.used_scale(), forward.mask, forward.dropout, part(qkv, 0), part(qkv, 1),
+                               part(qkv, 2), o.matrix(), lse.matrix(), d_o.matrix(), part(d_qkv, 0), part(d_qkv, 1),
                                part(d_qkv, 2)});
 }
 
 void add_benches(Suite& suite) {
-  for (const Shape& shape : {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
-                             Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128}}) {
+  for (const Shape& shape :
+       {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
+        Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128},
+        Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256}, Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add_bench<AttentionForward>(description, [=](Trial& trial) { bench(trial, shape, dtype, false); });

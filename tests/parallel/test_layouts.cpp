@@ -7,6 +7,7 @@
 
 #include "catch.h"
 #include "layouts.h"
+#include "model_fixture.h"
 
 using namespace gptrain;
 using namespace gptrain::testing;
@@ -34,6 +35,32 @@ TEST_CASE("first moments of a pairwise covering set of layouts") {
   for (const LayoutCase& layout : layouts) world_sizes.insert(layout.world_size());
   CHECK(world_sizes == std::set<int64_t>{1, 2, 3, 4, 5, 6, 8});
   compare_all(layouts);
+}
+
+TEST_CASE("first moments with an attention window and documents") {
+  struct Layout {
+    int64_t world_size;
+    std::vector<std::string> overrides;
+  };
+  const auto config_of = [](Family family, const Layout& layout) {
+    std::vector<std::string> overrides = {"model.attention_window=6", "data.mask_documents=true", "model.dropout=0.1",
+                                          "model.num_heads=4",        "model.hidden_size=40",     "optimizer.eps=1e-3"};
+    overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+    return small_config(family, overrides, layout.world_size);
+  };
+  const Layout alone{1, {}};
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const GlobalState start = train_on_ranks(config_of(family, alone), 1, 10).state;
+    const Outcome one = train_on_ranks(config_of(family, alone), 1, 1, &start, 1000);
+    for (const Layout& layout :
+         {Layout{1, {"batch.micro=1"}}, Layout{2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
+          Layout{2, {"batch.micro=1", "parallel.zero=3"}}, Layout{4, {"parallel.tensor=2", "batch.micro=2"}}}) {
+      const Outcome many = train_on_ranks(config_of(family, layout), layout.world_size, 1, &start, 1000);
+      const Difference d = difference(make_spec(config_of(family, layout).model), one, many);
+      INFO(layout.world_size << " ranks, moment " << d.first_moment << " of " << d.moment_of);
+      CHECK(d.small());
+    }
+  }
 }
 
 TEST_CASE("first moments of every layout", "[.full]") { compare_all(full_product()); }

@@ -94,6 +94,10 @@ TEST_CASE("gradients through dropout") {
   expect_right(small_config(Family::llama, {"model.residual_dropout=0.3", "model.attention_dropout=0.1"}));
 }
 
+TEST_CASE("gradients with an attention window and documents") {
+  expect_right(small_config(Family::llama, {"model.attention_window=5", "data.mask_documents=true"}));
+}
+
 TEST_CASE("gradients of mixed choices") {
   expect_right(small_config(
       Family::gpt2, {"model.norm=rmsnorm", "model.positions=rope", "model.activation=gelu", "model.tied_head=false"}));

@@ -76,6 +76,8 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   view.head_size = op.head_size;
   view.scale = static_cast<float>(op.scale);
   view.causal = op.mask.causal;
+  view.window = op.mask.window;
+  if (op.mask.document_starts != nullptr) view.document_starts = op.mask.document_starts + row;
   view.q = at(op.q, row, head * op.head_size);
   view.k = at(op.k, row, kv_head * op.head_size);
   view.v = at(op.v, row, kv_head * op.head_size);

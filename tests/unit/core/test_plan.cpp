@@ -55,6 +55,40 @@ TEST_CASE("the model FLOPs that ops report add up to the closed formula, for eve
   }
 }
 
+TEST_CASE("an attention window takes model FLOPs by pairs and executed ones by tiles") {
+  const RunConfig whole = preset_config("gpt2-124m");
+  const int64_t length = whole.model.sequence_length, heads = whole.model.num_heads * whole.model.num_layers * 8;
+  const OpTotals all = plan_step(whole, cpu_target()).total();
+  for (const int64_t window : {1, 2, 63, 64, 65, 100, 1023, 1024}) {
+    INFO(window);
+    const RunConfig config = preset_config("gpt2-124m", {"model.attention_window=" + std::to_string(window)});
+    const OpTotals total = plan_step(config, cpu_target()).total();
+    CHECK(to_string(total.model_flops) == to_string(model_flops_formula(config.model, 8)));
+    int64_t tiles_less = 0, pairs = 0;
+    for (int64_t query = 0; query < length; ++query) {
+      pairs += std::min(query + 1, window);
+      if (query % 64 == 0 && query >= window) tiles_less += (query - window + 1) / 64;
+    }
+    // Forward two products and backward four, or five as executed; the half of the square is that of no window.
+    const int64_t pairs_less = window == length ? 0 : length * length / 2 - pairs;
+    CHECK(static_cast<int64_t>(all.model_flops - total.model_flops) == 2 * 64 * 6 * heads * pairs_less);
+    CHECK(static_cast<int64_t>(all.executed_flops - total.executed_flops) == 2 * 64 * 7 * heads * 64 * 64 * tiles_less);
+  }
+}
+
+TEST_CASE("documents cost the memory of their places, and count as if nothing were masked") {
+  const RunConfig plain = preset_config("gpt2-124m");
+  const RunConfig masked = preset_config("gpt2-124m", {"data.mask_documents=true"});
+  const StepPlan before = plan_step(plain, cpu_target()), after = plan_step(masked, cpu_target());
+  CHECK(after.total().model_flops == before.total().model_flops);
+  // One micro-batch on the device, and those that are read ahead.
+  CHECK(after.memory.arenas[MemoryClass::data] - before.memory.arenas[MemoryClass::data] ==
+        (1 + prefetch_depth) * 2 * 1024 * 4);
+  // The library has no part in masks of documents: its workspace for the gradients of the scores is not needed.
+  const Target gpu = find_target("h100");
+  CHECK(plan_step(masked, gpu).memory.scratch_bytes < plan_step(plain, gpu).memory.scratch_bytes);
+}
+
 TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
   const RunConfig plain = preset_config("gpt2-124m");
   const RunConfig block = preset_config("gpt2-124m", {"memory.recompute=block"});

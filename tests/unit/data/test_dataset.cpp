@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -49,6 +50,42 @@ TEST_CASE("Samples run across the ends of documents, in both dtypes") {
     CHECK(sample_of(dataset, 0, 4).targets == std::vector<int32_t>{2, 256, 3, 256});
     CHECK(sample_of(dataset, 1, 4).tokens == std::vector<int32_t>{256, 4, 5, 6});
     CHECK(sample_of(dataset, 1, 4).targets == std::vector<int32_t>{4, 5, 6, 256});
+  }
+}
+
+// By walking through the index from its start.
+std::vector<int32_t> expected_starts(const RawTokenFile& raw, int64_t first, int64_t count) {
+  std::vector<int64_t> start_of_token;
+  for (size_t document = 0; document + 1 < raw.boundaries.size(); ++document) {
+    const auto start = static_cast<int64_t>(start_of_token.size());
+    for (int64_t sequence = raw.boundaries[document]; sequence < raw.boundaries[document + 1]; ++sequence)
+      start_of_token.insert(start_of_token.end(), static_cast<size_t>(raw.lengths[static_cast<size_t>(sequence)]),
+                            start);
+  }
+  std::vector<int32_t> starts;
+  for (int64_t i = first; i < first + count; ++i)
+    starts.push_back(static_cast<int32_t>(std::max<int64_t>(start_of_token[static_cast<size_t>(i)] - first, 0)));
+  return starts;
+}
+
+TEST_CASE("The starts of documents are those of the index, wherever samples cut them") {
+  const TemporaryFolder folder;
+  // Documents of no, one, few and many tokens, some of several sequences, empty ones at both ends and in a row.
+  std::vector<std::vector<int64_t>> sequences;
+  for (const size_t length : {0, 3, 1, 1, 0, 0, 7, 2, 16, 5, 40, 1, 4, 0})
+    sequences.emplace_back(length, static_cast<int64_t>(length));
+  RawTokenFile raw = RawTokenFile::of(sequences, 8);
+  raw.boundaries = {0, 1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 14, 14};
+  raw.num_boundaries = static_cast<int64_t>(raw.boundaries.size());
+  raw.write(folder / "docs");
+  for (const int64_t length : {1, 2, 5, 8, 16, 79}) {
+    INFO(length << " tokens of a sample");
+    const Dataset dataset({{folder / "docs", 1}}, length, vocab_size, 1, false);
+    std::vector<int32_t> tokens(static_cast<size_t>(length)), targets(tokens), starts(tokens);
+    for (int64_t sample = 0; sample < dataset.report(1)[0].samples; ++sample) {
+      dataset.read(sample, tokens.data(), targets.data(), starts.data());
+      CHECK(starts == expected_starts(raw, sample * length, length));
+    }
   }
 }
 

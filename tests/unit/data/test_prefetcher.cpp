@@ -51,6 +51,27 @@ TEST_CASE("A micro-batch lies within its bytes, its parts aligned and apart") {
   CHECK(reinterpret_cast<std::byte*>(batch.sample_ids) == memory.data() + 2560);
 }
 
+TEST_CASE("A micro-batch has room for the starts of documents where they are asked for") {
+  CHECK(MicroBatch::bytes(3, 100, true) == 3 * 1280 + 256);
+  std::vector<std::byte> memory(static_cast<size_t>(MicroBatch::bytes(3, 100, true)));
+  CHECK(reinterpret_cast<std::byte*>(MicroBatch::at(memory.data(), 3, 100, true).document_starts) ==
+        memory.data() + 2560 + 256);
+  CHECK(MicroBatch::at(memory.data(), 3, 100).document_starts == nullptr);
+}
+
+TEST_CASE("The starts of documents come with their samples") {
+  const TemporaryFolder folder;
+  RawTokenFile::of({{1, 2, 3}, {4}, {5, 6, 7, 8, 9, 10, 11}}, 8).write(folder / "docs");
+  const Dataset dataset({{folder / "docs", 1}}, sequence_length, 60000, 3, false);
+  std::vector<std::byte> ring(static_cast<size_t>(2 * MicroBatch::bytes(2, sequence_length, true)));
+  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, ring.data(), 2, true);
+  for (int i = 0; i < 3; ++i) {
+    const MicroBatch& micro_batch = prefetcher.next();
+    const std::vector<int32_t> starts(micro_batch.document_starts, micro_batch.document_starts + 2 * sequence_length);
+    CHECK(starts == std::vector<int32_t>{0, 0, 0, 3, 4, 0, 0, 0, 0, 0});
+  }
+}
+
 TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Dataset::read") {
   const Dataset dataset = open();
   for (const int64_t batch : {1, 3, 8}) {

@@ -28,10 +28,26 @@ inline void dropout_factors(float* factors, const AttentionHead& head, int64_t q
   }
 }
 
+// The first key that a query sees. It never decreases from one query to the next.
+inline int64_t first_seen(const AttentionHead& head, int64_t query) {
+  const int64_t of_window = head.window > 0 && query >= head.window ? query - head.window + 1 : 0;
+  const int64_t of_document = head.document_starts != nullptr ? head.document_starts[query] : 0;
+  return of_window > of_document ? of_window : of_document;
+}
+
+// Where the first tile of keys begins that a tile of queries sees.
+inline int64_t first_seen_tile(const AttentionHead& head, int64_t first_query) {
+  return first_seen(head, first_query) / tile_size * tile_size;
+}
+
 // Scores of keys that a query may not see, or that do not exist, become minus infinity.
 inline void mask_scores(float* scores, const AttentionHead& head, int64_t first_query, int64_t queries,
                         int64_t first_key) {
+  const bool starts_late = first_seen(head, first_query + queries - 1) > first_key;
+  if (!(head.causal && first_key == first_query) && first_key + tile_size <= head.tokens && !starts_late) return;
   for (int64_t row = 0; row < queries; ++row) {
+    const int64_t first = starts_late ? first_seen(head, first_query + row) - first_key : 0;
+    for (int64_t col = 0; col < smaller(first, tile_size); ++col) scores[row * tile_size + col] = minus_infinity;
     const int64_t end_key = head.causal ? smaller(first_query + row + 1, head.tokens) : head.tokens;
     for (int64_t col = end_key > first_key ? end_key - first_key : 0; col < tile_size; ++col) {
       scores[row * tile_size + col] = minus_infinity;
@@ -80,6 +96,9 @@ void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing
   transpose_tile(out, rows_buffer, packing.row_units, round_up(packing.depth, 16));
 }
 
+// What a row's scores are reduced by: nothing, while it has seen no key.
+inline float softmax_base(float row_max) { return row_max == minus_infinity ? 0.0F : row_max; }
+
 // One tile of scores becomes unnormalised probabilities exp(score * scale - row_max); the running maximum, sum and
 // output of each row are brought to the new maximum.
 inline void online_softmax(float* scores, float* row_max, float* row_sum, float* o, int64_t width, int64_t cols,
@@ -95,12 +114,12 @@ inline void online_softmax(float* scores, float* row_max, float* row_sum, float*
     const float row_largest = largest_lane(largest) * scale;
     const float before = row_max[row];
     row_max[row] = row_largest > before ? row_largest : before;
-    shrink[row] = before - row_max[row];
+    shrink[row] = before - softmax_base(row_max[row]);
   }
   for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row) * log2_e));
   for (int64_t row = 0; row < rows; ++row) {
     float* const values = scores + row * tile_size;
-    const Vec max = broadcast(row_max[row]);
+    const Vec max = broadcast(softmax_base(row_max[row]));
     Vec sum = Vec{};
     for (int64_t col = 0; col < tile_size; col += lanes) {
       const Vec p = exp2((load(values + col) * scale - max) * log2_e);
@@ -144,7 +163,7 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   for (int64_t row = 0; row < count * tile_size; ++row) buffers.row_max[row] = minus_infinity;
 
   const int64_t end_key = head.causal ? end_query : head.tokens;
-  for (int64_t key = 0; key < end_key; key += tile_size) {
+  for (int64_t key = first_seen_tile(head, first_query); key < end_key; key += tile_size) {
     const int64_t keys = smaller(tile_size, head.tokens - key);
     pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, static_cast<const T*>(head.k) + key * head.k_stride,
                               head.k_stride, keys);
@@ -156,13 +175,13 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
     }
     for (int64_t tile = 0; tile < count; ++tile) {
       const int64_t query = first_query + tile * tile_size;
-      if (head.causal && key > query) continue;
+      if ((head.causal && key > query) || key < first_seen_tile(head, query)) continue;
       const int64_t queries = smaller(tile_size, head.tokens - query);
       const int64_t rows = round_up(queries, product_rows);
       float* const scores = buffers.scores;
       product<pairs>(scores, tile_size, {buffers.q + tile * packing.tile, packing.row_units, 1}, buffers.k, tile_size,
                      rows, tile_size, packing.depth, false);
-      if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
+      mask_scores(scores, head, query, queries, key);
       float* const o = buffers.o + tile * packing.tile;
       online_softmax(scores, buffers.row_max + tile * tile_size, buffers.row_sum + tile * tile_size * 16, o,
                      packing.width, packing.cols, head.scale, queries);
@@ -269,6 +288,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
     const int64_t first_tile = head.causal ? key_tile : 0;
     for (int64_t tile = first_tile; tile * tile_size < head.tokens; ++tile) {
       const int64_t query = tile * tile_size;
+      if (first_seen_tile(head, query) > key) break;
       const int64_t queries = smaller(tile_size, head.tokens - query);
       const int64_t rows = round_up(queries, product_rows);
       const Unit* const q = buffers.q + tile * packing.tile;
@@ -279,7 +299,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
                      false);
       product<pairs>(d_scores, tile_size, {d_o, packing.row_units, 1}, buffers.v, tile_size, rows, tile_size,
                      packing.depth, false);
-      if ((head.causal && key == query) || keys < tile_size) mask_scores(scores, head, query, queries, key);
+      mask_scores(scores, head, query, queries, key);
       softmax_backward(scores, d_scores, head, head.lse + query, buffers.delta + query, query, queries, key);
 
       LeftOperand p_transposed{reinterpret_cast<const Unit*>(scores), 1, tile_size};
@@ -302,7 +322,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       product<pairs>(dk, packing.width, ds_transposed, q + pairs_offset, packing.width, key_rows, packing.cols,
                      query_units, add);
       product<pairs>(buffers.dq + tile * packing.tile, packing.width, ds, k_for_dq, packing.width, rows, packing.cols,
-                     packing.token_units(keys), key > 0);
+                     packing.token_units(keys), key > first_seen_tile(head, query));
     }
     if (!last_of_group) continue;
     store_rows(static_cast<T*>(head.dk) + key * head.dk_stride, head.dk_stride, dk, packing.width, keys, head.head_size,

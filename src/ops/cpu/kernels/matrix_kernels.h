@@ -28,6 +28,8 @@ struct AttentionHead {
   int64_t head_size;
   float scale;
   bool causal;
+  int64_t window;                  // 0: none
+  const int32_t* document_starts;  // of the sequence, or nullptr
   const void *q, *k, *v, *d_o;
   void* o;
   float* lse;

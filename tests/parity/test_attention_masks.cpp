@@ -1,0 +1,140 @@
+// Attention masks through whole training steps: documents packed into one sample, and windows.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "model_fixture.h"
+#include "train/plan_step.h"
+
+using namespace gptrain;
+using gptrain::testing::Family;
+using gptrain::testing::RandomBatches;
+using gptrain::testing::small_config;
+
+namespace {
+
+// The same sample every time.
+class OneSample : public MicroBatchSource {
+ public:
+  OneSample(std::vector<int32_t> tokens, std::vector<int32_t> targets, std::vector<int32_t> document_starts)
+      : tokens_(std::move(tokens)), targets_(std::move(targets)), document_starts_(std::move(document_starts)) {
+    view_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
+  }
+  const MicroBatch& next() override { return view_; }
+
+ private:
+  std::vector<int32_t> tokens_, targets_, document_starts_;
+  int64_t sample_ = 0;
+  MicroBatch view_;
+};
+
+// Sums over a sample's tokens: of the losses, and of their gradients by tensor.
+struct Sums {
+  double loss = 0;
+  std::map<std::string, std::vector<double>> gradients;
+};
+
+Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets,
+             const std::vector<int32_t>& document_starts, bool masked) {
+  const auto count = static_cast<double>(tokens.size());
+  const RunConfig config =
+      small_config(Family::llama, {"model.sequence_length=" + std::to_string(tokens.size()), "batch.global=1",
+                                   "batch.micro=1", masked ? "data.mask_documents=true" : "data.mask_documents=false"});
+  const auto backend = make_cpu_backend(2);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
+  step.initialize();
+  OneSample source(tokens, targets, document_starts);
+  Sums sums;
+  sums.loss = step.run(0, source).loss * count;
+  for (const StatePiece& piece : step.state()) {
+    std::vector<double>& gradient = sums.gradients[step.spec().tensors[static_cast<size_t>(piece.tensor)].name];
+    for (int64_t i = 0; i < piece.count(); ++i) gradient.push_back(count * static_cast<double>(piece.gradient[i]));
+  }
+  return sums;
+}
+
+// Relative L2 distance.
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+// Of the packed documents, and of both alone, added up.
+struct Comparison {
+  Sums packed, alone;
+};
+
+// `first` tokens of one document and the rest of another: the lengths leave both with parts of tiles.
+Comparison compare(size_t first, size_t length, bool masked) {
+  std::vector<int32_t> tokens, targets, starts(length, 0);
+  for (size_t t = 0; t <= length; ++t)
+    tokens.push_back(static_cast<int32_t>(philox({1, 2}, {static_cast<uint32_t>(t), 0, 0, 0})[0] % 101));
+  targets.assign(tokens.begin() + 1, tokens.end());
+  tokens.pop_back();
+  std::fill(starts.begin() + static_cast<int64_t>(first), starts.end(), static_cast<int32_t>(first));
+  const auto part = [](const std::vector<int32_t>& all, size_t begin, size_t end) {
+    return std::vector<int32_t>(all.begin() + static_cast<int64_t>(begin), all.begin() + static_cast<int64_t>(end));
+  };
+  Comparison result{sums_of(tokens, targets, starts, masked), {}};
+  for (const auto& [begin, end] : {std::pair{size_t{0}, first}, {first, length}}) {
+    const Sums one = sums_of(part(tokens, begin, end), part(targets, begin, end), {}, false);
+    result.alone.loss += one.loss;
+    for (const auto& [name, gradient] : one.gradients) {
+      std::vector<double>& sum = result.alone.gradients[name];
+      sum.resize(gradient.size());
+      for (size_t i = 0; i < gradient.size(); ++i) sum[i] += gradient[i];
+    }
+  }
+  return result;
+}
+
+struct Outcome {
+  double loss, norm;
+  bool operator==(const Outcome&) const = default;
+};
+
+Outcome third_step(const std::vector<std::string>& overrides) {
+  const RunConfig config = small_config(Family::gpt2, overrides);
+  const auto backend = make_cpu_backend(2);
+  testing::OneRank rank(config);
+  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
+  step.initialize();
+  RandomBatches batches(config);
+  for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
+  const StepResult result = step.run(1e-3, batches);
+  return {result.loss, result.grad_norm};
+}
+
+}  // namespace
+
+TEST_CASE("a sample of two documents has the losses and gradients of the two alone") {
+  // Positions count on in the second document, which rotations do not see.
+  for (const auto& [first, length] : {std::pair<size_t, size_t>{5, 12}, {64, 131}, {1, 70}, {69, 70}}) {
+    INFO(first << " of " << length << " tokens");
+    const Comparison masked = compare(first, length, true);
+    CHECK(masked.packed.loss == Approx(masked.alone.loss).epsilon(1e-6));
+    for (const auto& [name, gradient] : masked.packed.gradients) {
+      INFO(name);
+      CHECK(distance(gradient, masked.alone.gradients.at(name)) < 2e-5);
+    }
+  }
+  const Comparison joined = compare(64, 131, false);
+  CHECK(distance(joined.packed.gradients.at("blocks.0.attention.qkv.weight"),
+                 joined.alone.gradients.at("blocks.0.attention.qkv.weight")) > 1e-2);
+}
+
+TEST_CASE("masks that leave nothing out change no bit, others do") {
+  const Outcome plain = third_step({});
+  CHECK(third_step({"model.attention_window=19"}) == plain);
+  CHECK_FALSE(third_step({"model.attention_window=18"}) == plain);
+  CHECK_FALSE(third_step({"data.mask_documents=true"}) == plain);
+  CHECK(third_step({"data.mask_documents=true", "memory.recompute=block"}) == third_step({"data.mask_documents=true"}));
+}
