@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/agree.h"
+#include "comm/device_groups.h"
 
 namespace gptrain {
 namespace {
@@ -34,7 +35,10 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
 }  // namespace
 
 Target planned_device(const RunConfig& config) {
-  return num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+  if (num_devices_to_use(config) == 0) return this_machine(static_cast<int>(config.run.threads));
+  Target target = cuda_target(0);
+  target.device_links = has_device_links();
+  return target;
 }
 
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
