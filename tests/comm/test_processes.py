@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -60,18 +61,18 @@ class Load:
 
 
 class Listener(threading.Thread):
-    """Reads what a process says on standard error, and notes the moment when it tells of lost ranks."""
+    """Reads what processes say in a file, and notes the moment when one tells of lost ranks."""
 
-    def __init__(self, process):
+    def __init__(self, file):
         super().__init__(daemon=True)
-        self.stream, process.stderr = process.stderr, None
+        self.file = file
         self.moment = None
         self.text = ""
         self.start()
 
     def run(self):
-        with self.stream:
-            for line in self.stream:
+        with open(self.file, encoding="utf-8", errors="replace") as stream:
+            for line in stream:
                 if self.moment is None and "ranks lost" in line:
                     self.moment = time.monotonic()
                 self.text += line
@@ -90,21 +91,30 @@ class Run:
                 process.kill()
             process.communicate()
 
-    def lose(self, signalled, number, left_out=()):
-        """Sends the process that signal on a machine that is busy. (results as of finish, seconds until the report on
-        the lost rank, seconds until all have ended)."""
-        listeners = [Listener(process) for rank, process in enumerate(self.processes) if rank not in left_out]
+    def listen(self, left_out):
+        """To the standard error of each process but those left out."""
+        listeners = []
+        for rank, process in enumerate(self.processes):
+            if rank not in left_out:
+                listeners.append(Listener(os.dup(process.stderr.fileno())))
+                process.stderr.close()
+                process.stderr = None
+        return listeners
+
+    def lose(self, listeners, signalled, number, left_out=()):
+        """Sends the process that signal on a machine that is busy. Exit codes of all but those left out, seconds until
+        a listener heard of the loss, seconds until all have ended."""
         with Load():
             time.sleep(0.7)  # a beat or two
             began = time.monotonic()
             os.kill(signalled, number)
-            results = self.finish(left_out)
+            codes = [code for code, _, _ in self.finish(left_out)]
             ended = time.monotonic()
         for listener in listeners:
             listener.join()
-        moments = [listener.moment for listener in listeners if listener.moment is not None]
-        told = moments[0] - began if len(moments) == 1 else None
-        return [(*result[:2], each.text) for result, each in zip(results, listeners)], told, ended - began
+        [moment] = [listener.moment for listener in listeners if listener.moment is not None] or [float("inf")]
+        print(f"{signal.Signals(number).name}: told after {moment - began:.2f} s, ended after {ended - began:.2f} s")
+        return codes, moment - began, ended - began
 
     def finish(self, left_out=()):
         """[(exit code, output, errors)] of all but the ranks left out."""
@@ -292,7 +302,9 @@ class Loss(Processes):
         """Results of the others, seconds until the report, seconds until they ended, and the run."""
         run = self.tcp(self.SIZE, COMM_RANKS, "sleep", str((victim + 1) % self.SIZE))
         self.await_ready(run, self.SIZE)
-        return *run.lose(run.processes[victim].pid, signal_number, left_out=[victim]), run
+        listeners = run.listen(left_out=[victim])
+        codes, told, seconds = run.lose(listeners, run.processes[victim].pid, signal_number, left_out=[victim])
+        return [(code, "", listener.text) for code, listener in zip(codes, listeners)], told, seconds, run
 
     def test_killed(self):
         for victim in (0, 2):
@@ -354,11 +366,16 @@ class LossUnderMpi(Processes):
         return ranks
 
     def lose(self, victim, signal_number):
-        run = self.mpi(self.SIZE, COMM_RANKS, "sleep", "3")
+        # mpirun sleeps for a second when a rank has died, and passes on what the others say only after that.
+        pipe = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), "errors")
+        os.mkfifo(pipe)
+        ranks_say = Listener(pipe)
+        run = self.mpi(self.SIZE, "bash", "-c", f'exec "$0" "$@" 2>{pipe}', COMM_RANKS, "sleep", "3")
         self.await_ready(run, self.SIZE)
         ranks = self.ranks_of(run)
-        [(code, _, errors)], told, seconds = run.lose(run.processes[0].pid if victim is None else ranks[victim],
-                                                      signal_number)
+        signalled = run.processes[0].pid if victim is None else ranks[victim]
+        [code], told, seconds = run.lose([ranks_say, *run.listen([])], signalled, signal_number)
+        errors = ranks_say.text
         deadline = time.monotonic() + SLACK_SECONDS
         while any(map(is_running, ranks.values())) and time.monotonic() < deadline:
             time.sleep(0.02)
