@@ -446,22 +446,21 @@ class Faults(RanksTest):
         # Steps too small to change any weight but those that are zero: its bytes can be told from others.
         still = overrides("optimizer.lr=1e-30", "schedule.min_lr=1e-30", "comm.compare_every_steps=5",
                           "run.steps=1000000", "run.validate_every_steps=0", "checkpoint.every_steps=1000")
-        for mode in self.modes("tcp", "mpi"):
-            run = self.new_run(f"damaged-memory-{mode}")
-            first = run.train("--ranks", RANKS, "--steps", 1, *overrides(*mesh), *still)
-            self.assertEqual(first.returncode, 0, first.stderr)
-            # The replicas are ranks 0 and 2; one of them writes it.
-            files = [read_safetensors(run.checkpoint(1) / f"rank-{rank:05}.safetensors") for rank in (0, 2)]
-            name = "weight/blocks.1.ffn.in.weight@0,0"
-            [weights] = [file[name][2][:256] for file in files if name in file]
-            ranks = Ranks(self, mode, [*run.command("--resume", "latest", mesh=mesh), *still], run.log)
-            self.assertTrue(wait_for(ranks, lambda r=run: r.last_logged_step() >= 7), ranks.output())
-            self.assertGreater(damage_memory(ranks.await_ranks()[2], weights), 0)
-            self.check_refusal(ranks, DEVICE,
-                               r"gptrain: after step \d*[05] the weights of rank 2 on .+ differ from those of rank 0 on .+, "
-                               r"which should be the same: memory or network at fault; go on from a checkpoint with "
-                               r"--resume latest")
-            self.assertEqual(run.newest_step(), 1, "what is damaged is not saved")
+        run = self.new_run("damaged-memory")
+        first = run.train("--ranks", RANKS, "--steps", 1, *overrides(*mesh), *still)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        # The replicas are ranks 0 and 2; one of them writes it.
+        files = [read_safetensors(run.checkpoint(1) / f"rank-{rank:05}.safetensors") for rank in (0, 2)]
+        name = "weight/blocks.1.ffn.in.weight@0,0"
+        [weights] = [file[name][2][:256] for file in files if name in file]
+        ranks = Ranks(self, "tcp", [*run.command("--resume", "latest", mesh=mesh), *still], run.log)
+        self.assertTrue(wait_for(ranks, lambda: run.last_logged_step() >= 7), ranks.output())
+        self.assertGreater(damage_memory(ranks.await_ranks()[2], weights), 0)
+        self.check_refusal(ranks, DEVICE,
+                           r"gptrain: after step \d*[05] the weights of rank 2 on .+ differ from those of rank 0 on .+, "
+                           r"which should be the same: memory or network at fault; go on from a checkpoint with "
+                           r"--resume latest")
+        self.assertEqual(run.newest_step(), 1, "what is damaged is not saved")
 
     def test_a_part_that_cannot_be_written(self):
         """As on a full disk."""
