@@ -12,6 +12,7 @@
 #include "comm/process_world.h"
 #include "config/load.h"
 #include "parallel/groups.h"
+#include "train/device.h"
 
 namespace gptrain {
 namespace {
@@ -33,7 +34,7 @@ void print_row(const BenchRow& row) {
 }
 
 // All groups of a kind measure at the same time; that of rank 0 is shown.
-void bench_group(Communicator& group, const CommArguments& arguments, bool shows, const std::string& title) {
+void bench_group(const BenchGroup& group, const CommArguments& arguments, bool shows, const std::string& title) {
   if (shows) {
     fmt::print("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
     fmt::print("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
@@ -43,15 +44,23 @@ void bench_group(Communicator& group, const CommArguments& arguments, bool shows
   });
 }
 
-// The groups of a config's mesh, one kind after the other.
+// The groups of a config's mesh, one kind after the other, on the device that its ranks would train on.
 void bench_mesh(World& world, const CommArguments& arguments, const std::string& how) {
-  const RankGroups groups(load_config(arguments.config, arguments.overrides, world.size()), world);
+  const RunConfig config = load_config(arguments.config, arguments.overrides, world.size());
+  RankGroups groups(config, world);
+  const RankDevice device = take_device(config, groups.group(GroupKind::world), world, 1);
+  Backend& backend = *device.backend;
+  groups.use_memory_of(backend, device.apart, arguments.timeout_seconds);
   world.activity().set_phase("bench");
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    Communicator* const group = groups.group(static_cast<GroupKind>(kind));
-    if (group == nullptr) continue;
-    bench_group(*group, arguments, world.rank() == 0,
-                fmt::format("{} ranks ({}), {} groups of {}", world.size(), how, group_names[kind], group->size()));
+  const bool on_gpu = backend.target().kind == Target::Kind::gpu;
+  const std::string where =
+      on_gpu ? fmt::format(", {}{}", backend.target().name, groups.has_links() ? " by NCCL" : " through the host") : "";
+  for (size_t i = 0; i < num_group_kinds; ++i) {
+    const auto kind = static_cast<GroupKind>(i);
+    if (groups.group(kind) == nullptr) continue;
+    bench_group({*groups.group(kind), *groups.device_group(kind), backend}, arguments, world.rank() == 0,
+                fmt::format("{} ranks ({}{}), {} groups of {}", world.size(), how, where, group_names[i],
+                            groups.group(kind)->size()));
   }
 }
 
@@ -67,7 +76,8 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
     if (auto made = world.make_group(ranks)) group = std::move(made);
   }
   world.activity().set_phase("bench");
-  bench_group(*group, arguments, world.rank() == 0,
+  const auto backend = make_cpu_backend(1);
+  bench_group({*group, *group, *backend}, arguments, world.rank() == 0,
               fmt::format("{} ranks ({}) in groups of {}", world.size(), how, size));
 }
 

@@ -11,8 +11,30 @@
 #include "cli/commands.h"
 #include "cli/environment.h"
 
+using gptrain::ExitCode;
+
+namespace {
+
+// `--name=`, which CLI11 takes for `--name` and gives the next word to.
+std::string_view option_without_value(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") break;
+    if (word.starts_with("--") && word.find('=') == word.size() - 1) return word;
+  }
+  return {};
+}
+
+// The exit code of a command that ends with `code`: output that nobody got is no success.
+int end_output(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  fmt::print(stderr, "gptrain: cannot write to standard output: {}\n", std::strerror(errno));
+  return static_cast<int>(ExitCode::device);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  using gptrain::ExitCode;
   gptrain::shorten_openmp_spinning(argv);
   // A file beyond the process's limit is then an error of the write, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -31,6 +53,10 @@ int main(int argc, char** argv) {
   gptrain::add_generate_command(app);
   gptrain::add_config_commands(app);
   gptrain::add_bench_command(app);
+  if (const std::string_view word = option_without_value(argc, argv); !word.empty()) {
+    fmt::print(stderr, "gptrain: {}: a value must follow\n", word);
+    return static_cast<int>(ExitCode::usage);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -42,7 +68,7 @@ int main(int argc, char** argv) {
       return static_cast<int>(ExitCode::usage);
     }
     // Help and version are reported through the same exception, with code 0.
-    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
+    return app.exit(error) == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const gptrain::Error& error) {
     std::fflush(stdout);
     if (*error.what() != '\0') fmt::print(stderr, "gptrain: {}\n", error.what());
@@ -55,9 +81,5 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "gptrain: internal error: {}\n", error.what());
     return static_cast<int>(ExitCode::internal);
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr, "gptrain: cannot write to standard output: {}\n", std::strerror(errno));
-    return static_cast<int>(ExitCode::device);
-  }
-  return static_cast<int>(result);
+  return end_output(static_cast<int>(result));
 }

@@ -24,10 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* latest = "latest";
+
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
-  std::string resume = "latest";
+  std::string resume = latest;
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
@@ -111,6 +113,8 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
     throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave it out",
                 arguments.ranks, launch.size);
   }
+  if (arguments.resume.empty())
+    throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
   make_mesh(config, num_ranks);
@@ -127,6 +131,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       command
           ->add_option("--resume", arguments->resume, "go on from the newest checkpoint of run.out, or from a folder")
           ->expected(0, 1)
+          ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
   CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end")
                            ->check(whole_number_from(1))
@@ -173,7 +178,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     }
     TrainOptions options;
     options.ranks = arguments->ranks;
-    if (*resume) options.resume = arguments->resume.empty() ? "latest" : arguments->resume;
+    if (*resume) options.resume = arguments->resume;
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);

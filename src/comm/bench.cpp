@@ -86,9 +86,10 @@ const Subject subjects[] = {
      [](int rank, int size, int64_t, int64_t i) { return value((rank + size - 1) % size, i); }, false, false},
 };
 
-double seconds_of(int64_t calls, const std::function<void()>& call) {
+double seconds_of(Communicator& group, int64_t calls, const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < calls; ++i) call();
+  group.synchronize();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -106,38 +107,53 @@ void check_result(const Communicator& group, const Subject& subject, const void*
   }
 }
 
-BenchRow bench_one(Communicator& group, const Subject& subject, int64_t bytes, std::byte* in, std::byte* out,
+// On the device, and what is copied to and from it.
+struct Buffers {
+  std::byte* in;
+  std::byte* out;
+  std::byte* host;
+};
+
+BenchRow bench_one(const BenchGroup& group, const Subject& subject, int64_t bytes, const Buffers& buffers,
                    const BenchOptions& options) {
-  const int64_t pieces = subject.whole ? group.size() : 1;
-  const int64_t count = std::max<int64_t>(bytes / pieces / dtype_bytes(options.dtype), 1);
-  for (int64_t i = 0; i < count * pieces; ++i) store(in, i, value(group.rank(), i), options.dtype);
-  const auto call = [&] { subject.run(group, in, out, count, options.dtype); };
+  const int size = group.host.size();
+  const int64_t pieces = subject.whole ? size : 1;
+  const int64_t width = dtype_bytes(options.dtype);
+  const int64_t count = std::max<int64_t>(bytes / pieces / width, 1);
+  for (int64_t i = 0; i < count * pieces; ++i) store(buffers.host, i, value(group.host.rank(), i), options.dtype);
+  group.backend.upload(buffers.in, buffers.host, count * pieces * width);
+  group.backend.synchronize();
+  const auto call = [&] { subject.run(group.device, buffers.in, buffers.out, count, options.dtype); };
   call();
-  check_result(group, subject, subject.in_place ? in : out, count, options);
+  group.device.synchronize();
+  group.backend.download(buffers.host, subject.in_place ? buffers.in : buffers.out,
+                         (subject.many_out ? count * size : count) * width);
+  check_result(group.host, subject, buffers.host, count, options);
   // All must measure the same number of calls.
-  group.barrier();
-  double once = seconds_of(1, call);
-  group.all_reduce(&once, 1, DType::f64, ReduceOp::max);
+  group.host.barrier();
+  double once = seconds_of(group.device, 1, call);
+  group.host.all_reduce(&once, 1, DType::f64, ReduceOp::max);
   const auto calls = static_cast<int64_t>(std::ceil(std::clamp(options.seconds / once, 1.0, max_calls)));
-  group.barrier();
-  double seconds = seconds_of(calls, call) / static_cast<double>(calls);
-  group.all_reduce(&seconds, 1, DType::f64, ReduceOp::max);
-  const double size = static_cast<double>(count * pieces * dtype_bytes(options.dtype));
-  return {subject.name, count * pieces * dtype_bytes(options.dtype), seconds, size / seconds,
-          size / seconds * subject.bus_factor(group.size())};
+  group.host.barrier();
+  double seconds = seconds_of(group.device, calls, call) / static_cast<double>(calls);
+  group.host.all_reduce(&seconds, 1, DType::f64, ReduceOp::max);
+  const double all_bytes = static_cast<double>(count * pieces * width);
+  return {subject.name, count * pieces * width, seconds, all_bytes / seconds,
+          all_bytes / seconds * subject.bus_factor(size)};
 }
 
 }  // namespace
 
-void bench_collectives(Communicator& group, const BenchOptions& options,
+void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row) {
   // A piece is at least one element.
-  const auto buffer_bytes = static_cast<size_t>(std::max(options.max_bytes, group.size() * dtype_bytes(options.dtype)));
-  const auto in = std::make_unique_for_overwrite<std::byte[]>(buffer_bytes);
-  const auto out = std::make_unique_for_overwrite<std::byte[]>(buffer_bytes);
+  const int64_t bytes = std::max(options.max_bytes, group.host.size() * dtype_bytes(options.dtype));
+  const auto in = group.backend.allocate(bytes), out = group.backend.allocate(bytes);
+  const auto host = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+  const Buffers buffers{in->data(), out->data(), host.get()};
   for (const Subject& subject : subjects)
-    for (int64_t bytes = std::min(smallest_bytes, options.max_bytes); bytes <= options.max_bytes; bytes *= growth)
-      on_row(bench_one(group, subject, bytes, in.get(), out.get(), options));
+    for (int64_t size = std::min(smallest_bytes, options.max_bytes); size <= options.max_bytes; size *= growth)
+      on_row(bench_one(group, subject, size, buffers, options));
 }
 
 }  // namespace gptrain

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "ops/backend.h"
 
 namespace gptrain {
 
@@ -27,10 +28,18 @@ struct BenchRow {
   double bus_bandwidth = 0;  // bytes/s
 };
 
+// A group that works on memory of a backend's device, and the same ranks' group on the host, which they agree over. One
+// and the same where the device's memory is the host's.
+struct BenchGroup {
+  Communicator& host;
+  Communicator& device;
+  Backend& backend;
+};
+
 // Collective over the group. Before a row is measured, its result is compared with the exact one bit by bit; Error
 // (device) names the first element that differs. Every rank gets the same rows. "send" is a ring: each rank sends to
-// the next.
-void bench_collectives(Communicator& group, const BenchOptions& options,
+// the next. What a device group only queues is waited for once for all calls that are measured together.
+void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row);
 
 }  // namespace gptrain

@@ -10,6 +10,8 @@
 namespace gptrain {
 namespace {
 
+constexpr std::string_view waiting = "waiting for ranks";
+
 bool alone(const Communicator* group) { return group == nullptr || group->size() == 1; }
 
 }  // namespace
@@ -63,9 +65,7 @@ void CollectiveStream::work() {
     const double end = recording ? steady_seconds() : 0;
     lock.lock();
     if (recording && recording_) {
-      recorded_.collectives.push_back(event_of(item));
-      recorded_.collectives.back().start_seconds = start;
-      recorded_.collectives.back().end_seconds = end;
+      recorded_.collectives.push_back(event_of(item, start, end));
     }
     if (thrown) failure_ = thrown;
     ++finished_;
@@ -79,12 +79,11 @@ void CollectiveStream::wait_until(std::unique_lock<std::mutex>& lock, Condition 
   const double start = steady_seconds();
   changed_.wait(lock, condition);
   if (recording_) {
-    recorded_.waits.push_back(
-        {.name = "waiting for ranks", .shape = {}, .start_seconds = start, .end_seconds = steady_seconds()});
+    recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = steady_seconds()});
   }
 }
 
-TimedEvent CollectiveStream::event_of(const Item& item) {
+TimedEvent CollectiveStream::event_of(const Item& item, double start_seconds, double end_seconds) {
   constexpr std::array<std::string_view, 4> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
   const int size = item.group->size();
   // `count` is that of a rank's piece where the ranks' pieces make up the whole.
@@ -93,12 +92,14 @@ TimedEvent CollectiveStream::event_of(const Item& item) {
   return {.name = names[static_cast<size_t>(item.kind)],
           .shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(bytes)), dtype_name(item.dtype),
                                size),
+          .start_seconds = start_seconds,
+          .end_seconds = end_seconds,
           .bytes_moved = bytes};
 }
 
 void CollectiveStream::start_recording() {
   const std::lock_guard lock(mutex_);
-  recording_ = threaded_;
+  recording_ = threaded_ || queue_ != nullptr;
   recorded_ = {};
 }
 
@@ -106,6 +107,15 @@ CollectiveStream::Recording CollectiveStream::take_recording() {
   const std::lock_guard lock(mutex_);
   recording_ = false;
   return std::exchange(recorded_, {});
+}
+
+void CollectiveStream::run_and_record(const Item& item) {
+  const double start = steady_seconds();
+  run(item);
+  item.group->synchronize();
+  const double end = steady_seconds();
+  recorded_.collectives.push_back(event_of(item, start, end));
+  recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = end});
 }
 
 CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
@@ -119,7 +129,11 @@ CollectiveStream::Ticket CollectiveStream::issue(const Item& item) {
     const auto mark = static_cast<int>(place_of(issued_));
     queue_->mark_ops(mark);
     queue_->follow_ops(mark);
-    run(item);
+    if (recording_) {
+      run_and_record(item);
+    } else {
+      run(item);
+    }
     queue_->mark_work(mark);
     return ++issued_;
   }

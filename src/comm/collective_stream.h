@@ -45,7 +45,9 @@ class CollectiveStream {
   void wait_all() { wait(issued_); }
 
   // While it records, a stream with a thread writes down every collective, and every `wait` (or issue to a full stream)
-  // that had to wait, which is the part of the collectives' time that no work has hidden.
+  // that had to wait, which is the part of the collectives' time that no work has hidden. With a queue and no thread,
+  // each collective is waited for as it is issued, and so no work hides any of it. What is done at once is not
+  // recorded.
   struct Recording {
     std::vector<TimedEvent> collectives;  // in order, one after the other, beside the caller's work
     std::vector<TimedEvent> waits;
@@ -72,7 +74,8 @@ class CollectiveStream {
   Ticket issue(const Item& item);
   template <typename Condition>
   void wait_until(std::unique_lock<std::mutex>& lock, Condition condition);
-  static TimedEvent event_of(const Item& item);
+  void run_and_record(const Item& item);
+  static TimedEvent event_of(const Item& item, double start_seconds, double end_seconds);
   static void run(const Item& item);
   static size_t place_of(Ticket issued_before) { return static_cast<size_t>(issued_before) % ring_size; }
   void work();

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
-constexpr auto longest_interval = 500ms;  // between two beats
+constexpr auto longest_interval = 250ms;  // between two beats
 constexpr auto gathering_time = 200ms;    // from a loss to its report: ranks of one node are lost together
 constexpr auto farewell_time = 1s;        // for a run that fails on all ranks to end by itself
 constexpr auto send_time = 200ms;         // for one small frame
@@ -95,7 +95,8 @@ class Heartbeat::Watch {
         next_beat = Clock::now() + interval_;
       }
       const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
-      wait_until(somebody_lost ? std::min(next_beat, Clock::now() + gathering_time / 4) : next_beat);
+      const auto next_look = somebody_lost ? Clock::now() + gathering_time / 4 : next_silence();
+      wait_until(std::min(next_beat, next_look));
       const auto now = Clock::now();
       const bool was_stopped = now - last_look > interval_ + timeout_ / 2;
       // Silence during which this process did not listen is no silence.
@@ -110,6 +111,14 @@ class Heartbeat::Watch {
       }
     }
     beat(farewell_ == Condition::finished ? "finished" : "failed");
+  }
+
+  // When the rank that has been silent for longest will have been so for too long.
+  Clock::time_point next_silence() const {
+    auto earliest = Clock::time_point::max();
+    for (size_t rank = leading() ? 1 : 0; rank < (leading() ? members_.size() : 1); ++rank)
+      if (members_[rank].condition == Condition::alive) earliest = std::min(earliest, members_[rank].heard + timeout_);
+    return earliest;
   }
 
   // Sleeps until a frame comes, this rank leaves, or the time has come.
@@ -154,7 +163,7 @@ class Heartbeat::Watch {
   }
 
   void note_silence(Member& member) const {
-    if (Clock::now() - member.heard > timeout_) set_condition(member, Condition::silent);
+    if (Clock::now() - member.heard >= timeout_) set_condition(member, Condition::silent);
   }
 
   // Rank 0: reports when somebody has been lost for long enough to know who else is.
@@ -191,20 +200,27 @@ class Heartbeat::Watch {
       // It reports and ends the run once it has heard of all it can; one that is stopped does not.
       if (channel->receive(Clock::now() + 3 * interval_ + farewell_time) || !channel->open()) end_(false);
     }
-    // The others notice a silence up to a beat later.
+    // The others may have heard its last beat where this rank heard but the one before.
     auto deadline = Clock::now() + gathering_time;
-    if (members_[0].condition == Condition::silent) deadline += 2 * interval_;
-    for (size_t rank = 1; rank < members_.size(); ++rank)
+    if (members_[0].condition == Condition::silent) deadline += interval_;
+    size_t num_missing = 0;  // that may still turn to this rank
+    for (size_t rank = 1; rank < members_.size(); ++rank) {
       if (static_cast<int>(rank) != rank_) set_condition(members_[rank], Condition::closed);
+      num_missing += static_cast<int>(rank) > rank_ ? 1 : 0;
+    }
     std::vector<FrameChannel> followers;
-    while (auto accepted = accept_from(meeting_.heartbeat_listener, deadline)) {
+    while (num_missing > 0) {
+      auto accepted = accept_from(meeting_.heartbeat_listener, deadline);
+      if (!accepted) break;
       FrameChannel channel(std::move(accepted->socket));
       const auto text = channel.receive(deadline);
       const Json greeting = text ? Json::parse(*text, nullptr, false) : Json();
       if (!greeting.is_object() || greeting.value("token", "") != meeting_.token || !greeting.contains("rank"))
         continue;
       const auto rank = greeting.at("rank").get<size_t>();
-      if (rank < members_.size()) members_[rank].condition = Condition::alive;
+      if (rank >= members_.size()) continue;
+      num_missing -= members_[rank].condition == Condition::alive || static_cast<int>(rank) < rank_ ? 0 : 1;
+      members_[rank].condition = Condition::alive;
       followers.push_back(std::move(channel));
     }
     meeting_.channels = std::move(followers);

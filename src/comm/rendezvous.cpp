@@ -215,7 +215,7 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
   Json hello{{"kind", "hello"},     {"job", launch.job},     {"rank", launch.rank},
              {"size", launch.size}, {"peer", to_json(self)}, {"facts", Json::object()}};
   for (const Fact& fact : facts) hello["facts"][fact.name] = fact.value;
-  const char* found = "nobody listens there";
+  std::string found = "nobody listens there";
   do {
     for (const std::string& address : addresses) {
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
@@ -236,6 +236,16 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
     }
     std::this_thread::sleep_for(retry_interval);
   } while (Clock::now() < deadline);
+  std::vector<std::string> unresolved;
+  for (const std::string& address : addresses) {
+    const std::string why = why_unresolved(address);
+    if (!why.empty()) unresolved.push_back(fmt::format("{} does not resolve ({})", address, why));
+  }
+  if (unresolved.size() == addresses.size()) {
+    found = listed(unresolved, "; ");
+  } else if (!unresolved.empty()) {
+    found += "; " + listed(unresolved, "; ");
+  }
   throw Error(ExitCode::device,
               "rank {} ({}) did not find rank 0 at {} port {} within {:g} s (comm.timeout_seconds): {}", launch.rank,
               launch.host, listed(addresses, " or "), launch.master_port, timeout_seconds, found);

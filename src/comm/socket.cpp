@@ -53,12 +53,13 @@ std::string numeric_address(const sockaddr* address, socklen_t length) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-AddressList resolve(const std::string& host, int port) {
+// Of a host that has no address: none, and `fault` is one of getaddrinfo's codes.
+AddressList resolve(const std::string& host, int port, int& fault) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
-  return {found, &freeaddrinfo};
+  fault = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return {fault == 0 ? found : nullptr, &freeaddrinfo};
 }
 
 // Of the frame that `bytes`, at least a header, begins with.
@@ -137,13 +138,13 @@ std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point de
 }
 
 std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_point deadline) {
-  const AddressList addresses = resolve(host, port);
+  int fault = 0;
+  const AddressList addresses = resolve(host, port, fault);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     Socket candidate(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!candidate) continue;
     if (connect(candidate.descriptor(), address->ai_addr, address->ai_addrlen) != 0) {
       if (errno != EINPROGRESS || !wait_writable(candidate, deadline)) continue;
-      int fault = 0;
       socklen_t length = sizeof fault;
       getsockopt(candidate.descriptor(), SOL_SOCKET, SO_ERROR, &fault, &length);
       if (fault != 0) continue;
@@ -152,6 +153,13 @@ std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_
     return candidate;
   }
   return std::nullopt;
+}
+
+std::string why_unresolved(const std::string& host) {
+  int fault = 0;
+  resolve(host, 0, fault);
+  if (fault == 0) return "";
+  return fault == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(fault);
 }
 
 std::vector<std::string> interface_addresses() {

@@ -46,6 +46,9 @@ std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point de
 // One attempt at each address of that host (a name or a number), given up at the deadline. Nothing if there is none.
 std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_point deadline);
 
+// Why that name has no address here, in the resolver's words; empty if it has one.
+std::string why_unresolved(const std::string& host);
+
 // Numeric addresses of this machine's interfaces, loopback left out.
 std::vector<std::string> interface_addresses();
 

@@ -55,6 +55,11 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
   return {};
 }
 
+int64_t planned_exchange_bytes(const Target& target, int64_t world_size) {
+  if (target.kind == Target::Kind::cpu || world_size == 1) return 0;
+  return target.device_links ? device_exchange_bytes : staging_bytes;
+}
+
 RankGroups::RankGroups(const RunConfig& config, World& world)
     : mesh_(make_mesh(config, world.size())),
       rank_(world.rank()),
@@ -88,14 +93,14 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
   if (mesh_.world_size() == 1) return;
   queue_ = backend.make_side_queue();
   if (queue_ == nullptr) return;
-  const bool linked = own_devices && has_device_links();
-  exchanged_ = linked ? backend.allocate(device_exchange_bytes) : queue_->allocate_host(staging_bytes);
+  linked_ = own_devices && has_device_links();
+  exchanged_ = linked_ ? backend.allocate(device_exchange_bytes) : queue_->allocate_host(staging_bytes);
   std::vector<Communicator*> hosts;
   for (const auto& group : groups_) {
     if (group) hosts.push_back(group.get());
   }
   std::vector<std::unique_ptr<Communicator>> on_devices;
-  if (linked) {
+  if (linked_) {
     on_devices = make_linked_communicators(hosts, *queue_, *exchanged_, timeout_seconds);
   } else {
     for (Communicator* const host : hosts) on_devices.push_back(make_staged_communicator(*host, *queue_, *exchanged_));
@@ -103,7 +108,7 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
   for (size_t kind = 0, next = 0; kind < num_group_kinds; ++kind) {
     if (groups_[kind]) device_groups_[kind] = std::move(on_devices[next++]);
   }
-  stream_ = std::make_unique<CollectiveStream>(!linked, queue_.get());
+  stream_ = std::make_unique<CollectiveStream>(!linked_, queue_.get());
 }
 
 Communicator* RankGroups::device_group(GroupKind kind) const {

@@ -60,17 +60,24 @@ class RankGroups {
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
   Communicator* device_group(GroupKind kind) const;
   CollectiveStream& stream() { return *stream_; }
+  // Whether collectives on devices go from device to device, and the memory that they pass through.
+  bool has_links() const { return linked_; }
+  int64_t exchanged_bytes() const { return exchanged_ ? exchanged_->bytes() : 0; }
 
  private:
   Mesh mesh_;
   int64_t rank_;
   MeshPoint at_;
+  bool linked_ = false;
   std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
   std::unique_ptr<SideQueue> queue_;         // null: the backend's memory is the host's
   std::unique_ptr<DeviceMemory> exchanged_;  // what collectives on devices pass through: the host's or the device's
   std::array<std::unique_ptr<Communicator>, num_group_kinds> device_groups_;  // empty without a queue
   std::unique_ptr<CollectiveStream> stream_;  // after the groups: its thread ends before they do
 };
+
+// What exchanged_bytes will be on a device of that kind.
+int64_t planned_exchange_bytes(const Target& target, int64_t world_size);
 
 // The ranks of `rank`'s group of a kind.
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);

@@ -15,23 +15,24 @@ namespace gptrain {
 
 // One arena each, taken once at start.
 enum class MemoryClass : uint8_t {
-  weights,      // in the compute dtype; with fp32 compute they are the master weights
-  gradients,    // f32
-  master,       // f32 master weights of mixed precision
-  moments,      // both of Adam's, f32
-  gathered,     // slots for whole weights of units whose pieces are gathered (ZeRO 3)
-  buckets,      // slots for whole gradients: of units whose pieces are kept (ZeRO 2 and 3), of sums in bf16
-  fp8_weights,  // copies of blocks' weights for FP8 linears
-  activations,  // slots of the schedule: saved records, stream gradients
-  workspace,    // tensors inside one action, and ops' scratch
-  data,         // micro-batches on the device, and the ring they are read ahead into
-  state,        // StepState, norm partials, segment tables
+  weights,        // in the compute dtype; with fp32 compute they are the master weights
+  gradients,      // f32
+  master,         // f32 master weights of mixed precision
+  moments,        // both of Adam's, f32
+  gathered,       // slots for whole weights of units whose pieces are gathered (ZeRO 3)
+  buckets,        // slots for whole gradients: of units whose pieces are kept (ZeRO 2 and 3), of sums in bf16
+  fp8_weights,    // copies of blocks' weights for FP8 linears
+  activations,    // slots of the schedule: saved records, stream gradients
+  workspace,      // tensors inside one action, and ops' scratch
+  data,           // micro-batches on the device, and the ring they are read ahead into
+  communication,  // what collectives between devices pass through: the device's memory, or the host's
+  state,          // StepState, norm partials, segment tables
   count
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
-    "weights",     "gradients",   "master",    "moments", "gathered", "buckets",
-    "fp8_weights", "activations", "workspace", "data",    "state"};
+    "weights",     "gradients",   "master",    "moments", "gathered",      "buckets",
+    "fp8_weights", "activations", "workspace", "data",    "communication", "state"};
 
 struct MemoryPlan {
   std::array<int64_t, num_memory_classes> bytes{};

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/fp8.h"
 #include "comm/agree.h"
+#include "comm/device_groups.h"
 
 namespace gptrain {
 namespace {
@@ -48,9 +49,9 @@ void require_products(const RunConfig& config, const Target& target, ExitCode co
 }
 
 Target planned_device(const RunConfig& config) {
-  const Target target =
-      num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+  Target target = num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
   require_products(config, target, ExitCode::device);
+  if (target.kind != Target::Kind::cpu) target.device_links = has_device_links();
   return target;
 }
 

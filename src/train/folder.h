@@ -3,11 +3,13 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace gptrain {
 
-// Keeps a second run out of a run's folder for as long as it lives. Makes the folder where it is missing. Error(usage):
-// it cannot be made or written, or another gptrain has it.
+// Keeps a second run out of a run's folder for as long as it lives. Makes the folder where it is missing; unless `keep`
+// is called, what it has made is gone again when it ends. Error(usage): the folder cannot be made or written, or
+// another gptrain has it.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& out);
@@ -15,8 +17,17 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  void keep() { kept_ = true; }  // from here on the folder is the run's
+
  private:
-  int descriptor_;
+  bool lock();  // false if somebody else has the lock
+  void remove_what_was_made() const;
+
+  const std::filesystem::path path_;                 // of the lock
+  std::vector<std::filesystem::path> made_folders_;  // the innermost first
+  bool made_lock_ = false;
+  bool kept_ = false;
+  int descriptor_ = -1;
 };
 
 // The file appears whole or not at all.

@@ -35,8 +35,25 @@ double fastest_seconds(Backend& backend, const Op& op) {
   return fastest;
 }
 
-// FLOP/s of a product of [rows, inputs] and [inputs, outputs].
-double product_rate(Backend& backend, DType dtype, int64_t rows, int64_t inputs, int64_t outputs) {
+// A product of [rows, inputs] and [inputs, outputs].
+struct ProductSize {
+  int64_t rows, inputs, outputs;
+
+  constexpr int64_t elements() const { return rows * inputs + outputs * inputs + rows * outputs; }
+};
+constexpr ProductSize usual_product{2048, 1024, 2048};
+constexpr ProductSize large_product{8192, 8192, 8192};
+constexpr int64_t copied_rows = 4096;
+constexpr int64_t copied_cols = 8192;
+
+constexpr int64_t most_scratch_bytes = int64_t{64} << 20;
+static_assert(dtype_bytes(DType::f32) * std::max(large_product.elements(), 2 * copied_rows * copied_cols) +
+                  most_scratch_bytes <=
+              measuring_bytes);
+
+// FLOP/s of it.
+double product_rate(Backend& backend, DType dtype, const ProductSize& size) {
+  const auto [rows, inputs, outputs] = size;
   const auto bytes = [&](int64_t r, int64_t c) { return align_up(r * c * dtype_bytes(dtype)); };
   const auto memory = backend.allocate(bytes(rows, inputs) + bytes(outputs, inputs) + bytes(rows, outputs));
   LinearForward product;
@@ -60,15 +77,15 @@ double product_rate(Backend& backend, DType dtype, int64_t rows, int64_t inputs,
 }  // namespace
 
 double measure_matrix_rate(Backend& backend, DType dtype) {
-  const double rate = product_rate(backend, dtype, 2048, 1024, 2048);
+  const double rate = product_rate(backend, dtype, usual_product);
   // A device that is done with that at once needs more of it to be full.
   constexpr double large_device = 10e12;
-  return rate < large_device ? rate : product_rate(backend, dtype, 8192, 8192, 8192);
+  return rate < large_device ? rate : product_rate(backend, dtype, large_product);
 }
 
 double measure_copy_rate(Backend& backend) {
-  constexpr int64_t rows = 4096;
-  constexpr int64_t cols = 8192;
+  constexpr int64_t rows = copied_rows;
+  constexpr int64_t cols = copied_cols;
   const int64_t bytes = rows * cols * dtype_bytes(DType::f32);
   const auto memory = backend.allocate(2 * bytes);
   const Cast copy{.from = Matrix(memory->data(), DType::f32, rows, cols),

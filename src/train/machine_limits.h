@@ -6,7 +6,9 @@
 
 namespace gptrain {
 
-// Each borrows memory of the device and gives it back, and leaves the backend without scratch memory.
+// Each borrows memory of the device and gives it back, and leaves the backend without scratch memory. A run measures
+// before it takes its arenas, so that this is no part of what it takes and has only to fit by itself.
+constexpr int64_t measuring_bytes = int64_t{1} << 30;  // borrowed at most
 
 // FLOP/s of the best of several large products in `dtype` on this backend, measured now (a fraction of a second).
 double measure_matrix_rate(Backend& backend, DType dtype);

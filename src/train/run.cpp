@@ -167,6 +167,7 @@ void Run::start_or_resume() {
 
 // Makes the run's folder fit the step that this call starts from.
 void Run::prepare_folder() {
+  start_.lock->keep();
   if (start_.checkpoint) {
     for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
       fmt::print("later checkpoint set aside: {}\n", name);
@@ -434,6 +435,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   StepPlan plan;
   agree_on(all, world, [&] {
     Target share = device.backend->target();
+    share.device_links = groups.has_links();
     plan = plan_step(config, share, world.size(), world.rank());
     share.memory_bytes /= device.sharing;
     const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
@@ -488,17 +490,21 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
 
 void refuse_together(const Launch& launch, const Error& error) {
   if (launch.size == 1) throw error;
+  // Others start within seconds of this process; those that come later find nobody, and say themselves what is wrong.
+  constexpr double seconds_to_meet = 10;
   const std::string message = error.what();
+  if (launch.rank == 0) fmt::print(stderr, "gptrain: {}\n", message);
   try {
+    const std::string fact = "refused: " + message.substr(0, message.find('\n'));
     const auto world =
-        make_process_world(launch, {.facts = {{config_fact_name, message.substr(0, message.find('\n'))}}});
+        make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout_seconds = seconds_to_meet});
   } catch (const Error& meeting) {
+    if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
     if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());
     let_rank_0_speak();
     throw;
   }
-  if (launch.rank == 0) throw error;
-  let_rank_0_speak();
+  if (launch.rank > 0) let_rank_0_speak();
   throw Error(error.code(), std::string());
 }
 

@@ -19,9 +19,10 @@ struct TrainOptions {
   std::optional<int64_t> profile_step;  // time this step op by op: a table on standard output, and a trace in run.out
 };
 
-// For a process that cannot train because of `error`, which is most often so on all ranks: meets the others, so that
-// rank 0 says it for all. Throws it on rank 0, and an Error of its code without a message on the others. Where the
-// ranks differ in what is wrong, or do not meet: Error with the message on those that know of it.
+// For a process that cannot train because of `error`, which is most often so on all ranks: rank 0 prints it for all, at
+// once, and then meets the others, which waits for a bounded time. Throws an Error of its code. That has a message
+// where the ranks differ in what is wrong, or do not meet: how they do on rank 0, and before it the error itself on
+// others.
 [[noreturn]] void refuse_together(const Launch& launch, const Error& error);
 
 // Trains, as the process that `launch` says, or where this process is alone on options.ranks threads of it. The config

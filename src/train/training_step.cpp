@@ -122,6 +122,7 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
   memory[MemoryClass::activations] = slots.activation_bytes();
   memory[MemoryClass::data] = slots.data_bytes() + all_rings_bytes(config);
+  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups.mesh().world_size());
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
   return memory;
 }
@@ -141,11 +142,11 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
       gathers_(spec_.units.size(), CollectiveStream::done) {
   const TensorParallel tensor = tensor_parallel(config, groups);
   partial_sums_ = partial_sums(spec_, shards_, layout_, tensor.sequence);
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    // The ring of micro-batches is host memory and belongs to whoever reads them.
-    const bool data = c == static_cast<size_t>(MemoryClass::data);
-    arenas_[c] = backend_.allocate(memory.arenas.bytes[c] - (data ? all_rings_bytes(config_) : 0));
-  }
+  MemoryPlan own = memory.arenas;
+  // The ring of micro-batches is host memory and belongs to whoever reads them.
+  own[MemoryClass::data] -= all_rings_bytes(config_);
+  own[MemoryClass::communication] = 0;  // the groups have it
+  for (size_t c = 0; c < num_memory_classes; ++c) arenas_[c] = backend_.allocate(own.bytes[c]);
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
   workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, memory.arenas[MemoryClass::workspace] - scratch);
@@ -220,6 +221,7 @@ MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken;
   for (size_t c = 0; c < num_memory_classes; ++c) taken.bytes[c] = arenas_[c]->bytes();
   taken[MemoryClass::data] += all_rings_bytes(config_);
+  taken[MemoryClass::communication] = groups_.exchanged_bytes();
   return taken;
 }
 

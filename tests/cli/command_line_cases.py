@@ -62,6 +62,9 @@ class BadCommandLines(CliCase):
             (["train", config, config], config),
             (["train", config, "--nonsense"], "--nonsense"),
             (["train", config, "--set"], "--set"),
+            (["train", config, "--resume", ""], '--resume "": names no folder (give latest'),
+            (["train", config, "--resume="], "--resume=: a value must follow"),
+            (["train", config, "--steps=", "3"], "--steps=: a value must follow"),
             (["config", "check"], "CONFIG is required"),
             (["data", "pack", "--out", "x", "--tokenizer", "bytes"], "INPUT is required"),
             (["data", "pack", config, "--tokenizer", "bytes"], "--out is required"),
@@ -119,7 +122,7 @@ class Output(CliCase):
             self.skipTest("no /dev/full here")
         config = self.write_run()
         for arguments in [["config", "schema"], ["config", "show", config], ["train", config, "--dry-run"],
-                          ["data", "inspect", "corpus"]]:
+                          ["data", "inspect", "corpus"], ["--help"], ["--version"], ["train", "--help"]]:
             with self.subTest(arguments=arguments), open("/dev/full", "wb") as full:
                 done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE,
                                       check=False, timeout=60)

@@ -6,7 +6,7 @@ import unittest
 from cli_case import DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
-                  "workspace", "data", "state"]
+                  "workspace", "data", "communication", "state"]
 TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
 
 
@@ -106,6 +106,13 @@ class DryRun(CliCase):
                     "--target", "a100-80g", *overrides("precision.linears=fp8"))
         self.refuse(DEVICE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,
                     "--dry-run", *overrides("precision.linears=fp8"))
+
+    def test_what_ranks_on_gpus_exchange_through(self):
+        config = self.write_config(tiny_config())
+        for ranks, target, expected in [(1, "h100", 0), (2, "h100", 32 << 20)]:
+            plan = self.plan(config, "--target", target, "--world-size", ranks)
+            self.assertEqual(plan["communication_bytes"], expected)
+        self.assertEqual(self.plan(config, "--world-size", "2")["communication_bytes"], 0)
 
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",

@@ -7,7 +7,7 @@ import time
 import unittest
 import unittest.mock
 
-from cli_case import (DEVICE, DIVERGED, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, overrides)
+from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, overrides)
 
 STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
              "tokens_per_second", "mfu", "peak_bytes", "skipped"]
@@ -206,6 +206,22 @@ class Folders(CliCase):
                 else:
                     self.assertGreater(result.code, 0, result.err)
                     self.assertIn(name, result.err)
+
+    def test_a_run_that_is_refused_leaves_nothing(self):
+        no_data = [*overrides('data.train=[{"path": "nowhere"}]')]
+        config = self.write_run()
+        self.refuse(DATA, "nowhere.idx", "train", config, *no_data, *overrides("run.out=new/below"))
+        self.assertFalse(self.path("new").exists())
+        self.refuse(CHECKPOINT, "nowhere", "train", config, "--resume", "nowhere")
+        self.assertFalse(self.path("out").exists())
+        self.path("out").mkdir()
+        self.path("out").joinpath("mine").write_text("x", encoding="utf-8")
+        self.refuse(USAGE, "--profile-step 7", "train", config, "--profile-step", "7")
+        self.assertEqual(os.listdir(self.path("out")), ["mine"])
+        self.train(config)
+        self.assertIn(".lock", os.listdir(self.path("out")), "of a run")
+        self.refuse(DATA, "nowhere.idx", "train", config, "--resume", *no_data)
+        self.assertIn(".lock", os.listdir(self.path("out")), "of an earlier run")
 
     def test_a_folder_in_use(self):
         config = self.write_run()

@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
 
-DEVICE, DATA = 5, 3
+USAGE, DATA, DEVICE = 2, 3, 5
 TIMEOUT_SECONDS = 2  # of comm_ranks, and given to gptrain
 REPORT_SECONDS = 1
 SLACK_SECONDS = 4    # starting and ending processes on a busy machine
@@ -44,6 +46,38 @@ def is_running(process_id):
         return False
 
 
+class Load:
+    """Keeps every core busy with twice as many processes as there are cores, at the priority of the ranks."""
+
+    def __enter__(self):
+        busy = [sys.executable, "-c", "while True: pass"]
+        self.processes = [subprocess.Popen(busy, stdin=subprocess.DEVNULL)
+                          for _ in range(2 * len(os.sched_getaffinity(0)))]
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+class Listener(threading.Thread):
+    """Reads what processes say in a file, and notes the moment when one tells of lost ranks."""
+
+    def __init__(self, file):
+        super().__init__(daemon=True)
+        self.file = file
+        self.moment = None
+        self.text = ""
+        self.start()
+
+    def run(self):
+        with open(self.file, encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                if self.moment is None and "ranks lost" in line:
+                    self.moment = time.monotonic()
+                self.text += line
+
+
 class Run:
     """Processes of one run, from whose pipes is read once they have ended."""
 
@@ -56,6 +90,31 @@ class Run:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+    def listen(self, left_out):
+        """To the standard error of each process but those left out."""
+        listeners = []
+        for rank, process in enumerate(self.processes):
+            if rank not in left_out:
+                listeners.append(Listener(os.dup(process.stderr.fileno())))
+                process.stderr.close()
+                process.stderr = None
+        return listeners
+
+    def lose(self, listeners, signalled, number, left_out=()):
+        """Sends the process that signal on a machine that is busy. Exit codes of all but those left out, seconds until
+        a listener heard of the loss, seconds until all have ended."""
+        with Load():
+            time.sleep(0.7)  # a beat or two
+            began = time.monotonic()
+            os.kill(signalled, number)
+            codes = [code for code, _, _ in self.finish(left_out)]
+            ended = time.monotonic()
+        for listener in listeners:
+            listener.join()
+        [moment] = [listener.moment for listener in listeners if listener.moment is not None] or [float("inf")]
+        print(f"{signal.Signals(number).name}: told after {moment - began:.2f} s, ended after {ended - began:.2f} s")
+        return codes, moment - began, ended - began
 
     def finish(self, left_out=()):
         """[(exit code, output, errors)] of all but the ranks left out."""
@@ -182,6 +241,28 @@ class Start(Processes):
         run = Run(self, [start([COMM_RANKS], RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())])
         self.check_refusal(run.finish(), "did not find rank 0 at 127.0.0.1 port ", ": nobody listens there")
 
+    def test_a_config_that_cannot_be_used_is_told_at_once(self):
+        """Before the others have come; and then all hear that they differ."""
+        place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        began = time.monotonic()
+        first = start([GPTRAIN, "train", "nothing.json"], RANK=0, **place)
+        run = Run(self, [first])
+        self.assertEqual(first.stderr.readline().split(" (")[0],
+                         "gptrain: config file nothing.json: not found or not accessible")
+        self.assertLess(time.monotonic() - began, SLACK_SECONDS)
+        run.processes.append(start([GPTRAIN, "train", "nowhere.json"], RANK=1, **place))
+        [(code, _, errors), other] = run.finish()
+        self.assertEqual(code, USAGE, errors)
+        self.assertRegex(errors, r"^gptrain: the ranks of this run do not fit together:\n"
+                                 r"  rank 1 \(.+\): config refused: config file nowhere\.json: .*; "
+                                 r"rank 0 \(.+\): refused: config file nothing\.json: ")
+        self.assertEqual(other, (DEVICE, "", ""))
+
+    def test_a_name_that_is_none(self):
+        name = "x" * 64  # longer than a name can be: no server needs to be asked
+        run = Run(self, [start([COMM_RANKS], RANK=1, WORLD_SIZE=2, MASTER_ADDR=name, MASTER_PORT=free_port())])
+        self.check_refusal(run.finish(), f"did not find rank 0 at {name} port ", f": {name} does not resolve (")
+
     def test_somebody_else_at_the_port(self):
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -218,19 +299,18 @@ class Loss(Processes):
         self.assertRegex(errors, rf"  rank {rank} \(.+\) {what}; last seen .*; step 7; backward")
 
     def lose(self, victim, signal_number):
-        """Results of the others, seconds until they ended, and the run."""
+        """Results of the others, seconds until the report, seconds until they ended, and the run."""
         run = self.tcp(self.SIZE, COMM_RANKS, "sleep", str((victim + 1) % self.SIZE))
         self.await_ready(run, self.SIZE)
-        time.sleep(0.7)  # a beat
-        began = time.monotonic()
-        run.processes[victim].send_signal(signal_number)
-        results = run.finish(left_out=[victim])
-        return results, time.monotonic() - began, run
+        listeners = run.listen(left_out=[victim])
+        codes, told, seconds = run.lose(listeners, run.processes[victim].pid, signal_number, left_out=[victim])
+        return [(code, "", listener.text) for code, listener in zip(codes, listeners)], told, seconds, run
 
     def test_killed(self):
         for victim in (0, 2):
             with self.subTest(victim=victim):
-                results, seconds, _ = self.lose(victim, signal.SIGKILL)
+                results, told, seconds, _ = self.lose(victim, signal.SIGKILL)
+                self.assertLess(told, REPORT_SECONDS)
                 self.assertEqual({code for code, _, _ in results}, {DEVICE}, results)
                 self.check_report(results[0][2], victim, "is gone")
                 self.assertEqual([errors for _, _, errors in results[1:]], ["", ""])
@@ -239,10 +319,11 @@ class Loss(Processes):
     def test_stopped_and_continued(self):
         for victim in (0, 2):
             with self.subTest(victim=victim):
-                results, seconds, run = self.lose(victim, signal.SIGSTOP)
+                results, told, seconds, run = self.lose(victim, signal.SIGSTOP)
+                self.assertLess(told, TIMEOUT_SECONDS + REPORT_SECONDS)
                 self.assertEqual({code for code, _, _ in results}, {DEVICE}, results)
                 self.check_report(results[0][2], victim, r"is silent for more than 2 s \(comm.timeout_seconds\)")
-                self.assertLess(seconds, TIMEOUT_SECONDS + 2 * REPORT_SECONDS + SLACK_SECONDS)
+                self.assertLess(seconds, TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
                 run.processes[victim].send_signal(signal.SIGCONT)
                 run.processes[victim].communicate(timeout=HANG_SECONDS)
                 self.assertEqual(run.processes[victim].returncode, DEVICE)
@@ -285,23 +366,27 @@ class LossUnderMpi(Processes):
         return ranks
 
     def lose(self, victim, signal_number):
-        run = self.mpi(self.SIZE, COMM_RANKS, "sleep", "3")
+        # mpirun sleeps for a second when a rank has died, and passes on what the others say only after that.
+        pipe = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), "errors")
+        os.mkfifo(pipe)
+        ranks_say = Listener(pipe)
+        run = self.mpi(self.SIZE, "bash", "-c", f'exec "$0" "$@" 2>{pipe}', COMM_RANKS, "sleep", "3")
         self.await_ready(run, self.SIZE)
         ranks = self.ranks_of(run)
-        time.sleep(0.7)
-        began = time.monotonic()
-        os.kill(run.processes[0].pid if victim is None else ranks[victim], signal_number)
-        [(code, _, errors)] = run.finish()
-        seconds = time.monotonic() - began
-        while any(map(is_running, ranks.values())) and time.monotonic() - began < seconds + SLACK_SECONDS:
+        signalled = run.processes[0].pid if victim is None else ranks[victim]
+        [code], told, seconds = run.lose([ranks_say, *run.listen([])], signalled, signal_number)
+        errors = ranks_say.text
+        deadline = time.monotonic() + SLACK_SECONDS
+        while any(map(is_running, ranks.values())) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.assertFalse([process for process in ranks.values() if is_running(process)], "processes are left")
-        return code, errors, seconds
+        return code, errors, told, seconds
 
     def test_killed(self):
         for victim in (0, 2):
             with self.subTest(victim=victim):
-                code, errors, seconds = self.lose(victim, signal.SIGKILL)
+                code, errors, told, seconds = self.lose(victim, signal.SIGKILL)
+                self.assertLess(told, REPORT_SECONDS)
                 self.assertEqual(code, 128 + signal.SIGKILL, errors)
                 self.assertRegex(errors, rf"  rank {victim} \(.+\) is gone; last seen in all_reduce\(1 x f32, sum\), "
                                          r"4 B, of ranks 0,1,2,3; step 7; backward")
@@ -310,13 +395,14 @@ class LossUnderMpi(Processes):
     def test_stopped(self):
         for victim in (0, 2):
             with self.subTest(victim=victim):
-                code, errors, seconds = self.lose(victim, signal.SIGSTOP)
+                code, errors, told, seconds = self.lose(victim, signal.SIGSTOP)
+                self.assertLess(told, TIMEOUT_SECONDS + REPORT_SECONDS)
                 self.assertEqual(code, DEVICE, errors)
                 self.assertRegex(errors, rf"  rank {victim} \(.+\) is silent for more than 2 s")
-                self.assertLess(seconds, TIMEOUT_SECONDS + 2 * REPORT_SECONDS + SLACK_SECONDS)
+                self.assertLess(seconds, TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
 
     def test_ranks_die_with_their_launcher(self):
-        code, _, seconds = self.lose(None, signal.SIGKILL)
+        code, _, _, seconds = self.lose(None, signal.SIGKILL)
         self.assertEqual(code, -signal.SIGKILL)
         self.assertLess(seconds, SLACK_SECONDS)
         # What only the launcher could have cleaned up.

@@ -55,6 +55,31 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def damage_memory(process_id, content):
+    """Flips a bit in the middle of every place where the process holds those bytes; how many there are."""
+    places = 0
+    maps = Path(f"/proc/{process_id}/maps").read_text(encoding="utf-8").splitlines()
+    with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            addresses, rights = line.split()[:2]
+            if not rights.startswith("rw"):
+                continue
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            try:
+                memory.seek(begin)
+                found = memory.read(end - begin)
+            except OSError:
+                continue  # no ordinary memory, or no longer there
+            at = found.find(content)
+            while at >= 0:
+                middle = at + len(content) // 2 // 4 * 4  # the least of the mantissa of an f32
+                memory.seek(begin + middle)
+                memory.write(bytes([found[middle] ^ 1]))
+                places += 1
+                at = found.find(content, at + len(content))
+    return places
+
+
 def is_running(process_id):
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
@@ -303,6 +328,9 @@ class Loss(RanksTest):
         self.assertTrue(wait_for(ranks, lambda: condition(run)), ranks.output())
         began = time.monotonic()
         self.assertTrue(ranks.send(victim, signal.SIGSTOP))
+        # Where the others end before, a report is in the output, too.
+        wait_for(ranks, lambda: "ranks lost" in ranks.output())
+        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + REPORT_SECONDS, ranks.output())
         codes = ranks.wait(left_out=victim if mode == "tcp" else None)
         seconds = time.monotonic() - began
         self.assertEqual(set(codes), {DEVICE}, ranks.output())
@@ -411,6 +439,28 @@ class Faults(RanksTest):
         if ranks.mode == "tcp":
             self.assertEqual([log.read_text(encoding="utf-8") for log in ranks.logs[1:]], [""] * (RANKS - 1))
         self.assertEqual(ranks.left(), [])
+
+    def test_memory_that_changes(self):
+        """Of one rank, in the middle of the run: its replica has the right weights."""
+        mesh = ("parallel.tensor=2", "batch.micro=1", "run.threads=1")
+        # Steps too small to change any weight but those that are zero: its bytes can be told from others.
+        still = overrides("optimizer.lr=1e-30", "schedule.min_lr=1e-30", "comm.compare_every_steps=5",
+                          "run.steps=1000000", "run.validate_every_steps=0", "checkpoint.every_steps=1000")
+        run = self.new_run("damaged-memory")
+        first = run.train("--ranks", RANKS, "--steps", 1, *overrides(*mesh), *still)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        # The replicas are ranks 0 and 2; one of them writes it.
+        files = [read_safetensors(run.checkpoint(1) / f"rank-{rank:05}.safetensors") for rank in (0, 2)]
+        name = "weight/blocks.1.ffn.in.weight@0,0"
+        [weights] = [file[name][2][:256] for file in files if name in file]
+        ranks = Ranks(self, "tcp", [*run.command("--resume", "latest", mesh=mesh), *still], run.log)
+        self.assertTrue(wait_for(ranks, lambda: run.last_logged_step() >= 7), ranks.output())
+        self.assertGreater(damage_memory(ranks.await_ranks()[2], weights), 0)
+        self.check_refusal(ranks, DEVICE,
+                           r"gptrain: after step \d*[05] the weights of rank 2 on .+ differ from those of rank 0 on .+, "
+                           r"which should be the same: memory or network at fault; go on from a checkpoint with "
+                           r"--resume latest")
+        self.assertEqual(run.newest_step(), 1, "what is damaged is not saved")
 
     def test_a_part_that_cannot_be_written(self):
         """As on a full disk."""

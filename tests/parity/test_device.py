@@ -71,6 +71,12 @@ class Device(unittest.TestCase):
             out = f"ranks{number}"
             text = self.train(WITH_DEVICE, out, "cuda", "--ranks", "2", *layout)
             self.assertIn("one host-harness each", text)
+            # What they exchange is carried through 8 MiB of the host.
+            _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", "--world-size",
+                                             "2", *layout)
+            taken = json.loads((self.folder / out / "run.json").read_text(encoding="utf-8"))
+            self.assertEqual(taken, {key: json.loads(planned)[key] for key in taken})
+            self.assertEqual(taken["communication_bytes"], 8 << 20)
             for found, loss in zip(self.losses(out), self.losses("one"), strict=True):
                 self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
 
@@ -136,6 +142,16 @@ class Device(unittest.TestCase):
         self.assertEqual(code, FINISHED, err)
         self.assertIn("of h100's", text)
 
+    def test_collectives_of_ranks_on_devices_are_measured(self):
+        code, text, err = self.run_program(WITH_DEVICE, "bench", "comm", "run.json", "--set", "run.device=cuda",
+                                           "--ranks", "2", "--max-bytes", "65536", "--seconds", "0.001")
+        self.assertEqual(code, FINISHED, err)
+        lines = text.splitlines()
+        self.assertEqual([line for line in lines if "groups" in line],
+                         [f"2 ranks (threads, host-harness through the host), {kind} groups of 2, f32; results are "
+                          "checked bit by bit" for kind in ("world", "data")])
+        self.assertEqual(len(lines), 2 * (2 + 6 * 4), text)
+
     def test_no_device(self):
         for arguments in [(), ("--dry-run",)]:
             code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "run.device=cuda",
@@ -157,6 +173,7 @@ class Device(unittest.TestCase):
         code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run")
         self.assertEqual(code, FINISHED, err)
         self.assertIn("host-harness", text)
+        self.assertNotIn("communication", text)
         self.train(WITH_DEVICE, "out", "cuda", "--profile-step", "2")
 
 

@@ -193,6 +193,33 @@ TEST_CASE("a stream of collectives follows the ops that were called before each"
   }
 }
 
+TEST_CASE("a stream without a thread that records waits for each collective") {
+  for (const std::string& message : run_ranks(2, [&](Communicator& host) {
+         ShiftedDevice device;
+         CollectiveStream stream(false, &device);
+         std::vector<float> data(4, 1.0F);
+         stream.wait(stream.all_reduce(&host, data.data(), 1, DType::f32));
+         stream.start_recording();
+         stream.wait(stream.all_gather(&host, data.data(), data.data() + 2, 1, DType::f32));
+         stream.wait(stream.all_reduce(&host, data.data(), 2, DType::f32));
+         const CollectiveStream::Recording recording = stream.take_recording();
+         stream.wait(stream.all_reduce(&host, data.data(), 1, DType::f32));
+         expect(stream.take_recording().collectives.empty(), "the end of a recording");
+         expect(recording.collectives.size() == 2 && recording.waits.size() == 2, "events");
+         const std::string names[] = {"all_gather", "all_reduce"};
+         for (size_t i = 0; i < recording.collectives.size(); ++i) {
+           const TimedEvent& event = recording.collectives[i];
+           expect(event.name == names[i] && event.shape == "8 B f32 over 2 ranks" && event.bytes_moved == 8, "event");
+           expect(event.start_seconds < event.end_seconds, "time");
+           expect(recording.waits[i].name == "waiting for ranks", "wait");
+           expect(recording.waits[i].start_seconds == event.start_seconds, "wait's start");
+           expect(recording.waits[i].end_seconds == event.end_seconds, "wait's end");
+         }
+       })) {
+    REQUIRE(message == "");
+  }
+}
+
 TEST_CASE("a stream without a thread marks what it queues, and has the ops wait for it") {
   for (const std::string& message : run_ranks(2, [&](Communicator& host) {
          ShiftedDevice device;
