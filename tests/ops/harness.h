@@ -79,6 +79,7 @@ struct BackendUnderTest {
   std::string name;
   std::vector<std::unique_ptr<Backend>> variants;
   bool thread_independent;  // the linears give the same bits, too
+  bool f16;                 // has it, and it is checked
 };
 
 // Ops whose bits may depend on the number of threads.
@@ -86,7 +87,7 @@ template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
-// Thrown where a case asks for a dtype that the backend does not have: it is skipped.
+// Thrown where a case asks for f16 and the backend under test is without it: the case is skipped.
 struct NotOnThisBackend {};
 
 // The run of one case: its operands, its random numbers and what went wrong.

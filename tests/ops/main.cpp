@@ -1,4 +1,5 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
+//          [--without-f16]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -29,6 +30,7 @@ struct Options {
   std::string instruction_set;
   std::string backend = "cpu";
   int repeats = 3;
+  bool without_f16 = false;
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -42,15 +44,15 @@ uint64_t case_seed(uint64_t seed, const Suite::Case& test) {
 std::string title(const Suite::Case& test) { return fmt::format("{} [{}]", test.op, test.description); }
 
 BackendUnderTest cpu_backend(bool thread_independent) {
-  BackendUnderTest result{thread_independent ? "cpu, thread-independent" : "cpu", {}, thread_independent};
+  BackendUnderTest result{thread_independent ? "cpu, thread-independent" : "cpu", {}, thread_independent, false};
   for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads, thread_independent));
   return result;
 }
 
 // What a device does several times: the same bits each time. On the host harness each has another order of threads.
-BackendUnderTest cuda_backend(int repeats) {
-  BackendUnderTest result{"cuda", {}, false};
-  for (int i = 0; i < repeats; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
+BackendUnderTest cuda_backend(const Options& options) {
+  BackendUnderTest result{"cuda", {}, false, !options.without_f16};
+  for (int i = 0; i < options.repeats; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
   return result;
 }
 
@@ -109,8 +111,9 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
     if (outcome == Outcome::failed) ++failed;
     if (outcome == Outcome::skipped) ++skipped;
   }
-  fmt::print("{} cases on {} ({}), {} failed, {} skipped (f16, which the backend does not have)\n", run, backend.name,
-             device_text(*backend.variants.front()), failed, skipped);
+  const std::string left_out = skipped > 0 ? fmt::format(", {} skipped: without f16", skipped) : "";
+  fmt::print("{} cases on {} ({}), {} failed{}\n", run, backend.name, device_text(*backend.variants.front()), failed,
+             left_out);
   if (run == 0 && !backend.thread_independent) {
     fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
     return 2;
@@ -161,7 +164,7 @@ int run_suite(const Options& options) {
     fmt::print("skipped: there is no CUDA device\n");
     return exit_skipped;
   }
-  BackendUnderTest backend = options.backend == "cuda" ? cuda_backend(options.repeats) : cpu_backend(false);
+  BackendUnderTest backend = options.backend == "cuda" ? cuda_backend(options) : cpu_backend(false);
   if (options.bench) return run_benches(suite, backend, options);
   const int status = run_checks(suite, backend, options);
   if (options.backend == "cuda") return status;
@@ -186,6 +189,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--repeats", options.repeats, "times that an op runs on cuda, whose bits are compared")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--without-f16", options.without_f16, "skip what the CPU backend skips: cases in f16");
   app.add_option("--instruction-set", options.instruction_set,
                  "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
   try {
