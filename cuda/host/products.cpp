@@ -1,4 +1,4 @@
-// Products on the host harness: the CPU backend's. The bias' gradient is summed by the device's own kernel.
+// Products on the host harness: the CPU backend's. What an epilogue may do is left to the device's own kernels.
 #include "products.h"
 
 #include <utility>
@@ -6,8 +6,8 @@
 #include "algorithm_record.h"
 #include "host/device_memory.h"
 #include "host/recording.h"
-#include "kernels/column_sums.h"
 #include "ops/cpu/linear.h"
+#include "unfused.h"
 
 namespace gptrain {
 namespace {
@@ -16,18 +16,9 @@ class HostProducts final : public Products {
  public:
   explicit HostProducts(Stream stream) : stream_(stream) {}
 
-  void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) override {
-    start(op, scratch, scratch_bytes);
-  }
-  void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) override {
-    start(op, scratch, scratch_bytes);
-  }
-  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) override {
-    LinearBackwardWeight product = op;
-    product.d_bias = {};
-    start(product, scratch, scratch_bytes);
-    if (op.d_bias.given()) cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream_, scratch);
-  }
+  void run(const LinearForward& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
+  void run(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
+  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
 
   void choose(const LinearForward&, std::byte*, int64_t) override {}
   void choose(const LinearBackwardInput&, std::byte*, int64_t) override {}
@@ -42,10 +33,11 @@ class HostProducts final : public Products {
  private:
   template <typename Op>
   void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-    simt::start([this, op, scratch, scratch_bytes] {
+    simt::start([this, product = product_alone(op), scratch, scratch_bytes] {
       const simt::DeviceAccess access;
-      linear_.run(op, scratch, scratch_bytes);
+      linear_.run(product, scratch, scratch_bytes);
     });
+    if (has_more_than_product(op)) run_rest(op, stream_, scratch);
   }
 
   Stream stream_;

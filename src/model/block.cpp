@@ -2,10 +2,15 @@
 #include <cmath>
 
 #include "model/units.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 
 bool Units::transforms_queries() const { return shape_.model.qk_norm || shape_.model.positions == PositionKind::rope; }
+
+bool Units::activation_is_fused() const {
+  return fused_activation(shape_.model.activation, shape_.precision.compute, ffn_width(), backend_.target());
+}
 
 Units::QueryKeyValue Units::split_qkv(const Matrix& qkv) const {
   return {qkv.column_range(0, q_width()), qkv.column_range(q_width(), kv_width()),
@@ -61,6 +66,10 @@ void Units::fill_saved_record(int64_t unit, const UnitCall& call) {
     attention_forward(unit, call, part);
     norm_forward(call, norm2_site(unit, call), x, saved(call, f.norm2), wait(begin_sum(part, frame)),
                  branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid));
+  }
+  if (activation_is_fused()) {
+    column_linear(call, saved(call, f.norm2), t.ffn_in, t.ffn_in_bias, saved(call, f.ffn_act), saved(call, f.ffn_in));
+    return;
   }
   column_linear(call, saved(call, f.norm2), t.ffn_in, -1, saved(call, f.ffn_in));
   backend_.run(ActivationForward{.kind = shape_.model.activation,
@@ -144,7 +153,12 @@ void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_wei
     const Matrix rows = saved(call, f.norm2);
     norm2 = begin_gather(rows, room_for_all_rows(frame, rows));
   }
-  {
+  if (activation_is_fused()) {
+    backend_.run(LinearBackwardInput{.dy = d_branch,
+                                     .w = weight(call, t.ffn_out),
+                                     .dx = kept(call, f.d_ffn_in),
+                                     .pre_activation = saved(call, f.ffn_in)});
+  } else {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_act = inner.take(c, shape_.rows(), ffn_width());
     backend_.run(LinearBackwardInput{.dy = d_branch, .w = weight(call, t.ffn_out), .dx = d_act});

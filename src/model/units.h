@@ -158,7 +158,8 @@ class Units {
   Matrix wait(const Reduction& reduction);
   // y = x w^T + bias, with x gathered piece by piece where each rank holds its rows: a piece is multiplied while the
   // next is on its way.
-  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
+  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y,
+                     const Matrix& pre_activation = {});
   // This rank's part of y = x w^T + bias.
   void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
   // Rows of a weight that count in the model on this rank: all, but for keys' and values' heads that a lower rank has.
@@ -215,6 +216,8 @@ class Units {
   QueryKeyValue split_qkv(const Matrix& qkv) const;
   QueryKeyValue attention_operands(const UnitCall& call) const;
   bool transforms_queries() const;
+  // Whether the products around the activation compute it too. What is saved of them includes the bias then.
+  bool activation_is_fused() const;
 
   StepShape shape_;
   ParameterLayout layout_;

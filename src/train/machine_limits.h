@@ -8,10 +8,11 @@ namespace gptrain {
 
 // Each borrows memory of the device and gives it back, and leaves the backend without scratch memory.
 
-// FLOP/s of the best of several large products in `dtype` on this backend, measured now (a fraction of a second).
+// FLOP/s of large products of random numbers in `dtype` on this backend, the median, measured now (a fraction of a
+// second).
 double measure_matrix_rate(Backend& backend, DType dtype);
 
-// Bytes/s, read and written together, of the best of several copies that are larger than caches, measured now (a
+// Bytes/s, read and written together, of copies that are larger than caches, the median, measured now (a
 // fraction of a second).
 double measure_copy_rate(Backend& backend);
 
