@@ -56,8 +56,8 @@ struct Call {
   std::string_view op;
   Product product;
   Epilogue epilogue = Epilogue::none;
-  void* bias = nullptr;   // in the result's dtype, aligned: what is added, or where the gradient goes
-  Matrix pre_activation;  // where the epilogue has one
+  void* bias = nullptr;        // in the result's dtype, aligned: what is added, or where the gradient goes
+  Matrix pre_activation = {};  // where the epilogue has one
   std::byte* workspace = nullptr;
 
   std::string text() const {
