@@ -154,17 +154,18 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
   float d_gamma[P][N] = {}, d_beta[P][N] = {};
+  constexpr bool ahead = P <= 2;
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
     float normed[P][N] = {}, slope[P][N] = {};  // x_hat, and the loss' gradient of it
-    Pack<R, N> residual[P] = {};                // on its way while the block adds up
+    Pack<R, N> residual[P] = {};                // on its way while the block adds up, where registers are left
     float sum = 0, product = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       const auto x = load<N>(op.x.at(row, column));
       const auto dy = load<N>(op.dy.at(row, column));
       const auto gamma = load<N>(op.gamma + column);
-      if (op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
+      if (ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
       for (int i = 0; i < N; ++i) {
         const float gradient = to_float(dy.at[i]);
         normed[p][i] = (to_float(x.at[i]) - mean) * rstd;
@@ -179,6 +180,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
     const float mean_slope = centred ? sum * inverse_cols : 0.0F;
     const float mean_product = product * inverse_cols;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+      if (!ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
       Pack<R, N> dx;
       for (int i = 0; i < N; ++i) {
         const float own = rstd * (slope[p][i] - mean_slope - normed[p][i] * mean_product);
