@@ -24,6 +24,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <limits>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -32,10 +33,9 @@
 
 #include "algorithm_record.h"
 #include "base/dtype.h"
+#include "device/epilogues.h"
 #include "device/status.h"
-#include "kernels/column_sums.h"
 #include "kernels/elements.h"
-#include "kernels/tiled_product.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
 
@@ -43,10 +43,11 @@ namespace gptrain {
 namespace {
 
 constexpr int most_candidates = 8;
-constexpr uintptr_t most_alignment = 16;  // no kernel reads more bytes at a time
 constexpr uintptr_t workspace_alignment = 256;
 // In a record, the algorithm of a product that cuBLASLt does not take.
 constexpr std::string_view own_kernel = "own kernel";
+// Of a product with more than a bias in its epilogue, where the product alone and own kernels take its place.
+constexpr std::string_view apart = "apart";
 
 // What an algorithm is chosen for. Alignments are in bytes, of the addresses; strides speak for themselves.
 struct ProductKey {
@@ -55,25 +56,19 @@ struct ProductKey {
   uint32_t align_a, align_b, align_d;
   bool transpose_a, transpose_b;
   DType operands, result;
-  bool bias;
+  Epilogue epilogue;
+  int64_t ld_aux;  // of the pre-activation; 0: there is none
   auto operator<=>(const ProductKey&) const = default;
 
   std::string text() const {
-    return fmt::format("{}{} m={} n={} k={} ld={},{},{} align={},{},{} {} to {}{}", transpose_a ? 'T' : 'N',
+    return fmt::format("{}{} m={} n={} k={} ld={},{},{} align={},{},{} {} to {}{}{}", transpose_a ? 'T' : 'N',
                        transpose_b ? 'T' : 'N', m, n, k, lda, ldb, ldd, align_a, align_b, align_d, dtype_name(operands),
-                       dtype_name(result), bias ? " bias" : "");
+                       dtype_name(result), name_of(epilogue).text, ld_aux > 0 ? fmt::format(" ld={}", ld_aux) : "");
   }
 };
 
-uint32_t alignment_of(const void* data) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  return static_cast<uint32_t>(std::min(most_alignment, address & (~address + 1)));
-}
-
-// The stride of a single row means nothing and may be anything.
-int64_t leading_dimension(const Matrix& matrix) { return matrix.rows > 1 ? matrix.stride : matrix.cols; }
-
-ProductKey key_of(const Product& product) {
+ProductKey key_of(const Call& call) {
+  const Product& product = call.product;
   return {.m = product.c.cols,
           .n = product.c.rows,
           .k = product.depth(),
@@ -87,21 +82,9 @@ ProductKey key_of(const Product& product) {
           .transpose_b = product.a_transposed,
           .operands = product.a.dtype,
           .result = product.c.dtype,
-          .bias = product.bias.given()};
+          .epilogue = call.epilogue,
+          .ld_aux = call.pre_activation.given() ? leading_dimension(call.pre_activation) : 0};
 }
-
-// One op's product, and the memory that cuBLASLt may use for it.
-struct Call {
-  std::string_view op;
-  Product product;
-  const void* bias = nullptr;  // in the result's dtype, aligned
-  std::byte* workspace = nullptr;
-
-  std::string text() const {
-    return fmt::format("{}, [{}, {}] x [{}, {}] in {}", op, product.c.rows, product.depth(), product.depth(),
-                       product.c.cols, dtype_name(product.a.dtype));
-  }
-};
 
 void check_cublas(cublasStatus_t status, std::string_view what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
@@ -164,7 +147,7 @@ struct Served {
   cublasLtMatrixLayoutOpaque_t a, b, d;
   std::string name;  // in records
   bool known = false;
-  std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: the own kernel
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: the own kernel, or apart
 };
 
 class CublasProducts final : public Products {
@@ -174,10 +157,7 @@ class CublasProducts final : public Products {
 
   void run(const LinearForward& op, std::byte* scratch, int64_t bytes) override { run_op(op, scratch, bytes); }
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override { run_op(op, scratch, bytes); }
-  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t bytes) override {
-    run_op(op, scratch, bytes);
-    if (op.d_bias.given()) cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream_, scratch);
-  }
+  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t bytes) override { run_op(op, scratch, bytes); }
   void choose(const LinearForward& op, std::byte* scratch, int64_t bytes) override { choose_for(op, scratch, bytes); }
   void choose(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override {
     choose_for(op, scratch, bytes);
@@ -201,7 +181,17 @@ class CublasProducts final : public Products {
   template <typename Op>
   void run_op(const Op& op, std::byte* scratch, int64_t scratch_bytes);
   template <typename Op>
+  void run_product(const Op& op, std::byte* scratch, int64_t scratch_bytes);
+  bool run_call(const Call& call);
+  template <typename Op>
   void choose_for(const Op& op, std::byte* scratch, int64_t scratch_bytes);
+  template <typename Op>
+  void choose_product(const Op& op, std::byte* scratch, int64_t scratch_bytes);
+  template <typename Op>
+  bool is_faster_apart(const Op& op, const Call& fused, Served& served, const Candidate& candidate, std::byte* scratch,
+                       int64_t scratch_bytes);
+  std::optional<Candidate> fastest(const Call& call, Served& served) const;
+  void settle_timed(const Call& call, Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
 
   Served& served(const Call& call);
   void describe(const ProductKey& key, const Call& call, Served& served) const;
@@ -209,8 +199,8 @@ class CublasProducts final : public Products {
   bool fits(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
   std::vector<Candidate> candidates(const Call& call, Served& served) const;
   cublasStatus_t start(const Call& call, Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
-  void run_first_that_starts(const Call& call, Served& served);
-  void time(const Call& call, Served& served, Candidate& candidate, int runs) const;
+  template <typename Body>
+  float milliseconds(const Body& body) const;
   void settle(const Call& call, Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
   void warn(const std::string& line) {
     if (!line.empty()) warnings_ += line + '\n';
@@ -249,6 +239,7 @@ Call CublasProducts::call_of(const Op& op, std::byte* scratch, int64_t scratch_b
   Call call{.op = Op::name, .product = product_of(op), .workspace = scratch};
   const Matrix& bias = call.product.bias;
   if (!bias.given()) return call;
+  call.epilogue = Epilogue::bias;
   call.bias = bias.data;
   if (bias.dtype == call.product.c.dtype && alignment_of(bias.data) == most_alignment) return call;
   const Matrix copy(scratch + gpu_product_workspace_bytes, call.product.c.dtype, 1, bias.cols);
@@ -259,34 +250,111 @@ Call CublasProducts::call_of(const Op& op, std::byte* scratch, int64_t scratch_b
 
 template <typename Op>
 void CublasProducts::run_op(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-  const Call call = call_of(op, scratch, scratch_bytes);
-  Served& served = this->served(call);
-  if (!served.known) return run_first_that_starts(call, served);
-  if (!served.algorithm) return cuda_run(call.product, stream_);
-  check_cublas(start(call, served, *served.algorithm), call);
+  if (!has_more_than_product(op)) return run_product(op, scratch, scratch_bytes);
+  if (may_fuse(op)) {
+    Call call = call_of(op, scratch, scratch_bytes);
+    fuse(op, scratch, call);
+    if (run_call(call)) return finish(op, call, stream_);
+  }
+  run_product(product_alone(op), scratch, scratch_bytes);
+  run_rest(op, stream_, scratch);
 }
 
-// One that is within 2% of a candidate that the library thinks better loses: what is measured differs by as much.
+template <typename Op>
+void CublasProducts::run_product(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
+  const Call call = call_of(op, scratch, scratch_bytes);
+  if (!run_call(call)) cuda_run(call.product, stream_);
+}
+
+// False: the library does not serve it. Without a choice, its own first one that starts.
+bool CublasProducts::run_call(const Call& call) {
+  Served& served = this->served(call);
+  if (served.known) {
+    if (served.algorithm) check_cublas(start(call, served, *served.algorithm), call);
+    return served.algorithm.has_value();
+  }
+  for (const Candidate& candidate : candidates(call, served)) {
+    if (start(call, served, candidate.algorithm) != CUBLAS_STATUS_SUCCESS) continue;
+    settle(call, served, candidate.algorithm);
+    return true;
+  }
+  settle(call, served, std::nullopt);
+  return false;
+}
+
+// What is timed is timed several times by turns, so that what slows the device down for a while slows all.
+constexpr int timing_rounds = 3;
+// What is within 2% of what the library thinks better loses: what is measured differs by as much.
+constexpr float clearly = 0.98F;
+
 template <typename Op>
 void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-  constexpr int rounds = 3;  // over all candidates, so that what slows the device down for a while slows all
-  constexpr int runs = 4;
-  constexpr float clearly = 0.98F;
+  if (!has_more_than_product(op)) return choose_product(op, scratch, scratch_bytes);
+  const Op timed = for_timing(op, scratch);
+  if (!may_fuse(timed)) return choose_product(product_alone(timed), scratch, scratch_bytes);
+  // The key is that of the op itself: neither depends on where the bias' gradient goes.
+  Call call = call_of(timed, scratch, scratch_bytes);
+  fuse(timed, scratch, call);
+  Served& served = this->served(call);
+  if (served.known && served.algorithm) return;
+  choose_product(product_alone(timed), scratch, scratch_bytes);
+  if (served.known) return;
+  const std::optional<Candidate> best = fastest(call, served);
+  if (!best) return settle(call, served, std::nullopt);
+  const bool is_apart = is_faster_apart(timed, call, served, *best, scratch, scratch_bytes);
+  settle_timed(call, served, is_apart ? std::nullopt : std::optional(best->algorithm));
+}
+
+template <typename Op>
+bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& served, const Candidate& candidate,
+                                     std::byte* scratch, int64_t scratch_bytes) {
+  float together_milliseconds = std::numeric_limits<float>::infinity();
+  float apart_milliseconds = together_milliseconds;
+  for (int round = 0; round < timing_rounds; ++round) {
+    together_milliseconds = std::min(together_milliseconds, milliseconds([&] {
+                                       check_cublas(start(fused, served, candidate.algorithm), fused);
+                                       finish(op, fused, stream_);
+                                     }));
+    apart_milliseconds = std::min(apart_milliseconds, milliseconds([&] {
+                                    run_product(product_alone(op), scratch, scratch_bytes);
+                                    run_rest(op, stream_, scratch);
+                                  }));
+  }
+  return apart_milliseconds < clearly * together_milliseconds;
+}
+
+template <typename Op>
+void CublasProducts::choose_product(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
   const Call call = call_of(op, scratch, scratch_bytes);
   Served& served = this->served(call);
   if (served.known) return;
+  const std::optional<Candidate> best = fastest(call, served);
+  if (!best) return settle(call, served, std::nullopt);  // not kept on disk: the next run asks again
+  settle_timed(call, served, best->algorithm);
+}
+
+// None where the library has none that starts.
+std::optional<CublasProducts::Candidate> CublasProducts::fastest(const Call& call, Served& served) const {
   std::vector<Candidate> found = candidates(call, served);
   std::erase_if(found, [&](const Candidate& candidate) {
     return start(call, served, candidate.algorithm) != CUBLAS_STATUS_SUCCESS;
   });
-  for (int round = 0; round < rounds; ++round)
-    for (Candidate& candidate : found) time(call, served, candidate, runs);
-  const Candidate* best = nullptr;
+  for (int round = 0; round < timing_rounds; ++round) {
+    for (Candidate& candidate : found) {
+      const auto run = [&] { check_cublas(start(call, served, candidate.algorithm), call); };
+      candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(run));
+    }
+  }
+  std::optional<Candidate> best;
   for (const Candidate& candidate : found)
-    if (best == nullptr || candidate.milliseconds < clearly * best->milliseconds) best = &candidate;
-  if (best == nullptr) return settle(call, served, std::nullopt);  // not kept on disk: the next run asks again
-  settle(call, served, best->algorithm);
-  timed_.set(served.name, algorithm_text(best->algorithm));
+    if (!best || candidate.milliseconds < clearly * best->milliseconds) best = candidate;
+  return best;
+}
+
+void CublasProducts::settle_timed(const Call& call, Served& served,
+                                  const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
+  settle(call, served, algorithm);
+  timed_.set(served.name, *record_.find(served.name));
   if (!cache_file_.empty()) warn(timed_.write(cache_file_));
 }
 
@@ -296,18 +364,16 @@ void CublasProducts::use_algorithms(const std::string& record) {
 }
 
 Served& CublasProducts::served(const Call& call) {
-  const ProductKey key = key_of(call.product);
+  const ProductKey key = key_of(call);
   const auto [place, is_new] = served_.try_emplace(key);
   Served& served = place->second;
-  if (is_new) {
-    describe(key, call, served);
-    look_up(call, served);
-  }
-  if (key.bias) {
-    check_cublas(cublasLtMatmulDescSetAttribute(&served.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias,
-                                                sizeof call.bias),
-                 call);
-  }
+  if (is_new) describe(key, call, served);
+  const auto point = [&](cublasLtMatmulDescAttributes_t attribute, const void* to) {
+    check_cublas(cublasLtMatmulDescSetAttribute(&served.operation, attribute, &to, sizeof to), call);
+  };
+  if (call.bias != nullptr) point(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+  if (call.pre_activation.given()) point(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_activation.data);
+  if (is_new) look_up(call, served);  // which asks the library, and that looks at the pointers' alignment
   return served;
 }
 
@@ -324,10 +390,8 @@ void CublasProducts::describe(const ProductKey& key, const Call& call, Served& s
   const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
   set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? transposed : plain);
   set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? transposed : plain);
-  if (key.bias) {
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
-  }
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, name_of(key.epilogue).library);
+  if (key.ld_aux > 0) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.ld_aux);
   // Layouts are of the memory, before its operation.
   layout(served.a, key.operands, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k, key.lda);
   layout(served.b, key.operands, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n, key.ldb);
@@ -340,7 +404,7 @@ void CublasProducts::look_up(const Call& call, Served& served) {
   const std::string* recorded = record_.find(served.name);
   if (recorded == nullptr) recorded = timed_.find(served.name);
   if (recorded == nullptr) return;
-  if (*recorded == own_kernel) return settle(call, served, std::nullopt);
+  if (*recorded == own_kernel || *recorded == apart) return settle(call, served, std::nullopt);
   const auto algorithm = parse_algorithm(*recorded);
   if (algorithm && fits(served, *algorithm)) return settle(call, served, algorithm);
   warn(fmt::format("{}: the recorded algorithm of {} does not run here; another one is chosen", call.text(),
@@ -373,7 +437,7 @@ std::vector<CublasProducts::Candidate> CublasProducts::candidates(const Call& ca
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(gpu_product_workspace_bytes));
   // Unsplit sums are allowed with any mask.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  const ProductKey key = key_of(call.product);
+  const ProductKey key = key_of(call);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.align_a);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.align_b);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.align_d);
@@ -409,29 +473,24 @@ cublasStatus_t CublasProducts::start(const Call& call, Served& served, const cub
   return status;
 }
 
-void CublasProducts::run_first_that_starts(const Call& call, Served& served) {
-  for (const Candidate& candidate : candidates(call, served)) {
-    if (start(call, served, candidate.algorithm) == CUBLAS_STATUS_SUCCESS)
-      return settle(call, served, candidate.algorithm);
-  }
-  settle(call, served, std::nullopt);
-  cuda_run(call.product, stream_);
-}
-
-void CublasProducts::time(const Call& call, Served& served, Candidate& candidate, int runs) const {
+// Of several runs, one after another.
+template <typename Body>
+float CublasProducts::milliseconds(const Body& body) const {
+  constexpr int runs = 4;
   const Event begin, end;
   begin.record(stream_);
-  for (int i = 0; i < runs; ++i) check_cublas(start(call, served, candidate.algorithm), call);
+  for (int i = 0; i < runs; ++i) body();
   end.record(stream_);
-  candidate.milliseconds = std::min(candidate.milliseconds, end.milliseconds_since(begin));
+  return end.milliseconds_since(begin);
 }
 
-// None: the own kernel.
+// None: the own kernel, or apart.
 void CublasProducts::settle(const Call& call, Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
   served.known = true;
   served.algorithm = algorithm;
-  record_.set(served.name, algorithm ? algorithm_text(*algorithm) : std::string(own_kernel));
-  if (!algorithm) {
+  const bool more = is_more_than_bias(call.epilogue);
+  record_.set(served.name, algorithm ? algorithm_text(*algorithm) : std::string(more ? apart : own_kernel));
+  if (!algorithm && !more) {
     warn(fmt::format("cuBLASLt has no algorithm for {} ({}): an own kernel, which is much slower, computes it",
                      call.text(), served.name));
   }

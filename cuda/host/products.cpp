@@ -1,5 +1,5 @@
-// Products on the host harness: the CPU backend's, and of f16 those of its operands in f32. The bias' gradient is
-// summed by the device's own kernel.
+// Products on the host harness: the CPU backend's, and of f16 those of its operands in f32. What an epilogue may do is
+// left to the device's own kernels.
 #include "products.h"
 
 #include <utility>
@@ -9,8 +9,8 @@
 #include "base/dtype.h"
 #include "host/device_memory.h"
 #include "host/recording.h"
-#include "kernels/column_sums.h"
 #include "ops/cpu/linear.h"
+#include "unfused.h"
 
 namespace gptrain {
 namespace {
@@ -45,18 +45,9 @@ class HostProducts final : public Products {
  public:
   explicit HostProducts(Stream stream) : stream_(stream) {}
 
-  void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) override {
-    start(op, scratch, scratch_bytes);
-  }
-  void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) override {
-    start(op, scratch, scratch_bytes);
-  }
-  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) override {
-    LinearBackwardWeight product = op;
-    product.d_bias = {};
-    start(product, scratch, scratch_bytes);
-    if (op.d_bias.given()) cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream_, scratch);
-  }
+  void run(const LinearForward& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
+  void run(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
+  void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
 
   void choose(const LinearForward&, std::byte*, int64_t) override {}
   void choose(const LinearBackwardInput&, std::byte*, int64_t) override {}
@@ -71,10 +62,11 @@ class HostProducts final : public Products {
  private:
   template <typename Op>
   void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-    simt::start([this, op, scratch, scratch_bytes] {
+    simt::start([this, product = product_alone(op), scratch, scratch_bytes] {
       const simt::DeviceAccess access;
-      run_now(op, scratch, scratch_bytes);
+      run_now(product, scratch, scratch_bytes);
     });
+    if (has_more_than_product(op)) run_rest(op, stream_, scratch);
   }
 
   void run_now(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) {

@@ -9,7 +9,7 @@ namespace {
 constexpr int lanes = 32;  // of neighbouring columns, so that a warp reads whole lines of memory
 constexpr int warps = 8;   // of different rows
 constexpr unsigned threads = lanes * warps;
-constexpr int group = 8;  // rows that a thread has under way at once
+constexpr int group = 8;  // rows or partials that a thread has under way at once
 
 template <int N>
 struct WarpSums {
@@ -51,23 +51,31 @@ __global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int
   }
 }
 
-// A block adds up 32 columns, a warp of it every eighth chunk.
-__global__ void add_chunks(const float* partials, int64_t chunks, int64_t cols, float* result, bool accumulate) {
+// A block adds up 32 columns, a warp of it every eighth partial.
+__global__ void add_partials(PartialSums op) {
   WarpSums<1>& sums = shared<WarpSums<1>>();
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int warp = static_cast<int>(threadIdx.x) / lanes;
+  const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * lanes + lane;
   double total = 0;
-  if (column < cols) {
-    for (int64_t chunk = warp; chunk < chunks; chunk += warps)
-      total += static_cast<double>(partials[chunk * cols + column]);
+  if (column < width) {
+    for (int64_t first = warp; first < op.count; first += group * warps) {
+      float partials[group] = {};
+#pragma unroll
+      for (int i = 0; i < group; ++i)
+        if (first + i * warps < op.count) partials[i] = op.partials[(first + i * warps) * width + column];
+#pragma unroll
+      for (int i = 0; i < group; ++i) total += static_cast<double>(partials[i]);
+    }
   }
   sums.of_warp[warp][lane] = total;
   __syncthreads();
-  if (warp > 0 || column >= cols) return;
-  double sum = accumulate ? static_cast<double>(result[column]) : 0.0;
+  if (warp > 0 || column >= width) return;
+  float& result = column < op.cols ? op.sums[column] : op.more_sums[column - op.cols];
+  double sum = op.accumulate ? static_cast<double>(result) : 0.0;
   for (int w = 0; w < warps; ++w) sum += sums.of_warp[w][lane];
-  result[column] = static_cast<float>(sum);
+  result = static_cast<float>(sum);
 }
 
 template <typename T, int N>
@@ -92,8 +100,14 @@ void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch) {
     }
   });
   const int64_t chunk_rows = gpu_column_sum_chunk(op.values.rows);
-  launch(stream, {(op.values.cols + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_chunks, partials,
-         (op.values.rows + chunk_rows - 1) / chunk_rows, op.values.cols, op.sums.as<float>(), op.accumulate);
+  cuda_run(PartialSums{partials, (op.values.rows + chunk_rows - 1) / chunk_rows, op.values.cols, op.sums.as<float>(),
+                       nullptr, op.accumulate},
+           stream);
+}
+
+void cuda_run(const PartialSums& op, Stream stream) {
+  const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
+  launch(stream, {(width + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_partials, op);
 }
 
 }  // namespace gptrain

@@ -19,4 +19,18 @@ struct ColumnSums {
 // theirs in f64. `scratch`: gpu_column_sum_bytes, aligned to 4 bytes. Operands are device memory; nothing waits.
 void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch);
 
+// sums[c] (+)= the sum over i < count of partials[i][c], in f64; likewise, with more_sums given, for the columns from
+// `cols` on. The second half of sums over rows whose first half leaves one f32 partial of each column for every chunk
+// of rows.
+struct PartialSums {
+  const float* partials;  // [count, cols], or [count, 2 cols]
+  int64_t count;
+  int64_t cols;
+  float* sums;       // [cols]
+  float* more_sums;  // [cols], or null
+  bool accumulate;
+};
+
+void cuda_run(const PartialSums& op, Stream stream);
+
 }  // namespace gptrain

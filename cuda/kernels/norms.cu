@@ -2,6 +2,7 @@
 // the same columns of all rows that its block takes, so that it can sum them for the parameters' gradients.
 #include <stdexcept>
 
+#include "kernels/column_sums.h"
 #include "kernels/norms.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
@@ -136,24 +137,35 @@ struct BackwardOperands {
   Rows<const R> x, dx_residual;  // null data: zero
   Rows<R> dx;
   const float *gamma, *mean, *rstd;
-  float* partials;  // [gpu_norm_blocks, 2, cols]: of d_gamma and d_beta
+  float* partials;  // [blocks, 2, cols] of d_gamma and d_beta, or [blocks, cols]
+  bool has_beta;
   int64_t rows, cols;
 };
+
+template <int N>
+__device__ void store_sums(float* to, const float (&sums)[N]) {
+  Pack<float, N> pack;
+  for (int i = 0; i < N; ++i) pack.at[i] = sums[i];
+  store(to, pack);
+}
 
 template <typename R, typename C, int N, int P>
 __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R, C> op, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
   float d_gamma[P][N] = {}, d_beta[P][N] = {};
+  constexpr bool ahead = P <= 2;
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
     float normed[P][N] = {}, slope[P][N] = {};  // x_hat, and the loss' gradient of it
+    Pack<R, N> residual[P] = {};                // on its way while the block adds up, where registers are left
     float sum = 0, product = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       const auto x = load<N>(op.x.at(row, column));
       const auto dy = load<N>(op.dy.at(row, column));
       const auto gamma = load<N>(op.gamma + column);
+      if (ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
       for (int i = 0; i < N; ++i) {
         const float gradient = to_float(dy.at[i]);
         normed[p][i] = (to_float(x.at[i]) - mean) * rstd;
@@ -168,37 +180,20 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
     const float mean_slope = centred ? sum * inverse_cols : 0.0F;
     const float mean_product = product * inverse_cols;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+      if (!ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
       Pack<R, N> dx;
-      float added[N] = {};
-      if (op.dx_residual.data != nullptr) {
-        const auto residual = load<N>(op.dx_residual.at(row, column));
-        for (int i = 0; i < N; ++i) added[i] = to_float(residual.at[i]);
+      for (int i = 0; i < N; ++i) {
+        const float own = rstd * (slope[p][i] - mean_slope - normed[p][i] * mean_product);
+        dx.at[i] = rounded_to<R>(to_float(residual[p].at[i]) + own);
       }
-      for (int i = 0; i < N; ++i)
-        dx.at[i] = rounded_to<R>(added[i] + rstd * (slope[p][i] - mean_slope - normed[p][i] * mean_product));
       store(op.dx.at(row, column), dx);
     });
   }
-  float* const partials = op.partials + static_cast<int64_t>(blockIdx.x) * 2 * op.cols;
+  float* const partials = op.partials + static_cast<int64_t>(blockIdx.x) * (op.has_beta ? 2 : 1) * op.cols;
   for_own_packs<N, P>(packs, [&](int p, int64_t column) {
-    for (int i = 0; i < N; ++i) {
-      partials[column + i] = d_gamma[p][i];
-      partials[op.cols + column + i] = d_beta[p][i];
-    }
+    store_sums(partials + column, d_gamma[p]);
+    if (op.has_beta) store_sums(partials + op.cols + column, d_beta[p]);
   });
-}
-
-// One thread a column adds up what the blocks have of it, in their order.
-__global__ void sum_partials(const float* partials, int64_t cols, float* d_gamma, float* d_beta, bool accumulate) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= cols) return;
-  double gamma = 0, beta = 0;
-  for (int64_t block = 0; block < gpu_norm_blocks; ++block) {
-    gamma += static_cast<double>(partials[block * 2 * cols + column]);
-    beta += static_cast<double>(partials[block * 2 * cols + cols + column]);
-  }
-  d_gamma[column] = static_cast<float>(gamma) + (accumulate ? d_gamma[column] : 0.0F);
-  if (d_beta != nullptr) d_beta[column] = static_cast<float>(beta) + (accumulate ? d_beta[column] : 0.0F);
 }
 
 // Calls body(width, packs per thread) as constants, for rows that fit.
@@ -248,6 +243,7 @@ void cuda_run(const NormForward& op, Stream stream) {
 
 void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
   auto* const partials = reinterpret_cast<float*>(scratch);
+  const int64_t blocks = gpu_norm_blocks(op.x.rows, op.x.cols);
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.dy.dtype, [&](auto compute) {
       using R = decltype(residual);
@@ -260,6 +256,7 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
                                             op.mean.as<const float>(),
                                             op.rstd.as<const float>(),
                                             partials,
+                                            op.d_beta.given(),
                                             op.x.rows,
                                             op.x.cols};
       const bool packs = in_packs({op.dy, op.x, op.gamma, op.dx_residual, op.dx});
@@ -267,14 +264,13 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
         constexpr int n = decltype(width)::value;
         constexpr int p = decltype(per_thread)::value;
         const RowShape shape(op.x.cols, n, p);
-        launch(stream, {gpu_norm_blocks, shape.threads, sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
+        launch(stream, {blocks, shape.threads, sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
                op.kind == NormKind::layernorm);
       });
     });
   });
-  constexpr unsigned threads = 256;
-  launch(stream, {(op.x.cols + threads - 1) / threads, threads, 0}, sum_partials, partials, op.x.cols,
-         op.d_gamma.as<float>(), op.d_beta.as<float>(), op.accumulate);
+  cuda_run(PartialSums{partials, blocks, op.x.cols, op.d_gamma.as<float>(), op.d_beta.as<float>(), op.accumulate},
+           stream);
 }
 
 }  // namespace gptrain

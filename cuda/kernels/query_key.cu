@@ -5,6 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "kernels/column_sums.h"
 #include "kernels/query_key.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
@@ -301,30 +302,6 @@ __global__ void query_key_backward(BackwardOperands<C> op, HeadShape shape, Rota
   if (op.gamma != nullptr) leave_partials(d_gamma, shape, op.partials);
 }
 
-constexpr int summed_columns = 32;  // of a block
-constexpr int shares = 32;          // of the blocks' partial sums of a column
-
-struct ShareSums {
-  double of_share[shares][summed_columns];
-};
-
-__global__ void __launch_bounds__(summed_columns* shares)
-    sum_partials(const float* partials, int64_t blocks, int cols, float* d_gamma, bool accumulate) {
-  ShareSums& sums = shared<ShareSums>();
-  const int own_column = static_cast<int>(threadIdx.x) % summed_columns;
-  const int share = static_cast<int>(threadIdx.x) / summed_columns;
-  const int column = static_cast<int>(blockIdx.x) * summed_columns + own_column;
-  double sum = 0;
-  for (int64_t block = share; column < cols && block < blocks; block += shares)
-    sum += static_cast<double>(partials[block * cols + column]);
-  sums.of_share[share][own_column] = sum;
-  __syncthreads();
-  if (share > 0 || column >= cols) return;
-  double total = 0;
-  for (const auto& of_share : sums.of_share) total += of_share[own_column];
-  d_gamma[column] = static_cast<float>(total) + (accumulate ? d_gamma[column] : 0.0F);
-}
-
 // Calls body(width, packs of a thread from each half) as constants, for heads that fit.
 template <typename Body>
 void with_head_shape(int64_t head_size, bool packs, const Body& body) {
@@ -371,8 +348,7 @@ void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& 
     launch(stream, {blocks, shape.threads(), std::max(rotary.shared_bytes(shape.rows_at_once), of_sums)},
            query_key_backward<C, n, p>, operands, shape, rotary);
     if (!gamma.given()) return;
-    launch(stream, {(shape.size + summed_columns - 1) / summed_columns, summed_columns * shares, sizeof(ShareSums)},
-           sum_partials, partials, blocks, shape.size, d_gamma.as<float>(), op.accumulate);
+    cuda_run(PartialSums{partials, blocks, shape.size, d_gamma.as<float>(), nullptr, op.accumulate}, stream);
   });
 }
 

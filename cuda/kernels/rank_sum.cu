@@ -46,13 +46,23 @@ __device__ T combined(T a, T b) {
   }
 }
 
-template <typename T, ReduceOp op>
+// A thread has N neighbours at a time.
+template <typename T, ReduceOp op, int N>
 __global__ void reduce_ranks(const T* own, const T* received, int rank, int size, T* out, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    auto total = widened(rank == 0 ? own[i] : received[i]);
-    for (int r = 1; r < size; ++r) total = combined<op>(total, widened(r == rank ? own[i] : received[r * count + i]));
-    out[i] = narrowed<T>(total);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  for (int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N; first < count;
+       first += step) {
+    const auto of_rank = [&](int r) { return load<N>((r == rank ? own : received + r * count) + first); };
+    decltype(widened(T{})) totals[N];
+    const auto of_first = of_rank(0);
+    for (int i = 0; i < N; ++i) totals[i] = widened(of_first.at[i]);
+    for (int r = 1; r < size; ++r) {
+      const auto of_next = of_rank(r);
+      for (int i = 0; i < N; ++i) totals[i] = combined<op>(totals[i], widened(of_next.at[i]));
+    }
+    Pack<T, N> reduced;
+    for (int i = 0; i < N; ++i) reduced.at[i] = narrowed<T>(totals[i]);
+    store(out + first, reduced);
   }
 }
 
@@ -60,9 +70,16 @@ template <typename T, ReduceOp op>
 void launch_reduce(const RankSum& sum, Stream stream) {
   constexpr unsigned threads = 256;
   constexpr int64_t most_blocks = 1024;
-  const int64_t blocks = std::min((sum.count + threads - 1) / threads, most_blocks);
-  launch(stream, {blocks, threads, 0}, reduce_ranks<T, op>, static_cast<const T*>(sum.own),
-         static_cast<const T*>(sum.received), sum.rank, sum.size, static_cast<T*>(sum.out), sum.count);
+  constexpr int width = 16 / sizeof(T);
+  const auto is_whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  const bool packs = sum.count % width == 0 && is_whole(sum.own) && is_whole(sum.received) && is_whole(sum.out);
+  const auto start = [&](auto* kernel, int64_t at_once) {
+    const int64_t blocks = std::min((sum.count / at_once + threads - 1) / threads, most_blocks);
+    launch(stream, {blocks, threads, 0}, kernel, static_cast<const T*>(sum.own), static_cast<const T*>(sum.received),
+           sum.rank, sum.size, static_cast<T*>(sum.out), sum.count);
+  };
+  if (packs) return start(reduce_ranks<T, op, width>, width);
+  start(reduce_ranks<T, op, 1>, 1);
 }
 
 template <typename T>

@@ -10,7 +10,8 @@
 namespace gptrain {
 
 // out[i] = reduction over ranks r, in their order, of `received`[r * count + i]; for r = rank of own[i] in its place.
-// `out` may be `own`. As `reduce` of comm/reduce.h, to the bit.
+// `out` may be `own`. As `reduce` of comm/reduce.h, to the bit, but for those of
+// a NaN.
 struct RankSum {
   const void* own;
   const void* received;

@@ -48,9 +48,17 @@ template <int N, typename Body>
 __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   const int64_t packs_per_row = cols / N;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t pack = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; pack < rows * packs_per_row;
-       pack += step) {
-    body(pack / packs_per_row, pack % packs_per_row * N);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (first >= rows * packs_per_row) return;
+  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them.
+  const int64_t row_step = step / packs_per_row, pack_step = step % packs_per_row;
+  int64_t pack = first % packs_per_row;
+  for (int64_t row = first / packs_per_row; row < rows; row += row_step) {
+    body(row, pack * N);
+    pack += pack_step;
+    if (pack < packs_per_row) continue;
+    pack -= packs_per_row;
+    ++row;
   }
 }
 

@@ -2,10 +2,16 @@
 #include <cmath>
 
 #include "model/units.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 
 bool Units::transforms_queries() const { return shape_.model.qk_norm || shape_.model.positions == PositionKind::rope; }
+
+bool Units::activation_is_fused() const {
+  return !has_fp8_linears() &&
+         fused_activation(shape_.model.activation, shape_.precision.compute, ffn_width(), backend_.target());
+}
 
 Units::QueryKeyValue Units::split_qkv(const Matrix& qkv) const {
   return {qkv.column_range(0, q_width()), qkv.column_range(q_width(), kv_width()),
@@ -69,6 +75,10 @@ void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& 
     attention_forward(unit, call, part);
     norm_forward(call, norm2_site(unit, call), stream(call.input), norm2, wait(begin_sum(part, inner)),
                  branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid));
+  }
+  if (activation_is_fused()) {
+    column_linear(call, norm2, t.ffn_in, t.ffn_in_bias, ffn_act, saved(call, f.ffn_in));
+    return;
   }
   column_linear(call, norm2, t.ffn_in, -1, saved(call, f.ffn_in));
   backend_.run(ActivationForward{
@@ -162,7 +172,10 @@ void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_wei
   }
   const Matrix ffn_in = saved(call, f.ffn_in);
   const Matrix d_ffn_in = linear_gradient(call, frame, f.d_ffn_in, ffn_in.cols);
-  {
+  if (activation_is_fused()) {
+    backend_.run(LinearBackwardInput{
+        .dy = d_branch, .w = weight(call, t.ffn_out), .dx = d_ffn_in, .pre_activation = ffn_in});
+  } else {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_act = inner.take(c, shape_.rows(), ffn_width());
     input_product(call, d_branch, t.ffn_out, t.ffn_out_bias, d_act);

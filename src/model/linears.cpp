@@ -29,32 +29,39 @@ Matrix Units::wait(const Reduction& reduction) {
   return reduction.rows;
 }
 
-void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
+void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y,
+                          const Matrix& pre_activation) {
   if (has_fp8_linears()) return fp8_forward(call, x, w, bias, y);
-  const auto product = [&](const Matrix& from, const Matrix& to) {
-    backend_.run(
-        LinearForward{.x = from, .w = weight(call, w), .bias = weight(call, bias), .y = to, .true_out = model_rows(w)});
+  // Of the rows of y from `first` on.
+  const auto product = [&](const Matrix& from, int64_t first) {
+    backend_.run(LinearForward{
+        .x = from,
+        .w = weight(call, w),
+        .bias = weight(call, bias),
+        .y = y.row_range(first, from.rows),
+        .true_out = model_rows(w),
+        .pre_activation = pre_activation.given() ? pre_activation.row_range(first, from.rows) : Matrix{}});
   };
   if (!tensor_.sequence) {
-    product(x, y);
+    product(x, 0);
     return;
   }
   WorkspaceFrame frame(*call.workspace);
   const Matrix whole = frame.take(x.dtype, shape_.rows(), x.cols);
-  const auto piece = [&](const Matrix& matrix, int64_t rank) { return matrix.row_range(rank * x.rows, x.rows); };
+  const auto piece = [&](int64_t rank) { return whole.row_range(rank * x.rows, x.rows); };
   const int64_t own = tensor_.place.rank;
   const auto send = [&](int64_t rank) {
-    void* const data = rank == own ? x.data : piece(whole, rank).data;
+    void* const data = rank == own ? x.data : piece(rank).data;
     return tensor_.stream->broadcast(tensor_.group, data, x.count(), x.dtype, static_cast<int>(rank));
   };
   // Every rank issues the pieces in the same order, one ahead of the product that needs it.
   CollectiveStream::Ticket next = send(0);
-  product(x, piece(y, own));
+  product(x, own * x.rows);
   for (int64_t rank = 0; rank < tensor_.place.size; ++rank) {
     const CollectiveStream::Ticket ready = next;
     if (rank + 1 < tensor_.place.size) next = send(rank + 1);
     tensor_.stream->wait(ready);
-    if (rank != own) product(piece(whole, rank), piece(y, rank));
+    if (rank != own) product(piece(rank), rank * x.rows);
   }
 }
 

@@ -180,7 +180,8 @@ class Units {
   Matrix wait(const Reduction& reduction);
   // y = x w^T + bias, with x gathered piece by piece where each rank holds its rows: a piece is multiplied while the
   // next is on its way.
-  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
+  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y,
+                     const Matrix& pre_activation = {});
   // This rank's part of y = x w^T + bias.
   void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
   // dx = dy w, this rank's part.
@@ -255,6 +256,8 @@ class Units {
   QueryKeyValue split_qkv(const Matrix& qkv) const;
   QueryKeyValue attention_operands(const UnitCall& call) const;
   bool transforms_queries() const;
+  // Whether the products around the activation compute it too. What is saved of them includes the bias then.
+  bool activation_is_fused() const;
 
   StepShape shape_;
   ParameterLayout layout_;

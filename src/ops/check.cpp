@@ -229,7 +229,12 @@ void check(const LinearForward& op) {
   checker.real("w", op.w);
   checker.matrix("w", op.w, op.x.dtype, op.w.rows, op.x.cols);
   checker.optional("bias", op.bias, op.x.dtype, 1, op.w.rows);
-  checker.matrix("y", op.y, op.y.dtype == DType::f32 ? DType::f32 : op.x.dtype, op.x.rows, op.w.rows);
+  const bool widened = op.y.dtype == DType::f32 && op.x.dtype != DType::f32;
+  checker.matrix("y", op.y, widened ? DType::f32 : op.x.dtype, op.x.rows, op.w.rows);
+  if (!op.pre_activation.given()) return;
+  checker.require(!widened, "y must be as x is where there is a pre-activation");
+  checker.matrix("pre_activation", op.pre_activation, op.x.dtype, op.x.rows, op.w.rows);
+  checker.separate("y may not be the pre-activation", op.y, op.pre_activation);
 }
 
 void check(const LinearBackwardInput& op) {
@@ -238,6 +243,8 @@ void check(const LinearBackwardInput& op) {
   checker.real("w", op.w);
   checker.matrix("w", op.w, op.dy.dtype, op.dy.cols, op.w.cols);
   checker.matrix("dx", op.dx, op.dy.dtype, op.dy.rows, op.w.cols);
+  checker.optional("pre_activation", op.pre_activation, op.dy.dtype, op.dy.rows, op.w.cols);
+  checker.separate("dx may not be the pre-activation", op.dx, op.pre_activation);
 }
 
 void check(const LinearBackwardWeight& op) {

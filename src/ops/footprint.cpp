@@ -91,13 +91,13 @@ Footprint footprint(const BranchBackward& op, const Target&) { return {.bytes_mo
 
 Footprint footprint(const LinearForward& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.x.rows, target);
-  result.bytes_moved = moved({op.x, op.w, op.bias, op.y});
+  result.bytes_moved = moved({op.x, op.w, op.bias, op.y, op.pre_activation});
   return result;
 }
 
 Footprint footprint(const LinearBackwardInput& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
-  result.bytes_moved = moved({op.dy, op.w, op.dx});
+  result.bytes_moved = moved({op.dy, op.w, op.dx, op.pre_activation});
   return result;
 }
 

@@ -16,11 +16,15 @@ constexpr int64_t gpu_scratch_bytes(const Op&) {
   return 0;
 }
 
-// Blocks of rows of NormBackward, each of which leaves a partial sum of d_gamma and d_beta.
-constexpr int64_t gpu_norm_blocks = 264;
+// Blocks of rows of NormBackward, each of which leaves a partial sum of d_gamma and d_beta. A block has a thread for
+// every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
+constexpr int64_t gpu_norm_blocks(int64_t rows, int64_t cols) {
+  return std::min(rows, 132 * std::clamp<int64_t>(6144 / cols, 2, 8));
+}
 
 inline int64_t gpu_scratch_bytes(const NormBackward& op) {
-  return gpu_norm_blocks * 2 * op.x.cols * dtype_bytes(DType::f32);
+  const int64_t sums = op.d_beta.given() ? 2 : 1;
+  return gpu_norm_blocks(op.x.rows, op.x.cols) * sums * op.x.cols * dtype_bytes(DType::f32);
 }
 
 // SquaredNorm cuts segments into chunks of this many elements and leaves an f64 sum of each.
@@ -57,19 +61,25 @@ inline int64_t gpu_scratch_bytes(const LinearForward& op) {
 
 constexpr int64_t gpu_scratch_bytes(const LinearBackwardInput&) { return gpu_product_workspace_bytes; }
 
-// A sum over rows is cut into chunks of rows, each of which leaves an f32 partial of every column: at most 64 chunks,
+// A sum over rows is cut into chunks of rows, each of which leaves an f32 partial of every column: at most 128 chunks,
 // of at least 64 rows.
-constexpr int64_t gpu_column_sum_chunk(int64_t rows) { return rows <= 64 * 64 ? 64 : (rows + 63) / 64; }
+constexpr int64_t gpu_column_sum_chunk(int64_t rows) { return std::max<int64_t>(64, (rows + 127) / 128); }
 
 constexpr int64_t gpu_column_sum_bytes(int64_t rows, int64_t cols) {
   const int64_t chunk = gpu_column_sum_chunk(rows);
   return (rows + chunk - 1) / chunk * cols * dtype_bytes(DType::f32);
 }
 
-// The bias' gradient is summed when the product has left the workspace.
-inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
+// Where the bias' gradient is summed apart, that is done when the product has left the workspace. Behind both, what a
+// library makes of it before it is added.
+inline int64_t gpu_bias_gradient_offset(const LinearBackwardWeight& op) {
+  constexpr int64_t alignment = 256;
   const int64_t sums = op.d_bias.given() ? gpu_column_sum_bytes(op.dy.rows, op.dy.cols) : 0;
-  return sums > gpu_product_workspace_bytes ? sums : gpu_product_workspace_bytes;
+  return (std::max(sums, gpu_product_workspace_bytes) + alignment - 1) / alignment * alignment;
+}
+
+inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
+  return gpu_bias_gradient_offset(op) + op.d_bias.bytes();
 }
 
 // Blocks of Quantize's first pass, each of which leaves the largest element that it has seen. The bias' gradient is

@@ -130,7 +130,8 @@ struct BranchBackward {
   Matrix d_branch;  // [N, h] C out
 };
 
-// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits).
+// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits). With a
+// pre-activation given, that is x w^T (+ bias), and y = gelu_tanh of it, before or after it was rounded to C; y is C.
 struct LinearForward {
   static constexpr std::string_view name = "linear_forward";
   Matrix x;               // [N, in]
@@ -138,15 +139,20 @@ struct LinearForward {
   Matrix bias;            // [1, out] or not given
   Matrix y;               // [N, out] out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
+  // [N, out] C out, or not given.
+  Matrix pre_activation = {};
 };
 
-// dx = dy w.
+// dx = dy w; with a pre-activation given, dx = dy w gelu_tanh'(pre_activation), element by element, where the product
+// may have been rounded to C.
 struct LinearBackwardInput {
   static constexpr std::string_view name = "linear_backward_input";
   Matrix dy;              // [N, out] C
   Matrix w;               // [out, in] C
   Matrix dx;              // [N, in] C out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
+  // [N, in] C, or not given.
+  Matrix pre_activation = {};
 };
 
 // dw (+)= dy^T x; d_bias (+)= column sums of dy.
@@ -244,7 +250,8 @@ struct ActivationForward {
   Matrix y;     // [N, f] C out
 };
 
-// dx = act'(x + bias) dy; dx may not alias x. (The bias' gradient is the column sum of dx: LinearBackwardWeight.)
+// dx = act'(x + bias) dy; dx may not alias x, but dy where they are as wide. (The bias' gradient is the column sum of
+// dx: LinearBackwardWeight.)
 struct ActivationBackward {
   static constexpr std::string_view name = "activation_backward";
   ActivationKind kind;

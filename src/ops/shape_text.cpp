@@ -10,8 +10,9 @@ namespace {
 // [rows, cols] of a matrix of hidden vectors.
 std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }
 
-std::string linear_text(int64_t rows, const Matrix& w, DType compute) {
-  return fmt::format("N={} in={} out={} {}", rows, w.cols, w.rows, dtype_name(compute));
+std::string linear_text(int64_t rows, const Matrix& w, DType compute, const Matrix& pre_activation = {}) {
+  return fmt::format("N={} in={} out={} {}{}", rows, w.cols, w.rows, dtype_name(compute),
+                     pre_activation.given() ? " gelu_tanh" : "");
 }
 
 template <typename Op>
@@ -55,9 +56,11 @@ std::string shape_text(const ResidualAdd& op) { return rows_text(op.branch); }
 
 std::string shape_text(const BranchBackward& op) { return rows_text(op.d_branch); }
 
-std::string shape_text(const LinearForward& op) { return linear_text(op.x.rows, op.w, op.x.dtype); }
+std::string shape_text(const LinearForward& op) { return linear_text(op.x.rows, op.w, op.x.dtype, op.pre_activation); }
 
-std::string shape_text(const LinearBackwardInput& op) { return linear_text(op.dy.rows, op.w, op.dy.dtype); }
+std::string shape_text(const LinearBackwardInput& op) {
+  return linear_text(op.dy.rows, op.w, op.dy.dtype, op.pre_activation);
+}
 
 std::string shape_text(const LinearBackwardWeight& op) { return linear_text(op.dy.rows, op.dw, op.dy.dtype); }
 

@@ -1,9 +1,11 @@
 #include "train/machine_limits.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
+#include <cstddef>
 #include <vector>
 
+#include "base/philox.h"
 #include "base/timed_event.h"
 #include "model/record.h"
 #include "ops/footprint.h"
@@ -11,28 +13,48 @@
 namespace gptrain {
 namespace {
 
-// Seconds of the fastest of several runs: long enough that a moment of somebody else's work does not pass for the
-// machine's limit. A run before them, which is not counted, sets up primitives and touches memory for the first time.
+// Seconds of a run: the median of several samples, over long enough that a moment of somebody else's work, or of a
+// clock that is still high, does not pass for the machine's limit. A sample is as many runs as make the wait at its end
+// short against it. A run before them, which is not counted, sets up primitives and touches memory for the first time.
 template <typename Op>
-double fastest_seconds(Backend& backend, const Op& op) {
-  constexpr int least_runs = 5;
+double median_seconds(Backend& backend, const Op& op) {
+  constexpr size_t least_samples = 5;
   constexpr double enough_seconds = 0.4;
+  constexpr double sample_seconds = 2e-3;
+  constexpr double most_runs = 1000;
   const auto scratch = backend.allocate(align_up(footprint(op, backend.target()).scratch_bytes));
   backend.set_scratch(scratch->data(), scratch->bytes());
-  backend.run(op);
-  backend.synchronize();
-  double fastest = std::numeric_limits<double>::infinity();
-  double total_seconds = 0;
-  for (int run = 0; run < least_runs || total_seconds < enough_seconds; ++run) {
+  const auto seconds_of = [&](int runs) {
     const double start = steady_seconds();
-    backend.run(op);
+    for (int run = 0; run < runs; ++run) backend.run(op);
     backend.synchronize();
-    const double elapsed = steady_seconds() - start;
-    total_seconds += elapsed;
-    fastest = std::min(fastest, elapsed);
-  }
+    return steady_seconds() - start;
+  };
+  backend.set_choosing(true);  // of a product's algorithms, the fastest
+  backend.run(op);
+  backend.set_choosing(false);
+  seconds_of(1);
+  const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / seconds_of(1)), 1.0, most_runs));
+  std::vector<double> samples;
+  for (double total = 0; samples.size() < least_samples || total < enough_seconds; total += samples.back())
+    samples.push_back(seconds_of(runs));
   backend.set_scratch(nullptr, 0);
-  return fastest;
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle / runs;
+}
+
+// Uniform in (-1, 1]. What a product's operands hold changes its speed: the fewer bits change from one to the next, the
+// less power a device draws and the higher its clock. They repeat after a number of elements that no size divides.
+std::vector<float> random_values(int64_t count) {
+  constexpr int64_t period = 1'048'573;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const auto place = static_cast<size_t>(i);
+    values[place] = i < period ? 2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i)})[0]) - 1
+                               : values[place - static_cast<size_t>(period)];
+  }
+  return values;
 }
 
 // A product of [rows, inputs] and [inputs, outputs].
@@ -61,9 +83,7 @@ double product_rate(Backend& backend, DType dtype, const ProductSize& size) {
   product.w = Matrix(memory->data() + bytes(rows, inputs), dtype, outputs, inputs);
   product.y = Matrix(memory->data() + bytes(rows, inputs) + bytes(outputs, inputs), dtype, rows, outputs);
 
-  // Values that are neither zero nor denormal: both can change the speed of a product.
-  std::vector<float> values(static_cast<size_t>(std::max(rows, outputs) * inputs));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = 0.25F + static_cast<float>(i % 97) / 128.0F;
+  const std::vector<float> values = random_values(std::max(rows, outputs) * inputs);
   std::vector<uint16_t> narrow(values.size());
   std::transform(values.begin(), values.end(), narrow.begin(),
                  [&](float value) { return dtype == DType::bf16 ? to_bf16(value).bits : to_f16(value).bits; });
@@ -71,7 +91,7 @@ double product_rate(Backend& backend, DType dtype, const ProductSize& size) {
   backend.upload(product.x.data, source, product.x.bytes());
   backend.upload(product.w.data, source, product.w.bytes());
 
-  return static_cast<double>(footprint(product, backend.target()).executed_flops) / fastest_seconds(backend, product);
+  return static_cast<double>(footprint(product, backend.target()).executed_flops) / median_seconds(backend, product);
 }
 
 }  // namespace
@@ -93,7 +113,7 @@ double measure_copy_rate(Backend& backend) {
   // Memory that was never written to is one page of zeros, which is read from a cache.
   const std::vector<float> row(cols, 0.25F);
   for (int64_t i = 0; i < rows; ++i) backend.upload(copy.from.row_range(i, 1).data, row.data(), bytes / rows);
-  return static_cast<double>(footprint(copy, backend.target()).bytes_moved) / fastest_seconds(backend, copy);
+  return static_cast<double>(footprint(copy, backend.target()).bytes_moved) / median_seconds(backend, copy);
 }
 
 }  // namespace gptrain

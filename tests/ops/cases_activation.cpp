@@ -29,23 +29,6 @@ Real gelu_slope(Real x) {
 }
 
 template <typename Real>
-Real tanh_argument(Real x) {
-  return static_cast<Real>(std::sqrt(2 / M_PI)) * (x + static_cast<Real>(0.044715) * x * x * x);
-}
-
-template <typename Real>
-Real gelu_tanh(Real x) {
-  return x / 2 * (1 + std::tanh(tanh_argument(x)));
-}
-
-template <typename Real>
-Real gelu_tanh_slope(Real x) {
-  const Real t = std::tanh(tanh_argument(x));
-  const Real inner = static_cast<Real>(std::sqrt(2 / M_PI)) * (1 + 3 * static_cast<Real>(0.044715) * x * x);
-  return (1 + t) / 2 + x / 2 * (1 - t * t) * inner;
-}
-
-template <typename Real>
 Real silu(Real x) {
   return x / (1 + std::exp(-x));
 }

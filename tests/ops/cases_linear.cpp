@@ -96,6 +96,67 @@ void backward_weight_case(Trial& trial, const Shape& shape, DType dtype, bool wi
       [&](int64_t n, int64_t o) { return dy.at(n, o); });
 }
 
+// The pre-activation is the product, and y the activation of it or of what it was rounded to.
+void activated_forward_case(Trial& trial, const Shape& shape, DType dtype, bool with_bias, int64_t gap) {
+  const Operand& x = trial.input(dtype, shape.rows, shape.in, 1, gap);
+  const Operand& w = trial.input(dtype, shape.out, shape.in, 0.2, gap);
+  const Operand& bias = trial.input(dtype, 1, shape.out);
+  Operand& y = trial.output(dtype, shape.rows, shape.out, gap);
+  Operand& pre_activation = trial.output(dtype, shape.rows, shape.out, gap);
+  trial.run(LinearForward{.x = x.matrix(),
+                          .w = w.matrix(),
+                          .bias = with_bias ? bias.matrix() : Matrix(),
+                          .y = y.matrix(),
+                          .pre_activation = pre_activation.matrix()});
+  std::vector<double> start = zeros(shape.rows * shape.out);
+  for (size_t i = 0; i < start.size() && with_bias; ++i) start[i] = bias.at(0, static_cast<int64_t>(i) % shape.out);
+  const auto left = [&](int64_t n, int64_t k) { return x.at(n, k); };
+  const auto right = [&](int64_t k, int64_t o) { return w.at(o, k); };
+  expect_product(trial, "pre_activation", pre_activation, shape.in, start, left, right);
+  std::vector<double> expected = product<double>(shape.rows, shape.out, shape.in, start, left, right, dtype);
+  std::vector<double> plain = product<float>(shape.rows, shape.out, shape.in, start, left, right, dtype);
+  for (double& value : expected) value = gelu_tanh(value);
+  for (double& value : plain) value = rounded(static_cast<double>(gelu_tanh(static_cast<float>(value))), dtype);
+  trial.expect_close("y", y, expected, plain);
+}
+
+void activated_backward_case(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
+  const Operand& dy = trial.input(dtype, shape.rows, shape.out, 1, gap);
+  const Operand& w = trial.input(dtype, shape.out, shape.in, 0.2, gap);
+  const Operand& pre_activation = trial.input(dtype, shape.rows, shape.in, 1, gap);
+  Operand& dx = trial.output(dtype, shape.rows, shape.in, gap);
+  trial.run(LinearBackwardInput{
+      .dy = dy.matrix(), .w = w.matrix(), .dx = dx.matrix(), .pre_activation = pre_activation.matrix()});
+  const auto left = [&](int64_t n, int64_t o) { return dy.at(n, o); };
+  const auto right = [&](int64_t o, int64_t i) { return w.at(o, i); };
+  const std::vector<double> start = zeros(shape.rows * shape.in);
+  std::vector<double> expected = product<double>(shape.rows, shape.in, shape.out, start, left, right, dtype);
+  std::vector<double> plain = product<float>(shape.rows, shape.in, shape.out, start, left, right, dtype);
+  const std::vector<double> at = pre_activation.values();
+  for (size_t i = 0; i < at.size(); ++i) {
+    expected[i] *= gelu_tanh_slope(at[i]);
+    const float slope = gelu_tanh_slope(static_cast<float>(at[i]));
+    plain[i] = rounded(static_cast<double>(static_cast<float>(plain[i]) * slope), dtype);
+  }
+  trial.expect_close("dx", dx, expected, plain);
+}
+
+void activation_rejections(Trial& trial) {
+  const Operand& x = trial.input(DType::bf16, 3, 8);
+  const Operand& w = trial.input(DType::bf16, 8, 8);
+  Operand& y = trial.output(DType::bf16, 3, 8);
+  Operand& wide = trial.output(DType::f32, 3, 8);
+  LinearForward op{.x = x.matrix(), .w = w.matrix(), .bias = {}, .y = y.matrix(), .pre_activation = y.matrix()};
+  trial.expect_rejected(op, "the pre-activation is y");
+  op.pre_activation = x.matrix().row_range(0, 2);
+  trial.expect_rejected(op, "a pre-activation of other rows");
+  op = {.x = x.matrix(), .w = w.matrix(), .bias = {}, .y = wide.matrix(), .pre_activation = y.matrix()};
+  trial.expect_rejected(op, "y is not as x is");
+  trial.expect_rejected(
+      LinearBackwardInput{.dy = x.matrix(), .w = w.matrix(), .dx = y.matrix(), .pre_activation = y.matrix()},
+      "the pre-activation is dx");
+}
+
 // The gradients against central differences of y in double: exact for a linear function but for rounding.
 void derivative_case(Trial& trial) {
   constexpr int64_t rows = 5, in = 7, out = 3;
@@ -211,6 +272,20 @@ void add_cases(Suite& suite) {
                                       backward_weight_case(trial, {37, 2, 1031}, DType::bf16, true, accumulate, 0);
                                     });
   }
+  // Where a library has the activation in its epilogue, and where it has not: odd widths, f32.
+  for (const Shape& shape : {Shape{2, 1, 3}, Shape{65, 63, 66}, Shape{64, 64, 64}, Shape{127, 96, 80}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int64_t gap : {0, 8}) {
+        const bool bias = (gap == 0) == (dtype == DType::bf16);
+        const std::string_view strided = gap > 0 ? " gelu_tanh strided" : " gelu_tanh";
+        suite.add<LinearForward>(describe(shape, dtype_name(dtype), fmt::format("{}{}", strided, bias ? " bias" : "")),
+                                 [=](Trial& trial) { activated_forward_case(trial, shape, dtype, bias, gap); });
+        suite.add<LinearBackwardInput>(describe(shape, dtype_name(dtype), strided),
+                                       [=](Trial& trial) { activated_backward_case(trial, shape, dtype, gap); });
+      }
+    }
+  }
+  suite.add<LinearForward>("gelu_tanh rejections", activation_rejections);
   suite.add<LinearBackwardWeight>("N=5 in=7 out=3 f32 central differences", derivative_case);
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(
@@ -249,7 +324,27 @@ void add_benches(Suite& suite) {
   }
 }
 
+// The products around the activation of a GPT-2 124M block at 8,192 tokens.
+void add_activated_benches(Suite& suite) {
+  constexpr int64_t rows = 8192, narrow = 768, wide = 3072;
+  const std::string_view dtype_and_activation = "bf16 gelu_tanh";
+  suite.add_bench<LinearForward>(describe({rows, narrow, wide}, dtype_and_activation, ""), [=](Trial& trial) {
+    trial.time(LinearForward{.x = trial.input(DType::bf16, rows, narrow).matrix(),
+                             .w = trial.input(DType::bf16, wide, narrow).matrix(),
+                             .bias = trial.input(DType::bf16, 1, wide).matrix(),
+                             .y = trial.output(DType::bf16, rows, wide).matrix(),
+                             .pre_activation = trial.output(DType::bf16, rows, wide).matrix()});
+  });
+  suite.add_bench<LinearBackwardInput>(describe({rows, wide, narrow}, dtype_and_activation, ""), [=](Trial& trial) {
+    trial.time(LinearBackwardInput{.dy = trial.input(DType::bf16, rows, narrow).matrix(),
+                                   .w = trial.input(DType::bf16, narrow, wide).matrix(),
+                                   .dx = trial.output(DType::bf16, rows, wide).matrix(),
+                                   .pre_activation = trial.input(DType::bf16, rows, wide).matrix()});
+  });
+}
+
 const Registration cases(add_cases);
+const Registration activated_benches(add_activated_benches);
 const Registration benches(add_benches);
 
 }  // namespace

@@ -312,6 +312,8 @@ void add_update_cases(Suite& suite) {
     const auto n = rows, c = cols;
     suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, n, c); });
   }
+  // More elements than a device's threads have at once: each is to be added once.
+  suite.add<Add>("[80021, 7]", [](Trial& t) { check_add(t, 80021, 7); });
   suite.add<Add>("rejections", check_add_rejections);
   suite.add<Cast>("rounding", check_cast_rounding);
   suite.add<Cast>("rounding to f16", check_cast_rounding_to_f16);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -37,6 +38,24 @@ std::vector<Real> to_real(const std::vector<double>& values) {
 template <typename Real>
 std::vector<double> to_double(const std::vector<Real>& values) {
   return std::vector<double>(values.begin(), values.end());
+}
+
+// GELU by its tanh form, and its derivative.
+template <typename Real>
+Real tanh_argument(Real x) {
+  return static_cast<Real>(std::sqrt(2 / M_PI)) * (x + static_cast<Real>(0.044715) * x * x * x);
+}
+
+template <typename Real>
+Real gelu_tanh(Real x) {
+  return x / 2 * (1 + std::tanh(tanh_argument(x)));
+}
+
+template <typename Real>
+Real gelu_tanh_slope(Real x) {
+  const Real t = std::tanh(tanh_argument(x));
+  const Real inner = static_cast<Real>(std::sqrt(2 / M_PI)) * (1 + 3 * static_cast<Real>(0.044715) * x * x);
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * inner;
 }
 
 // Philox4x32-10 by its definition (SC 2011), with 64-bit products.

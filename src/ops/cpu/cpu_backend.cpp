@@ -13,6 +13,7 @@
 #include "ops/cpu/attention.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
@@ -143,12 +144,14 @@ void CpuBackend::run(const BranchBackward& op) {
 
 void CpuBackend::run(const LinearForward& op) {
   prepare(op);
-  linear_.run(op, context_.scratch, context_.scratch_bytes);
+  linear_.run(product_alone(op), context_.scratch, context_.scratch_bytes);
+  if (op.pre_activation.given()) cpu_activation_forward(activation_of(op), context_);
 }
 
 void CpuBackend::run(const LinearBackwardInput& op) {
   prepare(op);
-  linear_.run(op, context_.scratch, context_.scratch_bytes);
+  linear_.run(product_alone(op), context_.scratch, context_.scratch_bytes);
+  if (op.pre_activation.given()) cpu_activation_backward(activation_of(op), context_);
 }
 
 void CpuBackend::run(const LinearBackwardWeight& op) {

@@ -157,6 +157,26 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
   CHECK(one_block == 2 * config.batch.micro * config.model.sequence_length * config.model.hidden_size);
 }
 
+TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which saves a buffer") {
+  const auto calls = [](const StepPlan& plan, OpIndex op) { return plan.ops[static_cast<size_t>(op)].calls; };
+  const auto plan_of = [](const Target& target, const std::string& changed) {
+    // A short chunk of logits, so that the FFN's gradient is the largest of what lives inside one op.
+    return plan_step(preset_config("gpt2-124m", {"memory.loss_chunk_tokens=64", changed}), target);
+  };
+  const Target gpu = find_target("h100");
+  const StepPlan fused = plan_of(gpu, "precision.compute=bf16");
+  CHECK(calls(fused, OpIndex::ActivationForward) == 0);
+  CHECK(calls(fused, OpIndex::ActivationBackward) == 0);
+  for (const char* apart : {"model.activation=gelu", "precision.compute=fp32"})
+    CHECK(calls(plan_of(gpu, apart), OpIndex::ActivationForward) == 4 * 12);
+  const StepPlan on_cpu = plan_of(cpu_target(), "precision.compute=bf16");
+  CHECK(calls(on_cpu, OpIndex::ActivationForward) == 4 * 12);
+  CHECK(to_string(fused.total().model_flops) == to_string(on_cpu.total().model_flops));
+  const int64_t buffer = 2 * 1024 * 3072 * dtype_bytes(DType::bf16);
+  CHECK(plan_of(gpu, "model.activation=gelu").memory.frame_bytes >= buffer);
+  CHECK(fused.memory.frame_bytes < buffer);
+}
+
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());

@@ -1,0 +1,114 @@
+// What cuBLASLt does in a product's epilogue.
+//
+// Of 16-bit operands: GELU_AUX is the tanh form, and its auxiliary matrix, with D's dtype and order and a leading
+// dimension that eight divides, the pre-activation with the bias; DGELU multiplies D by the slope at such a matrix.
+// BGRADB sums B as multiplied, which for a weight's gradient is dy, over the depth: [out], one element for each column
+// of D, in D's dtype. It overwrites, even where D is added to. (The letters are those of products.cpp.)
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cublasLt.h>
+#include <fmt/format.h>
+#include <string>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "kernels/elements.h"
+#include "kernels/tiled_product.h"
+#include "ops/gpu_scratch.h"
+#include "unfused.h"
+
+namespace gptrain {
+
+constexpr uintptr_t most_alignment = 16;  // no kernel reads more bytes at a time
+
+inline uint32_t alignment_of(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return static_cast<uint32_t>(std::min(most_alignment, address & (~address + 1)));
+}
+
+// The stride of a single row means nothing and may be anything.
+inline int64_t leading_dimension(const Matrix& matrix) { return matrix.rows > 1 ? matrix.stride : matrix.cols; }
+
+// What the library does with the product before it is stored.
+enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, gelu_gradient, bias_gradient };
+
+struct EpilogueName {
+  std::string_view text;  // in records
+  cublasLtEpilogue_t library;
+};
+// By Epilogue.
+inline constexpr std::array epilogue_names{EpilogueName{"", CUBLASLT_EPILOGUE_DEFAULT},
+                                           EpilogueName{" bias", CUBLASLT_EPILOGUE_BIAS},
+                                           EpilogueName{" gelu", CUBLASLT_EPILOGUE_GELU_AUX},
+                                           EpilogueName{" bias gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+                                           EpilogueName{" gelu gradient", CUBLASLT_EPILOGUE_DGELU},
+                                           EpilogueName{" bias gradient", CUBLASLT_EPILOGUE_BGRADB}};
+
+inline const EpilogueName& name_of(Epilogue epilogue) { return epilogue_names[static_cast<size_t>(epilogue)]; }
+
+inline bool is_more_than_bias(Epilogue epilogue) { return epilogue > Epilogue::bias; }
+
+// One op's product, and the memory that cuBLASLt may use for it.
+struct Call {
+  std::string_view op;
+  Product product;
+  Epilogue epilogue = Epilogue::none;
+  void* bias = nullptr;        // in the result's dtype, aligned: what is added, or where the gradient goes
+  Matrix pre_activation = {};  // where the epilogue has one
+  std::byte* workspace = nullptr;
+
+  std::string text() const {
+    return fmt::format("{}, [{}, {}] x [{}, {}] in {}", op, product.c.rows, product.depth(), product.depth(),
+                       product.c.cols, dtype_name(product.a.dtype));
+  }
+};
+
+// Whether the library may be asked for more than the product and its bias.
+inline bool takes_pre_activation(const Matrix& matrix) {
+  return dtype_bytes(matrix.dtype) == 2 && leading_dimension(matrix) % fused_activation_multiple == 0 &&
+         matrix.cols % fused_activation_multiple == 0 && alignment_of(matrix.data) == most_alignment;
+}
+inline bool may_fuse(const LinearForward& op) { return takes_pre_activation(op.pre_activation); }
+inline bool may_fuse(const LinearBackwardInput& op) { return takes_pre_activation(op.pre_activation); }
+inline bool may_fuse(const LinearBackwardWeight& op) { return dtype_bytes(op.dy.dtype) == 2; }
+
+// The op with the whole epilogue, where `call` is that of its product and bias.
+inline void fuse(const LinearForward& op, std::byte*, Call& call) {
+  call.epilogue = op.bias.given() ? Epilogue::gelu_bias : Epilogue::gelu;
+  call.pre_activation = op.pre_activation;
+}
+inline void fuse(const LinearBackwardInput& op, std::byte*, Call& call) {
+  call.epilogue = Epilogue::gelu_gradient;
+  call.pre_activation = op.pre_activation;
+}
+inline void fuse(const LinearBackwardWeight& op, std::byte* scratch, Call& call) {
+  call.epilogue = Epilogue::bias_gradient;
+  const bool in_place = !op.accumulate && alignment_of(op.d_bias.data) == most_alignment;
+  call.bias = in_place ? op.d_bias.data : scratch + gpu_bias_gradient_offset(op);
+}
+
+// Brings the bias' gradient from where the epilogue left it to its place.
+inline void finish(const LinearForward&, const Call&, Stream) {}
+inline void finish(const LinearBackwardInput&, const Call&, Stream) {}
+inline void finish(const LinearBackwardWeight& op, const Call& call, Stream stream) {
+  if (call.bias == op.d_bias.data) return;
+  const Matrix sums(call.bias, op.d_bias.dtype, 1, op.d_bias.cols);
+  if (op.accumulate) return cuda_run(Add{sums, op.d_bias}, stream);
+  cuda_run(Cast{sums, op.d_bias}, stream);
+}
+
+// The op as it is timed: leaves the bias' gradient alone.
+template <typename Op>
+Op for_timing(const Op& op, std::byte*) {
+  return op;
+}
+inline LinearBackwardWeight for_timing(const LinearBackwardWeight& op, std::byte* scratch) {
+  LinearBackwardWeight timed = op;
+  if (op.d_bias.given()) timed.d_bias.data = scratch + gpu_bias_gradient_offset(op);
+  return timed;
+}
+
+}  // namespace gptrain
