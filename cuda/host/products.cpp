@@ -42,7 +42,7 @@ class HostProducts final : public Products {
  private:
   template <typename Op>
   void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-    simt::start([this, op, scratch, scratch_bytes] {
+    simt::start(stream_, [this, op, scratch, scratch_bytes] {
       const simt::DeviceAccess access;
       linear_.run(op, scratch, scratch_bytes);
     });

@@ -88,6 +88,21 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
   CHECK(std::set<const int32_t*>(places.begin(), places.end()).size() == depth);
 }
 
+TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader is") {
+  const Dataset dataset = open();
+  constexpr int depth = 5, kept = 3;
+  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, make_ring(2, depth), depth, kept);
+  std::vector<MicroBatch> taken;
+  for (int64_t k = 0; k < 3 * depth; ++k) {
+    taken.push_back(prefetcher.next());
+    // Time for the reader to fill all that it may fill.
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (int64_t j = std::max<int64_t>(0, k + 1 - kept); j <= k; ++j)
+      CHECK(taken[static_cast<size_t>(j)].sample_ids[0] == 2 * j);
+  }
+  CHECK(taken[0].sample_ids[0] != 0);  // given back, and used again
+}
+
 TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {
   const Dataset dataset = open();
   Prefetcher prefetcher(dataset, 0, 4, 4, sequence_length, make_ring(4, 2), 2);
