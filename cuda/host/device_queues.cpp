@@ -27,7 +27,7 @@ int DeviceQueues::add_queue() {
 
 void DeviceQueues::remove_queue(int queue) {
   const std::lock_guard lock(mutex_);
-  run_to_the_end(queue);
+  drop(queue);
   queues_.erase(queue);
 }
 
@@ -120,11 +120,14 @@ void DeviceQueues::run_all() {
 
 void DeviceQueues::drop_all() {
   const std::lock_guard lock(mutex_);
-  for (auto& [queue, items] : queues_) {
-    for (const Item& item : items)
-      if (item.own) item.own->reached = true;
-    items.clear();
-  }
+  for (const auto& [queue, items] : queues_) drop(queue);
+}
+
+void DeviceQueues::drop(int queue) {
+  std::deque<Item>& items = queues_.at(queue);
+  for (const Item& item : items)
+    if (item.own) item.own->reached = true;
+  items.clear();
 }
 
 }  // namespace gptrain::simt

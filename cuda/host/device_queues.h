@@ -34,7 +34,7 @@ class DeviceQueues {
   explicit DeviceQueues(uint64_t seed) : random_(seed) {}
 
   int add_queue();
-  // What is in the queue runs first.
+  // With what is left in it.
   void remove_queue(int queue);
   void add(int queue, Work work);
   Mark mark(int queue);
@@ -58,6 +58,7 @@ class DeviceQueues {
 
   bool can_go_on(int queue) const;
   void run_first_of(int queue);
+  void drop(int queue);
   void run_as_far_as_possible(int queue);
   void run_to_the_end(int queue);
   // No more than has to be.

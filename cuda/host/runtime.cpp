@@ -35,12 +35,12 @@ void queue_copy(simt::DeviceQueues& device, int queue, void* to, const void* fro
   device.add(queue, [=] { copy(to, from, bytes); });
 }
 
-// Memory is given back once nothing uses it.
+// Memory and queues are given back once nothing uses them.
 void bring_to_rest(simt::DeviceQueues& device) {
   try {
     device.run_all();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "work of a device failed while memory was given back: %s\n", error.what());
+    std::fprintf(stderr, "work of a device failed as it was brought to rest: %s\n", error.what());
   }
 }
 
@@ -76,7 +76,10 @@ class HostGraph final : public LaunchGraph {
 class HostSideQueue final : public SideQueue {
  public:
   explicit HostSideQueue(Device device) : device_(std::move(device)), queue_(device_->add_queue()) {}
-  ~HostSideQueue() override { device_->remove_queue(queue_); }
+  ~HostSideQueue() override {
+    bring_to_rest(*device_);
+    device_->remove_queue(queue_);
+  }
 
   void mark_ops(int mark) override { at(ops_at_, mark) = device_->mark(simt::DeviceQueues::ops); }
   void follow_ops(int mark) override { device_->follow(queue_, at(ops_at_, mark)); }

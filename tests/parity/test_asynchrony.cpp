@@ -167,14 +167,16 @@ class Trainer {
 };
 
 // Two micro-batches a step, and those of two steps kept.
-RunConfig two_micro_batches() { return small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1"}); }
+RunConfig two_micro_batches() {
+  return small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1", "model.num_layers=1"});
+}
 constexpr int64_t all_kept = 4;
 
 }  // namespace
 
 TEST_CASE("a step that begins before the last one is over waits for nothing and has the same bits") {
   const RunConfig config = two_micro_batches();
-  const std::vector<double> rates(6, 1e-3);
+  const std::vector<double> rates(5, 1e-3);
   Trainer expected(config), trainer(config);
   KeptBatches all(config, all_kept), again(config, all_kept);
   const auto results = expected.one_by_one(all, rates);
@@ -182,7 +184,7 @@ TEST_CASE("a step that begins before the last one is over waits for nothing and 
   CHECK(same(trainer.ahead(again, rates), results));
   CHECK(trainer.waits_in_steps == 0);
   CHECK(trainer.weights() == expected.weights());
-  CHECK(results.back().updates == 6);
+  CHECK(results.back().updates == 5);
 }
 
 TEST_CASE("the time of a step is that between the ends of two, whenever the host looks") {
@@ -191,7 +193,7 @@ TEST_CASE("the time of a step is that between the ends of two, whenever the host
   KeptBatches batches(config, all_kept);
   const double start = steady_seconds();
   std::vector<double> seconds;
-  for (const StepResult& result : trainer.ahead(batches, std::vector<double>(8, 1e-3)))
+  for (const StepResult& result : trainer.ahead(batches, std::vector<double>(6, 1e-3)))
     seconds.push_back(result.seconds);
   const double whole = steady_seconds() - start;
   const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
@@ -199,12 +201,12 @@ TEST_CASE("the time of a step is that between the ends of two, whenever the host
   CHECK(sum > 0.5 * whole);
   // The last two are read one right after the other.
   std::sort(seconds.begin(), seconds.end());
-  CHECK(seconds.front() > 0.1 * seconds[4]);
+  CHECK(seconds.front() > 0.1 * seconds[3]);
 }
 
 TEST_CASE("a source that keeps one micro-batch is waited for and read whole") {
   const RunConfig config = two_micro_batches();
-  const std::vector<double> rates(6, 1e-3);
+  const std::vector<double> rates(3, 1e-3);
   Trainer expected(config), trainer(config);
   KeptBatches all(config, all_kept), again(config, 1);
   CHECK(same(expected.one_by_one(all, rates), trainer.ahead(again, rates)));
@@ -213,17 +215,19 @@ TEST_CASE("a source that keeps one micro-batch is waited for and read whole") {
 
 TEST_CASE("each wait between copies and ops is needed") {
   const RunConfig config = two_micro_batches();
-  const std::vector<double> rates(8, 1e-3);
-  Trainer trainer(config);
-  KeptBatches all(config, all_kept);
-  const auto expected = trainer.ahead(all, rates);
-  for (const Forgotten forgotten :
-       {Forgotten::follow_ops, Forgotten::ops_follow, Forgotten::await_work, Forgotten::await_ops}) {
-    INFO(static_cast<int>(forgotten));
-    Trainer faulty(config, forgotten);
+  const std::vector<double> rates(6, 1e-3);
+  const auto results = [&](Forgotten forgotten) {
+    Trainer trainer(config, forgotten);
     KeptBatches batches(config, forgotten == Forgotten::await_work ? 1 : all_kept);
-    CHECK_FALSE(same(faulty.ahead(batches, rates), expected));
+    return trainer.ahead(batches, rates);
+  };
+  const auto expected = results(Forgotten::nothing);
+  for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow, Forgotten::await_work}) {
+    INFO(static_cast<int>(forgotten));
+    CHECK_FALSE(same(results(forgotten), expected));
   }
+  // Before anybody looks at the results, the step's time is asked for.
+  CHECK_THROWS_AS(results(Forgotten::await_ops), std::logic_error);
 }
 
 TEST_CASE("steps that are skipped are found so one step later") {
