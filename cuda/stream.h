@@ -15,9 +15,16 @@ using Stream = CUstream_st*;
 
 namespace gptrain {
 
-// On the host harness a launch has ended when it returns. The seed fixes the order in which a block's threads run.
+namespace simt {
+class DeviceQueues;
+}
+
+// On the host harness a queue of a device, or of none, where a launch has ended when it returns. The seed fixes the
+// order in which a block's threads run.
 struct Stream {
   uint64_t seed = 1;
+  simt::DeviceQueues* device = nullptr;
+  int queue = 0;
 };
 
 }  // namespace gptrain

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/units.h"
 #include "device/status.h"
+#include "device/upload_ring.h"
 
 namespace gptrain {
 namespace {
@@ -17,8 +19,33 @@ namespace {
 // Kernels are compiled for this compute capability and later ones.
 constexpr int least_major = 8;
 
-// What is called while the host waits for a device's ops. Of the one thread that calls the backend.
-using Checks = std::vector<std::function<void()>>;
+// What is called while the host waits for a device's ops, and the side queue that it is for. Of the one thread that
+// calls the backend.
+using Checks = std::vector<std::pair<const SideQueue*, std::function<void()>>>;
+
+// Waits, by `wait` where there is nothing to check meanwhile, until `query` says that the device is ready.
+template <typename Wait, typename Query>
+void wait_for(const Checks& checks, const Wait& wait, const Query& query) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto interval = std::chrono::milliseconds(1);  // of checks
+  const char* const what = "waiting for the device";
+  if (checks.empty()) return check_cuda(wait(), what);
+  auto checked_at = Clock::now();
+  for (;;) {
+    const cudaError_t status = query();
+    if (status != cudaErrorNotReady) return check_cuda(status, what);
+    if (Clock::now() - checked_at >= interval) {
+      for (const auto& [queue, check] : checks) check();
+      checked_at = Clock::now();
+    }
+    std::this_thread::yield();
+  }
+}
+
+void wait_for_event(const Checks& checks, cudaEvent_t event) {
+  wait_for(
+      checks, [=] { return cudaEventSynchronize(event); }, [=] { return cudaEventQuery(event); });
+}
 
 class CudaMemory final : public DeviceMemory {
  public:
@@ -61,7 +88,8 @@ class CudaRuntime final : public Runtime {
   const int device_;
   Target target_;
   Stream stream_ = nullptr;
-  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // of the side queue
+  std::optional<UploadRing> uploads_;  // from the moment that the device is this thread's
+  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // of the side queues
 };
 
 class PinnedMemory final : public DeviceMemory {
@@ -85,17 +113,33 @@ class CudaSideQueue final : public SideQueue {
   void ops_follow(int mark) override {
     check_cuda(cudaStreamWaitEvent(ops_, work_at_[static_cast<size_t>(mark)]), "waiting for the work of a stream");
   }
+  void await_ops(int mark) override { wait_for_event(*checks_, ops_at_[static_cast<size_t>(mark)]); }
+  void await_work(int mark) override { wait_for_event(*checks_, work_at_[static_cast<size_t>(mark)]); }
+  void time_ops(int time) override {
+    check_cuda(cudaEventRecord(times_[static_cast<size_t>(time)], ops_), "marking a time of a stream");
+  }
+  double seconds_between(int from, int to) override;
   void* handle() const override { return stream_; }
-  void while_waiting(std::function<void()> check) override { checks_->push_back(std::move(check)); }
+  void while_waiting(std::function<void()> check) override { checks_->emplace_back(this, std::move(check)); }
   void upload(void* device, const void* host, int64_t bytes) override {
     copy(device, host, bytes, cudaMemcpyHostToDevice);
   }
   void download(void* host, const void* device, int64_t bytes) override {
     copy(host, device, bytes, cudaMemcpyDeviceToHost);
   }
+  void queue_upload(void* device, const void* host, int64_t bytes) override {
+    queue_copy(device, host, bytes, cudaMemcpyHostToDevice, stream_);
+  }
+  void queue_download(void* host, const void* device, int64_t bytes) override {
+    queue_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream_);
+  }
+  void copy_among_ops(void* to, const void* from, int64_t bytes) override {
+    queue_copy(to, from, bytes, cudaMemcpyDefault, ops_);
+  }
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override;
 
  private:
+  static void queue_copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, Stream stream);
   void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind);
 
   const int device_;
@@ -103,6 +147,7 @@ class CudaSideQueue final : public SideQueue {
   Stream stream_ = nullptr;
   const std::shared_ptr<Checks> checks_;
   std::array<cudaEvent_t, num_marks> ops_at_{}, work_at_{};
+  std::array<cudaEvent_t, num_times> times_{};
 };
 
 CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
@@ -112,13 +157,15 @@ CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> che
     for (cudaEvent_t& event : *events)
       check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
   }
+  for (cudaEvent_t& event : times_) check_cuda(cudaEventCreate(&event), "making an event");
 }
 
 CudaSideQueue::~CudaSideQueue() {
-  checks_->clear();
+  std::erase_if(*checks_, [this](const auto& check) { return check.first == this; });
   for (auto* const events : {&ops_at_, &work_at_}) {
     for (const cudaEvent_t event : *events) cudaEventDestroy(event);
   }
+  for (const cudaEvent_t event : times_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
 }
 
@@ -128,9 +175,20 @@ void CudaSideQueue::follow_ops(int mark) {
   check_cuda(cudaStreamWaitEvent(stream_, ops_at_[static_cast<size_t>(mark)]), "waiting for the ops of a stream");
 }
 
-void CudaSideQueue::copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+double CudaSideQueue::seconds_between(int from, int to) {
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, times_[static_cast<size_t>(from)], times_[static_cast<size_t>(to)]),
+             "timing a stream");
+  return milliseconds * 1e-3;
+}
+
+void CudaSideQueue::queue_copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, Stream stream) {
   if (bytes == 0) return;
-  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_), "copying beside the ops");
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream), "copying beside the ops");
+}
+
+void CudaSideQueue::copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+  queue_copy(to, from, bytes, kind, stream_);
   check_cuda(cudaStreamSynchronize(stream_), "waiting for a copy");
 }
 
@@ -144,6 +202,7 @@ CudaRuntime::CudaRuntime(int device) : device_(device), target_(cuda_target(devi
   check_cuda(cudaSetDevice(device), "taking the device");
   // The default stream would wait for every other one.
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+  uploads_.emplace();
 }
 
 CudaRuntime::~CudaRuntime() { cudaStreamDestroy(stream_); }
@@ -164,11 +223,8 @@ std::unique_ptr<DeviceMemory> CudaRuntime::allocate(int64_t bytes) {
   return std::make_unique<CudaMemory>(data, bytes);
 }
 
-// From pageable memory: the source has been read when the call returns.
 void CudaRuntime::upload(void* device, const void* host, int64_t bytes) {
-  if (bytes == 0) return;
-  check_cuda(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
-             "copying to the device");
+  uploads_->upload(device, host, bytes, stream_);
 }
 
 void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
@@ -185,20 +241,8 @@ std::unique_ptr<SideQueue> CudaRuntime::make_side_queue() {
 }
 
 void CudaRuntime::synchronize() {
-  using Clock = std::chrono::steady_clock;
-  constexpr auto interval = std::chrono::milliseconds(1);  // of checks
-  const char* const what = "waiting for the device";
-  if (checks_->empty()) return check_cuda(cudaStreamSynchronize(stream_), what);
-  auto checked_at = Clock::now();
-  for (;;) {
-    const cudaError_t status = cudaStreamQuery(stream_);
-    if (status != cudaErrorNotReady) return check_cuda(status, what);
-    if (Clock::now() - checked_at >= interval) {
-      for (const std::function<void()>& check : *checks_) check();
-      checked_at = Clock::now();
-    }
-    std::this_thread::yield();
-  }
+  wait_for(
+      *checks_, [this] { return cudaStreamSynchronize(stream_); }, [this] { return cudaStreamQuery(stream_); });
 }
 
 void CudaRuntime::begin_capture() {

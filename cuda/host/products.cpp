@@ -62,7 +62,7 @@ class HostProducts final : public Products {
  private:
   template <typename Op>
   void start(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
-    simt::start([this, product = product_alone(op), scratch, scratch_bytes] {
+    simt::start(stream_, [this, product = product_alone(op), scratch, scratch_bytes] {
       const simt::DeviceAccess access;
       run_now(product, scratch, scratch_bytes);
     });

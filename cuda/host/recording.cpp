@@ -10,9 +10,14 @@ thread_local std::optional<std::vector<Work>> recorded;
 
 }  // namespace
 
-void start(const Work& work) {
-  if (!recorded) return work();
-  recorded->push_back(work);
+void start(const Stream& stream, const Work& work) {
+  if (recorded) {
+    recorded->push_back(work);
+  } else if (stream.device != nullptr) {
+    stream.device->add(stream.queue, work);
+  } else {
+    work();
+  }
 }
 
 void begin_recording() { recorded.emplace(); }

@@ -1,15 +1,15 @@
-// Work of the host harness' streams: done at once, or recorded, as a CUDA graph is, to be done later and again.
+// Work of the host harness' streams: queued, or recorded, as a CUDA graph is, to be queued later and again.
 #pragma once
 
-#include <functional>
 #include <vector>
+
+#include "host/device_queues.h"
+#include "stream.h"
 
 namespace gptrain::simt {
 
-using Work = std::function<void()>;
-
-// Does the work, or keeps it where this thread records.
-void start(const Work& work);
+// Queues the work (does it at once on a stream of no device), or keeps it where this thread records.
+void start(const Stream& stream, const Work& work);
 void begin_recording();
 std::vector<Work> end_recording();
 bool recording();

@@ -1,16 +1,22 @@
-// The host harness's devices: this machine's memory. They differ in the order in which a block's threads run, which
-// must not show in any result.
+// The host harness's devices: this machine's memory. They differ in the order in which a block's threads run, and in
+// when what is queued runs, which must not show in any result.
 #include "runtime.h"
 
+#include <array>
+#include <cstdio>
 #include <cstring>
-#include <stdexcept>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "host/device_memory.h"
+#include "host/device_queues.h"
 #include "host/recording.h"
 
 namespace gptrain {
@@ -18,79 +24,156 @@ namespace {
 
 constexpr int num_devices = 8;
 
+using Device = std::shared_ptr<simt::DeviceQueues>;
+
 void copy(void* to, const void* from, int64_t bytes) {
-  const simt::DeviceAccess access;
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void queue_copy(simt::DeviceQueues& device, int queue, void* to, const void* from, int64_t bytes) {
+  if (simt::recording()) throw std::logic_error("a copy cannot be captured");
+  device.add(queue, [=] { copy(to, from, bytes); });
+}
+
+// Memory and queues are given back once nothing uses them.
+void bring_to_rest(simt::DeviceQueues& device) {
+  try {
+    device.run_all();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "work of a device failed as it was brought to rest: %s\n", error.what());
+  }
 }
 
 class HostMemory final : public DeviceMemory {
  public:
-  explicit HostMemory(int64_t bytes)
-      : DeviceMemory(bytes > 0 ? simt::take_pages(static_cast<size_t>(bytes)) : nullptr, bytes) {}
+  HostMemory(int64_t bytes, Device device)
+      : DeviceMemory(bytes > 0 ? simt::take_pages(static_cast<size_t>(bytes)) : nullptr, bytes),
+        device_(std::move(device)) {}
   ~HostMemory() override {
+    bring_to_rest(*device_);
     if (data_ != nullptr) simt::give_back_pages(data_, static_cast<size_t>(bytes_));
   }
+
+ private:
+  const Device device_;
 };
 
 class HostGraph final : public LaunchGraph {
  public:
-  explicit HostGraph(std::vector<simt::Work> work) : work_(std::move(work)) {}
+  HostGraph(Device device, std::vector<simt::Work> work)
+      : device_(std::move(device)), work_(std::make_shared<std::vector<simt::Work>>(std::move(work))) {}
   void launch() override {
-    for (const simt::Work& work : work_) work();
+    device_->add(simt::DeviceQueues::ops, [work = work_] {
+      for (const simt::Work& each : *work) each();
+    });
   }
 
  private:
-  std::vector<simt::Work> work_;
+  const Device device_;
+  const std::shared_ptr<std::vector<simt::Work>> work_;
 };
 
-void refuse_while_recording() {
-  if (simt::recording()) throw std::logic_error("a copy cannot be captured");
-}
-
-// Ops have run when their calls return, so there is nothing to follow.
 class HostSideQueue final : public SideQueue {
  public:
-  void mark_ops(int) override {}
-  void follow_ops(int) override {}
-  void mark_work(int) override {}
-  void ops_follow(int) override {}
+  explicit HostSideQueue(Device device) : device_(std::move(device)), queue_(device_->add_queue()) {}
+  ~HostSideQueue() override {
+    bring_to_rest(*device_);
+    device_->remove_queue(queue_);
+  }
+
+  void mark_ops(int mark) override { at(ops_at_, mark) = device_->mark(simt::DeviceQueues::ops); }
+  void follow_ops(int mark) override { device_->follow(queue_, at(ops_at_, mark)); }
+  void mark_work(int mark) override { at(work_at_, mark) = device_->mark(queue_); }
+  void ops_follow(int mark) override { device_->follow(simt::DeviceQueues::ops, at(work_at_, mark)); }
+  void await_ops(int mark) override { device_->wait(at(ops_at_, mark)); }
+  void await_work(int mark) override { device_->wait(at(work_at_, mark)); }
+  void time_ops(int time) override { times_[static_cast<size_t>(time)] = device_->mark(simt::DeviceQueues::ops); }
+  double seconds_between(int from, int to) override {
+    return device_->seconds_between(times_[static_cast<size_t>(from)], times_[static_cast<size_t>(to)]);
+  }
   void* handle() const override { return nullptr; }
   void while_waiting(std::function<void()>) override {}
-  void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
-  void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
-  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<PinnedMemory>(bytes); }
+  void upload(void* device, const void* host, int64_t bytes) override {
+    queue_upload(device, host, bytes);
+    device_->wait(device_->mark(queue_));
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    queue_download(host, device, bytes);
+    device_->wait(device_->mark(queue_));
+  }
+  void queue_upload(void* device, const void* host, int64_t bytes) override {
+    queue_copy(*device_, queue_, device, host, bytes);
+  }
+  void queue_download(void* host, const void* device, int64_t bytes) override {
+    queue_copy(*device_, queue_, host, device, bytes);
+  }
+  void copy_among_ops(void* to, const void* from, int64_t bytes) override {
+    queue_copy(*device_, simt::DeviceQueues::ops, to, from, bytes);
+  }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override {
+    return std::make_unique<PinnedMemory>(bytes, device_);
+  }
 
  private:
+  using Marks = std::array<simt::Mark, num_marks>;
+
   class PinnedMemory final : public DeviceMemory {
    public:
-    explicit PinnedMemory(int64_t bytes) : DeviceMemory(::operator new(static_cast<size_t>(bytes)), bytes) {}
-    ~PinnedMemory() override { ::operator delete(data_); }
+    PinnedMemory(int64_t bytes, Device device)
+        : DeviceMemory(::operator new(static_cast<size_t>(bytes)), bytes), device_(std::move(device)) {}
+    ~PinnedMemory() override {
+      bring_to_rest(*device_);
+      ::operator delete(data_);
+    }
+
+   private:
+    const Device device_;
   };
+
+  static simt::Mark& at(Marks& marks, int mark) { return marks[static_cast<size_t>(mark)]; }
+
+  const Device device_;
+  const int queue_;
+  Marks ops_at_, work_at_;
+  std::array<simt::Mark, num_times> times_;
 };
 
 class HostRuntime final : public Runtime {
  public:
-  explicit HostRuntime(int device) : target_(cuda_target(device)), stream_{static_cast<uint64_t>(device) + 1} {}
+  explicit HostRuntime(int device)
+      : target_(cuda_target(device)),
+        device_(std::make_shared<simt::DeviceQueues>(static_cast<uint64_t>(device) + 1)),
+        stream_{static_cast<uint64_t>(device) + 1, device_.get(), simt::DeviceQueues::ops} {}
+  // Work that nobody has waited for refers to what is gone now.
+  ~HostRuntime() override { device_->drop_all(); }
 
   const Target& target() const override { return target_; }
   Stream stream() const override { return stream_; }
-  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
+    return std::make_unique<HostMemory>(bytes, device_);
+  }
   void upload(void* device, const void* host, int64_t bytes) override {
-    refuse_while_recording();
-    copy(device, host, bytes);
+    if (simt::recording()) throw std::logic_error("a copy cannot be captured");
+    const auto* const first = static_cast<const std::byte*>(host);
+    device_->add(simt::DeviceQueues::ops, [device, kept = std::vector<std::byte>(first, first + bytes)] {
+      copy(device, kept.data(), static_cast<int64_t>(kept.size()));
+    });
   }
   void download(void* host, const void* device, int64_t bytes) override {
-    refuse_while_recording();
-    copy(host, device, bytes);
+    queue_copy(*device_, simt::DeviceQueues::ops, host, device, bytes);
+    synchronize();
   }
-  void synchronize() override {}
-  std::unique_ptr<SideQueue> make_side_queue() override { return std::make_unique<HostSideQueue>(); }
+  void synchronize() override { device_->wait(device_->mark(simt::DeviceQueues::ops)); }
+  std::unique_ptr<SideQueue> make_side_queue() override { return std::make_unique<HostSideQueue>(device_); }
   void begin_capture() override { simt::begin_recording(); }
-  std::unique_ptr<LaunchGraph> end_capture() override { return std::make_unique<HostGraph>(simt::end_recording()); }
+  std::unique_ptr<LaunchGraph> end_capture() override {
+    return std::make_unique<HostGraph>(device_, simt::end_recording());
+  }
 
  private:
-  Target target_;
-  Stream stream_;
+  const Target target_;
+  const Device device_;
+  const Stream stream_;
 };
 
 }  // namespace

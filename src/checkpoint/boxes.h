@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,7 +39,9 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
 class FloatMemory {
  public:
   virtual ~FloatMemory() = default;
-  virtual void read(float* to, const float* from, int64_t count) = 0;
+  // Passes the elements on from front to back, in pieces that `take` may use until it returns.
+  using Take = std::function<void(const float* piece, int64_t count)>;
+  virtual void read(const float* from, int64_t count, const Take& take) = 0;
   virtual void write(float* to, const float* from, int64_t count) = 0;
 };
 

@@ -105,14 +105,10 @@ void add_file(Contents& contents, size_t index) {
 uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
   const int64_t count = *num_elements(slice.shape);
   if (slice.memory == nullptr) return writer.write(slice.data, count * dtype_bytes(DType::f32));
-  constexpr int64_t most_at_once = int64_t{1} << 20;
-  std::vector<float> piece(static_cast<size_t>(std::min(count, most_at_once)));
   uint32_t crc = 0;
-  for (int64_t done = 0; done < count; done += most_at_once) {
-    const int64_t n = std::min(count - done, most_at_once);
-    slice.memory->read(piece.data(), slice.data + done, n);
-    crc = writer.write(piece.data(), n * dtype_bytes(DType::f32), crc);
-  }
+  slice.memory->read(slice.data, count, [&](const float* piece, int64_t elements) {
+    crc = writer.write(piece, elements * dtype_bytes(DType::f32), crc);
+  });
   return crc;
 }
 

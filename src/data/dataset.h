@@ -48,17 +48,17 @@ class Dataset {
 };
 
 // Reads micro-batches, with or without the starts of documents, ahead on one background thread (nice 19) into a ring of
-// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes). Micro-batch k holds samples first_sample +
-// k stride ... + B - 1: with a stride of B all samples, with more those of one of several ranks that take turns. No
-// allocation after the constructor.
+// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes), of which the last `kept` (< depth, or 1) that
+// it has returned stay as they are. Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride of B
+// all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
 class Prefetcher {
  public:
   Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride, int64_t sequence_length,
-             std::byte* ring, int depth, bool with_documents = false);
+             std::byte* ring, int depth, int kept = 1, bool with_documents = false);
   ~Prefetcher();
 
-  // The next micro-batch; the one returned before it is given back for reuse. Rethrows what the reader threw. Adds the
-  // time spent waiting to waited_seconds().
+  // The next micro-batch; the one returned `kept` calls before is given back for reuse. Rethrows what the reader threw.
+  // Adds the time spent waiting to waited_seconds().
   const MicroBatch& next();
   double waited_seconds() const;
 

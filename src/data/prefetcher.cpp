@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -14,12 +15,13 @@ namespace gptrain {
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t stride_, int64_t sequence_length_,
-       std::byte* ring, int depth, bool with_documents)
+       std::byte* ring, int depth, int kept_, bool with_documents)
       : dataset(dataset_),
         first_sample(first_sample_),
         batch(batch_),
         stride(stride_),
-        sequence_length(sequence_length_) {
+        sequence_length(sequence_length_),
+        kept(kept_) {
     const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length, with_documents);
     for (int i = 0; i < depth; ++i)
       slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length, with_documents));
@@ -79,7 +81,7 @@ struct Prefetcher::Impl {
 
   const MicroBatch& next() {
     std::unique_lock lock(mutex);
-    num_released = num_taken;
+    num_released = std::max<int64_t>(num_taken + 1 - kept, 0);
     changed.notify_all();
     if (num_filled == num_taken && !failure) {
       const auto start = std::chrono::steady_clock::now();
@@ -95,6 +97,7 @@ struct Prefetcher::Impl {
   const int64_t batch;
   const int64_t stride;
   const int64_t sequence_length;
+  const int64_t kept;
   std::vector<MicroBatch> slots;
   double waited_seconds = 0;
 
@@ -102,7 +105,7 @@ struct Prefetcher::Impl {
   std::condition_variable changed;
   int64_t num_filled = 0;
   int64_t num_taken = 0;     // returned by next()
-  int64_t num_released = 0;  // num_taken, or one less while the last is in use
+  int64_t num_released = 0;  // num_taken, but for those that are kept
   std::exception_ptr failure;
   std::atomic<bool> stopping = false;  // also read without the lock, between samples
 
@@ -110,9 +113,9 @@ struct Prefetcher::Impl {
 };
 
 Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride,
-                       int64_t sequence_length, std::byte* ring, int depth, bool with_documents)
-    : impl_(
-          std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth, with_documents)) {}
+                       int64_t sequence_length, std::byte* ring, int depth, int kept, bool with_documents)
+    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth, kept,
+                                   with_documents)) {}
 
 Prefetcher::~Prefetcher() = default;
 

@@ -40,8 +40,11 @@ struct MicroBatch {
 class MicroBatchSource {
  public:
   virtual ~MicroBatchSource() = default;
-  // The next micro-batch, in host memory, valid until the next call.
+  // The next micro-batch, in host memory.
   virtual const MicroBatch& next() = 0;
+  // How many of those that `next` returned last stay as they are, until it is called again: what copies that nobody
+  // waits for may still read.
+  virtual int64_t kept() const { return 1; }
 };
 
 }  // namespace gptrain

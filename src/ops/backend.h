@@ -50,7 +50,7 @@ class Backend {
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
 
   // Copies between host and device, ordered with the ops. When a call returns, the host memory of an upload may be
-  // reused, and that of a download is filled.
+  // reused, and that of a download is filled: a download waits for the ops, an upload does not.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;

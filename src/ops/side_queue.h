@@ -11,7 +11,8 @@ namespace gptrain {
 
 // Two threads use it: the backend's marks where the ops are, and one other, or the same, queues work here. Each of
 // `num_marks` marks keeps what was last marked with it; that one thread's call on a mark comes before the other's on
-// the same mark is the callers' affair. A queue may be destroyed after its backend, but not be used.
+// the same mark is the callers' affair. Nothing is waited for by what only queues. A queue may be destroyed after its
+// backend, but not be used.
 class SideQueue {
  public:
   static constexpr int num_marks = 64;
@@ -28,6 +29,16 @@ class SideQueue {
   // The backend's thread: ops that are called from now on run after the work so marked.
   virtual void ops_follow(int mark) = 0;
 
+  // The backend's thread waits until what was so marked is over; at once where nothing was.
+  virtual void await_ops(int mark) = 0;
+  virtual void await_work(int mark) = 0;
+
+  // The backend's thread: `time` keeps when the ops that were called so far are over. Once those of both are (an
+  // await_ops of a later mark), the seconds from one to the other, by the device's clock.
+  static constexpr int num_times = 8;
+  virtual void time_ops(int time) = 0;
+  virtual double seconds_between(int from, int to) = 0;
+
   // What libraries of the device know the queue by: a cudaStream_t.
   virtual void* handle() const = 0;
 
@@ -35,6 +46,14 @@ class SideQueue {
   // then on find what was uploaded.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
+
+  // Copies, queued only. The host's memory is of allocate_host (elsewhere the call may wait for the device); it is read
+  // or filled at any time until work that is marked afterwards is over.
+  virtual void queue_upload(void* device, const void* host, int64_t bytes) = 0;
+  virtual void queue_download(void* host, const void* device, int64_t bytes) = 0;
+  // The backend's thread: a copy among the ops, of the device's memory, or between it and that of allocate_host, which
+  // is then read or filled at any time until ops that are marked afterwards are over.
+  virtual void copy_among_ops(void* to, const void* from, int64_t bytes) = 0;
 
   // Memory of the host from and to which these copies are fast. Error(device): it cannot be had.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;

@@ -1,6 +1,8 @@
 #include "optim/adamw.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 
 #include "model/record.h"
 
@@ -55,14 +57,15 @@ AdamWRule::Tables AdamWRule::tables_at(std::byte* memory, int64_t num_tensors, c
 
 AdamWRule::AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, const ModelSpec& spec,
                      const std::vector<TensorShard>& shards, const ParameterStore& parameters, std::byte* tables,
-                     StepState* state, RankGroups& groups, Backend& backend)
+                     StepState* state, RankGroups& groups, Backend& backend, SideQueue* copies)
     : config_(config),
       loss_scale_window_(loss_scale_window),
       parameters_(parameters),
       num_tensors_(static_cast<int64_t>(spec.tensors.size())),
       state_(state),
       groups_(groups),
-      backend_(backend) {
+      backend_(backend),
+      copies_(groups.group(GroupKind::world) != nullptr ? copies : nullptr) {
   const Segments segments = make_segments(spec, shards, parameters);
   num_norm_segments_ = static_cast<int64_t>(segments.norm.size());
   first_update_ = segments.first_update;
@@ -72,6 +75,10 @@ AdamWRule::AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, c
   backend_.upload(tables_.update, segments.update.data(),
                   static_cast<int64_t>(segments.update.size() * sizeof(AdamW::Segment)));
   put_stop(false);
+  if (copies_ == nullptr) return;
+  wants_to_stop_ = copies_->allocate_host(sizeof(double));
+  new (wants_to_stop_->data()) double(0);
+  copies_->while_waiting([this] { look_for_stop(); });
 }
 
 int64_t AdamWRule::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -84,17 +91,18 @@ void AdamWRule::put_stop(bool wanted) {
   backend_.upload(tables_.partials + num_tensors_, &count, sizeof count);
 }
 
+void AdamWRule::look_for_stop() {
+  if (!stop_wanted_ || !stop_wanted_()) return;
+  std::atomic_ref(*reinterpret_cast<double*>(wants_to_stop_->data())).store(1);
+}
+
 bool AdamWRule::agree_to_stop(bool wanted) {
   put_stop(wanted);
   CollectiveStream& stream = groups_.stream();
   stream.wait(
       stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
-  return stop_agreed();
-}
-
-bool AdamWRule::stop_agreed() const {
   double count = 0;
-  backend_.download(&count, tables_.partials + num_tensors_, sizeof count);
+  backend_.download(&count, stops(), sizeof count);
   backend_.synchronize();
   return count > 0;
 }
@@ -105,7 +113,12 @@ void AdamWRule::norm() {
                            .num_segments = num_norm_segments_,
                            .gradients = parameters_.summed_gradients(),
                            .partials = partials});
-  put_stop(stop_wanted_ != nullptr && *stop_wanted_ && (*stop_wanted_)());
+  if (copies_ != nullptr) {
+    look_for_stop();
+    copies_->copy_among_ops(tables_.partials + num_tensors_, wants_to_stop_->data(), sizeof(double));
+  } else {
+    put_stop(stop_wanted_ && stop_wanted_());
+  }
   CollectiveStream& stream = groups_.stream();
   stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   // Ranks of a tensor group have the same loss.

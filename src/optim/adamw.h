@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "config/run_config.h"
 #include "ops/backend.h"
+#include "ops/side_queue.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
@@ -17,11 +19,11 @@ namespace gptrain {
 class AdamWRule : public UpdateRule {
  public:
   // Uploads the segment tables to `tables` (device, table_bytes of them). Decay applies to the tensors that the spec
-  // says decay. Borrows everything.
+  // says decay. `copies` is null where the device's memory is the host's. Borrows everything.
   // loss_scale_window: 0 without loss scaling.
   AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, const ModelSpec& spec,
             const std::vector<TensorShard>& shards, const ParameterStore& parameters, std::byte* tables,
-            StepState* state, RankGroups& groups, Backend& backend);
+            StepState* state, RankGroups& groups, Backend& backend, SideQueue* copies);
 
   // Norm partials and segment tables.
   static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -33,12 +35,13 @@ class AdamWRule : public UpdateRule {
   void norm() override;
   void update(int64_t unit) override;
 
-  // Asked once in every norm, as late as the ranks can still agree: whether this rank wants to stop. Empty: it does
-  // not.
-  void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = &stop_wanted; }
-  // Whether any rank wanted to, in the last norm.
-  bool stop_agreed() const;
-  // The same apart from a norm. Collective over the world.
+  // Asked as late as the ranks can still agree: whether this rank wants to stop, and from then on it does. Where the
+  // host goes on while a device works, that is asked in every wait for the device, and the device looks for the answer
+  // when it comes to the norm. Empty: it does not.
+  void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
+  // How many ranks want to, as the last norm found: device memory.
+  const double* stops() const { return tables_.partials + num_tensors_; }
+  // Whether any rank wants to, apart from a norm. Collective over the world.
   bool agree_to_stop(bool wanted);
 
  private:
@@ -56,6 +59,7 @@ class AdamWRule : public UpdateRule {
     int64_t bytes;
   };
   void put_stop(bool wanted);
+  void look_for_stop();
   static Tables tables_at(std::byte* memory, int64_t num_tensors, const Segments& segments);
 
   OptimizerConfig config_;
@@ -68,7 +72,9 @@ class AdamWRule : public UpdateRule {
   StepState* state_;
   RankGroups& groups_;
   Backend& backend_;
-  const std::function<bool()>* stop_wanted_ = nullptr;
+  std::function<bool()> stop_wanted_;
+  SideQueue* const copies_;                      // null, too, where there is nobody to agree with
+  std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };
 
 }  // namespace gptrain

@@ -21,7 +21,8 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
 
 Executor::Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
                    const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace,
-                   Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update)
+                   Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update,
+                   MicroBatchUploads* uploads)
     : units_(units),
       parameters_(parameters),
       schedule_(schedule),
@@ -33,7 +34,8 @@ Executor::Executor(Units& units, const ParameterStore& parameters, const Schedul
       groups_(groups),
       gathers_(gathers),
       sums_(static_cast<size_t>(schedule.num_units), CollectiveStream::done),
-      update_(update) {}
+      update_(update),
+      uploads_(uploads) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   for (const Action& action : schedule_.actions) {
@@ -131,8 +133,9 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
   const StepShape& shape = units_.shape();
-  const MicroBatch& host = source.next();
   const MicroBatch device = slots_.micro_batch(action, arenas_.data);
+  if (uploads_ != nullptr) return uploads_->upload(source, device);
+  const MicroBatch& host = source.next();
   const int64_t token_bytes = shape.rows() * static_cast<int64_t>(sizeof(int32_t));
   backend_.upload(device.tokens, host.tokens, token_bytes);
   backend_.upload(device.targets, host.targets, token_bytes);

@@ -8,6 +8,7 @@
 #include "model/units.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "parallel/micro_batch_uploads.h"
 #include "parallel/parameters.h"
 #include "schedule/schedule.h"
 
@@ -57,12 +58,13 @@ CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
 using UnitTickets = std::vector<CollectiveStream::Ticket>;
 
-// Borrows everything it is given. `update` may be null for schedules without norm and updates.
+// Borrows everything it is given. `update` may be null for schedules without norm and updates, `uploads` where the
+// backend's memory is the host's.
 class Executor {
  public:
   Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
            const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace, Backend& backend,
-           RankGroups& groups, UnitTickets& gathers, UpdateRule* update);
+           RankGroups& groups, UnitTickets& gathers, UpdateRule* update, MicroBatchUploads* uploads = nullptr);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
@@ -93,6 +95,7 @@ class Executor {
   UnitTickets& gathers_;
   UnitTickets sums_;
   UpdateRule* update_;
+  MicroBatchUploads* uploads_;
 };
 
 }  // namespace gptrain

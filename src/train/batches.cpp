@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
-#include "train/training_step.h"
-
 namespace gptrain {
 
 PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
-                                     DataPlace place, std::byte* ring)
+                                     DataPlace place, PrefetchRing ring, std::byte* memory)
     : prefetcher_(dataset, first_sample + place.rank * config.batch.micro, config.batch.micro,
-                  place.size * config.batch.micro, config.model.sequence_length, ring, prefetch_depth,
-                  config.data.mask_documents) {}
+                  place.size * config.batch.micro, config.model.sequence_length, memory, ring.depth, ring.kept,
+                  config.data.mask_documents),
+      kept_(ring.kept) {}
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)
     : source_(source),

@@ -7,6 +7,7 @@
 #include "config/run_config.h"
 #include "data/dataset.h"
 #include "model/micro_batch.h"
+#include "train/training_step.h"
 
 namespace gptrain {
 
@@ -20,15 +21,17 @@ struct DataPlace {
 // first_sample + (m D + d) B on.
 class PrefetchedBatches : public MicroBatchSource {
  public:
-  // `ring`: prefetch_ring_bytes of the caller.
+  // `memory`: that of the ring, of the caller.
   PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
-                    std::byte* ring);
+                    PrefetchRing ring, std::byte* memory);
 
   const MicroBatch& next() override { return prefetcher_.next(); }
+  int64_t kept() const override { return kept_; }
   double waited_seconds() const { return prefetcher_.waited_seconds(); }
 
  private:
   Prefetcher prefetcher_;
+  const int64_t kept_;
 };
 
 // Only the first `samples` samples of a source count, whatever the micro-batch and the number of ranks: the targets of
@@ -38,6 +41,7 @@ class FirstSamples : public MicroBatchSource {
   FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place);
 
   const MicroBatch& next() override;
+  int64_t kept() const override { return source_.kept(); }
 
  private:
   MicroBatchSource& source_;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <fmt/format.h>
 #include <thread>
@@ -50,6 +51,12 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
   return elements;
 }
 
+// A step that has begun: what its result is reported with.
+struct BegunStep {
+  double lr;
+  double data_seconds;  // waiting for data
+};
+
 class Run {
  public:
   // `profiler`, where a step is to be profiled, is what stands between the run and the backend.
@@ -68,8 +75,12 @@ class Run {
   bool stopping();
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
-  void one_step(PrefetchedBatches& batches);
-  void report(const StepResult& result, double lr, double seconds, double data_seconds);
+  void begin_step(PrefetchedBatches& batches);
+  void end_step();
+  void after_step(const StepResult& result);
+  bool needs_result(int64_t step) const;
+  int64_t begun_steps() const { return progress_.step + step_->begun(); }
+  void report(const StepResult& result, double lr, double data_seconds);
   void write_profile(const StepProfile& profile) const;
   bool validation_due() const;
   bool validation_recorded() const;
@@ -91,8 +102,9 @@ class Run {
   const int64_t profile_step_;
   const RunData data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
-  std::unique_ptr<std::byte[]> ring_;
+  std::unique_ptr<DeviceMemory> rings_;  // before the step, which may be copying from it until its end
   const std::unique_ptr<TrainingStep> step_;
+  std::deque<BegunStep> begun_;
   RunProgress progress_;
   std::optional<MetricsWriter> metrics_;
   int64_t saved_step_ = -1;
@@ -122,9 +134,9 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       limits_{.compute = config.precision.compute,
               .matrix_flops = measure_matrix_rate(backend, config.precision.compute),
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
-      ring_(std::make_unique<std::byte[]>(static_cast<size_t>(all_rings_bytes(config)))),
       step_(make_step(config, plan.memory, backend, groups, world)),
       model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
+  rings_ = step_->allocate_host(all_rings_bytes(config, backend.target()));
   total_matrix_flops_ = limits_.matrix_flops;
   if (Communicator* const all = groups_.group(GroupKind::world); all != nullptr)
     all->all_reduce(&total_matrix_flops_, 1, DType::f64, ReduceOp::sum);
@@ -192,11 +204,14 @@ ExitCode Run::loop() {
   }
   if (validation_due() && !validation_recorded()) validate();
   {
-    PrefetchedBatches batches(config_, data_.train, progress_.samples, place_, ring_.get());
-    while (progress_.step < start_.last_step && !stopping()) {
-      one_step(batches);
-      std::fflush(stdout);
+    PrefetchedBatches batches(config_, data_.train, progress_.samples, place_,
+                              prefetch_ring(config_, backend_.target()), rings_->data());
+    while (begun_steps() < start_.last_step && !stopping()) {
+      begin_step(batches);
+      const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
+      while (step_->begun() > ahead) end_step();
     }
+    while (step_->begun() > 0) end_step();
   }
   if (progress_.step < start_.last_step) {
     save();
@@ -237,7 +252,7 @@ void Run::print_machine() const {
 // All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
 bool Run::stopping() {
   if (groups_.group(GroupKind::world) == nullptr) return signals_.requested();
-  if (!stop_agreed_ && progress_.step == started_at_step_) stop_agreed_ = step_->agree_to_stop(signals_.requested());
+  if (!stop_agreed_ && begun_steps() == started_at_step_) stop_agreed_ = step_->agree_to_stop(signals_.requested());
   return stop_agreed_;
 }
 
@@ -254,27 +269,48 @@ ExitCode Run::stopped() const {
   return ExitCode::requeue;
 }
 
-void Run::one_step(PrefetchedBatches& batches) {
-  const auto start = Clock::now();
+void Run::begin_step(PrefetchedBatches& batches) {
+  const int64_t step = begun_steps() + 1;
   const double waited_before = batches.waited_seconds();
-  const double lr = learning_rate(config_, progress_.step);
-  StepProfiler* const profiler = progress_.step + 1 == profile_step_ ? profiler_ : nullptr;
+  const double lr = learning_rate(config_, step - 1);
+  StepProfiler* const profiler = step == profile_step_ ? profiler_ : nullptr;
   if (profiler != nullptr) profiler->start();
-  world_.activity().set_step(progress_.step + 1);
+  world_.activity().set_step(step);
   world_.activity().set_phase("step");
-  const StepResult result = step_->run(lr, batches, profiler, [this] { return signals_.requested(); });
-  stop_agreed_ = result.stop;
+  step_->begin(lr, batches, profiler, [this] { return signals_.requested(); });
+  begun_.push_back({lr, batches.waited_seconds() - waited_before});
+}
+
+// Whether what follows the step depends on its result, or on a device that has nothing else to do.
+bool Run::needs_result(int64_t step) const {
+  const auto every = [step](int64_t steps) { return steps > 0 && step % steps == 0; };
+  return step == start_.last_step || save_due_ || every(config_.checkpoint.every_steps) ||
+         every(config_.run.validate_every_steps) || every(config_.comm.compare_every_steps) || step == profile_step_ ||
+         step + 1 == profile_step_;
+}
+
+// Ends the oldest step that has begun, and does what is due after it.
+void Run::end_step() {
+  const StepResult result = step_->end();
+  const BegunStep begun = begun_.front();
+  begun_.pop_front();
+  stop_agreed_ = stop_agreed_ || result.stop;
   progress_.step += 1;
   std::optional<StepProfile> profile;
-  if (profiler != nullptr)
-    profile = profiler->finish(progress_.step, batches.waited_seconds() - waited_before, limits_);
+  if (profiler_ != nullptr && progress_.step == profile_step_)
+    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_);
   progress_.samples += config_.batch.global;
   progress_.updates = result.updates;
   // A step that only lowers the loss scale neither counts as a failure nor makes up for one.
   if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
-  report(result, lr, seconds_since(start), batches.waited_seconds() - waited_before);
+  report(result, begun.lr, begun.data_seconds);
   if (profile) write_profile(*profile);
+  after_step(result);
+  std::fflush(stdout);
+}
+
+void Run::after_step(const StepResult& result) {
   if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
     finish();
     throw diverged(
@@ -344,7 +380,8 @@ bool Run::validation_recorded() const {
   return !broadcast_text(groups_.group(GroupKind::world), recorded ? "yes" : "", 0).empty();
 }
 
-void Run::report(const StepResult& result, double lr, double seconds, double data_seconds) {
+void Run::report(const StepResult& result, double lr, double data_seconds) {
+  const double seconds = result.seconds;
   // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress_.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
@@ -381,7 +418,9 @@ void Run::validate() {
   if (!data_.validation || validated_step_ == progress_.step) return;
   const int64_t samples = config_.run.validation_samples;
   world_.activity().set_phase("validation");
-  PrefetchedBatches batches(config_, *data_.validation, 0, place_, ring_.get() + prefetch_ring_bytes(config_));
+  const Target& target = backend_.target();
+  PrefetchedBatches batches(config_, *data_.validation, 0, place_, prefetch_ring(config_, target),
+                            rings_->data() + prefetch_ring_bytes(config_, target));
   FirstSamples counted(batches, samples, config_, place_);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config_.batch.micro * place_.size) {

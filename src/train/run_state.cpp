@@ -1,22 +1,46 @@
 #include "train/run_state.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <memory>
 
 #include "base/error.h"
 #include "base/version.h"
 #include "comm/agree.h"
 #include "config/load.h"
+#include "ops/side_queue.h"
 
 namespace gptrain {
 namespace {
 
 namespace fs = std::filesystem;
 
+// On their way to a file, floats come through two pieces of pinned memory: one is filled while the other is written.
 class DeviceFloats final : public FloatMemory {
  public:
   explicit DeviceFloats(Backend& backend) : backend_(backend) {}
-  void read(float* to, const float* from, int64_t count) override {
-    backend_.download(to, from, count * dtype_bytes(DType::f32));
+  void read(const float* from, int64_t count, const Take& take) override {
+    if (queue_ == nullptr) {
+      queue_ = backend_.make_side_queue();
+      pinned_ = queue_->allocate_host(2 * piece_elements * dtype_bytes(DType::f32));
+    }
+    const auto elements = [&](int64_t piece) { return std::min(count - piece * piece_elements, piece_elements); };
+    const auto place = [&](int64_t piece) {
+      return reinterpret_cast<float*>(pinned_->data()) + piece % 2 * piece_elements;
+    };
+    const auto fetch = [&](int64_t piece) {
+      queue_->queue_download(place(piece), from + piece * piece_elements, elements(piece) * dtype_bytes(DType::f32));
+      queue_->mark_work(static_cast<int>(piece % 2));
+    };
+    queue_->mark_ops(0);
+    queue_->follow_ops(0);
+    const int64_t pieces = (count + piece_elements - 1) / piece_elements;
+    if (pieces > 0) fetch(0);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      if (piece + 1 < pieces) fetch(piece + 1);
+      queue_->await_work(static_cast<int>(piece % 2));
+      take(place(piece), elements(piece));
+    }
   }
   void write(float* to, const float* from, int64_t count) override {
     backend_.upload(to, from, count * dtype_bytes(DType::f32));
@@ -25,7 +49,11 @@ class DeviceFloats final : public FloatMemory {
   FloatMemory* of_slices() { return backend_.target().kind == Target::Kind::cpu ? nullptr : this; }
 
  private:
+  static constexpr int64_t piece_elements = int64_t{1} << 20;
+
   Backend& backend_;
+  std::unique_ptr<SideQueue> queue_;  // from the first read on
+  std::unique_ptr<DeviceMemory> pinned_;
 };
 
 std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceFloats& memory) {

@@ -49,6 +49,12 @@ class NoTokens final : public MicroBatchSource {
   MicroBatch view_;
 };
 
+bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
+
+int64_t micro_batch_bytes(const RunConfig& config) {
+  return MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
+}
+
 StepShape step_shape(const RunConfig& config, bool training) {
   return {.model = config.model,
           .precision = config.precision,
@@ -68,13 +74,20 @@ TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
 
 }  // namespace
 
-int64_t prefetch_ring_bytes(const RunConfig& config) {
-  return prefetch_depth *
-         MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
+  constexpr int read_ahead = 3;
+  const int64_t in_flight =
+      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
+  const int kept = memory_apart(target) ? static_cast<int>(in_flight) : 1;
+  return {kept, kept + read_ahead};
 }
 
-int64_t all_rings_bytes(const RunConfig& config) {
-  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config);
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target) {
+  return prefetch_ring(config, target).depth * micro_batch_bytes(config);
+}
+
+int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
+  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
 }
 
 std::vector<bool> recomputed_units(const RunConfig& config) {
@@ -121,7 +134,8 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
   memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
   memory[MemoryClass::activations] = slots.activation_bytes();
-  memory[MemoryClass::data] = slots.data_bytes() + all_rings_bytes(config);
+  const int64_t landing = memory_apart(target) ? micro_batch_bytes(config) : 0;
+  memory[MemoryClass::data] = slots.data_bytes() + landing + all_rings_bytes(config, target);
   memory[MemoryClass::communication] = planned_exchange_bytes(target, groups.mesh().world_size());
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
   return memory;
@@ -137,6 +151,8 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
       layout_(make_layout(spec_, shards_, sharding_.data_size)),
       schedule_(one_stage_schedule(schedule_options(config, groups))),
       evaluation_(evaluation_schedule(schedule_options(config, groups))),
+      copies_(backend.make_side_queue()),
+      readback_(backend, copies_.get()),
       counted_tokens_(config.batch.global * config.model.sequence_length),
       state_(nullptr),
       gathers_(spec_.units.size(), CollectiveStream::done) {
@@ -144,7 +160,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   partial_sums_ = partial_sums(spec_, shards_, layout_, tensor.sequence);
   MemoryPlan own = memory.arenas;
   // The ring of micro-batches is host memory and belongs to whoever reads them.
-  own[MemoryClass::data] -= all_rings_bytes(config_);
+  own[MemoryClass::data] -= all_rings_bytes(config_, backend_.target());
   own[MemoryClass::communication] = 0;  // the groups have it
   for (size_t c = 0; c < num_memory_classes; ++c) arenas_[c] = backend_.allocate(own.bytes[c]);
   const int64_t scratch = align_up(memory.scratch_bytes);
@@ -165,13 +181,20 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   units_ = std::make_unique<Units>(step_shape(config, true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ =
-      std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, spec_, shards_, *parameters_,
-                                  arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_, backend_);
+  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, spec_, shards_, *parameters_,
+                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
+                                        backend_, copies_.get());
+  if (copies_ != nullptr) {
+    const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
+    uploads_ = std::make_unique<MicroBatchUploads>(*copies_, data.data() + data.bytes() - micro_batch_bytes(config),
+                                                   config.batch.micro, config.model.sequence_length,
+                                                   config.data.mask_documents);
+  }
   executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
-                                         backend_, groups_, gathers_, update_.get());
-  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_,
-                                                    arena_memory(), workspace_, backend_, groups_, gathers_, nullptr);
+                                         backend_, groups_, gathers_, update_.get(), uploads_.get());
+  evaluation_executor_ =
+      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
+                                 workspace_, backend_, groups_, gathers_, nullptr, uploads_.get());
 }
 
 TrainingStep::~TrainingStep() {
@@ -220,7 +243,7 @@ uint32_t TrainingStep::norms_checksum() const {
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken;
   for (size_t c = 0; c < num_memory_classes; ++c) taken.bytes[c] = arenas_[c]->bytes();
-  taken[MemoryClass::data] += all_rings_bytes(config_);
+  taken[MemoryClass::data] += all_rings_bytes(config_, backend_.target());
   taken[MemoryClass::communication] = groups_.exchanged_bytes();
   return taken;
 }
@@ -254,6 +277,7 @@ void TrainingStep::choose_algorithms() {
   backend_.set_choosing(true);
   executor_->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);
+  backend_.synchronize();  // with the source
   backend_.set_choosing(false);
 }
 
@@ -309,8 +333,9 @@ void TrainingStep::set_loss_scale(const LossScale& scale) {
   backend_.upload(state_, &host_state_, sizeof(StepState));
 }
 
-StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
-                             const std::function<bool()>& stop_wanted) {
+void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
+                         const std::function<bool()>& stop_wanted) {
+  readback_.begin();
   host_state_.learning_rate = static_cast<float>(learning_rate);
   host_state_.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(counted_tokens_));
   host_state_.loss_sum = 0;
@@ -320,14 +345,25 @@ StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, Act
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
   update_->ask_for_stop(stop_wanted);
   executor_->play(source, observer);
-  backend_.download(&host_state_, state_, sizeof(StepState));
-  const bool stop = update_->stop_agreed();
-  return {host_state_.loss_sum / static_cast<double>(counted_tokens_),
-          std::sqrt(host_state_.squared_norm),
-          host_state_.skip != 0,
-          stop,
-          host_state_.updates,
-          static_cast<double>(host_state_.step_loss_scale)};
+  readback_.queue(state_, update_->stops());
+}
+
+StepResult TrainingStep::end() {
+  const StepReadback::Values values = readback_.read();
+  host_state_ = values.state;
+  return {host_state_.loss_sum / static_cast<double>(counted_tokens_), std::sqrt(host_state_.squared_norm),
+          host_state_.skip != 0, values.stops > 0, host_state_.updates,
+          static_cast<double>(host_state_.step_loss_scale), values.seconds};
+}
+
+StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
+                             const std::function<bool()>& stop_wanted) {
+  begin(learning_rate, source, observer, stop_wanted);
+  return end();
+}
+
+std::unique_ptr<DeviceMemory> TrainingStep::allocate_host(int64_t bytes) {
+  return copies_ != nullptr ? copies_->allocate_host(bytes) : backend_.allocate(bytes);
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {

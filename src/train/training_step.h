@@ -17,6 +17,7 @@
 #include "parallel/groups.h"
 #include "parallel/memory.h"
 #include "parallel/parameters.h"
+#include "train/step_readback.h"
 
 namespace gptrain {
 
@@ -27,11 +28,16 @@ struct StepMemory {
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
 };
 
-// Micro-batches that are read ahead on the host, and the memory they take there.
-constexpr int prefetch_depth = 4;
-int64_t prefetch_ring_bytes(const RunConfig& config);
+// The ring of the host's memory into which micro-batches are read ahead, in micro-batches.
+struct PrefetchRing {
+  int kept;   // of those that are in use, or on their way to a device
+  int depth;  // of all
+};
+// For a device whose memory is apart, those of two steps are kept, as many as the host may have queued.
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
 // One ring for training, and one for validation where the config has some.
-int64_t all_rings_bytes(const RunConfig& config);
+int64_t all_rings_bytes(const RunConfig& config, const Target& target);
 
 struct StepResult {
   double loss = 0;        // mean cross-entropy of the counted tokens, nats
@@ -40,6 +46,8 @@ struct StepResult {
   bool stop = false;      // some rank wants to stop
   int64_t updates = 0;    // steps of the run that were not skipped
   double loss_scale = 1;  // that the gradients were made with (not 1 only with fp16)
+  // Since the step before was over, or, where that was before this one began, since then.
+  double seconds = 0;
 
   // Gradients overflowed, and the loss scale, which is now halved, could still be: an ordinary part of training in
   // fp16.
@@ -79,8 +87,19 @@ class TrainingStep {
     return config_.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
   }
 
-  // The source brings this rank's micro-batches. `stop_wanted` is asked late in the step; what any rank answers, all
-  // find in the result.
+  // Begins a step. The source brings this rank's micro-batches. `stop_wanted` is asked late in the step, and is kept
+  // until the next one; what any rank answers, all find in the result, and a rank that wants to stop goes on wanting
+  // it.
+  void begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
+             const std::function<bool()>& stop_wanted = {});
+  // Waits for the oldest step that has begun and not ended. `source` is done with when all have.
+  StepResult end();
+  int64_t begun() const { return readback_.ahead(); }  // steps that have not ended
+  // How many of them there may be when another one begins. 0 on the CPU, where a step is over when `begin` returns.
+  // Where it is 1, the device has work while the host reads a result and begins the next step. Everything but begin and
+  // end is to be called with none.
+  int64_t most_ahead() const { return copies_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
+  // One whole step.
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
                  const std::function<bool()>& stop_wanted = {});
   // Whether any rank wants to stop. Collective over the world.
@@ -98,6 +117,8 @@ class TrainingStep {
   uint32_t norms_checksum() const;
 
   Workspace& workspace() { return workspace_; }
+  // Memory of the host for micro-batches.
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
@@ -116,6 +137,9 @@ class TrainingStep {
   ParameterLayout layout_;
   std::vector<PartialSum> partial_sums_;
   Schedule schedule_, evaluation_;
+  const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
+  StepReadback readback_;
+  std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   int64_t counted_tokens_;
   Workspace workspace_;

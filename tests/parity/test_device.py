@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +12,7 @@ import unittest
 from pathlib import Path
 
 WITHOUT_DEVICE, WITH_DEVICE = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
-FINISHED, DEVICE_FAILURE, DIVERGED = 0, 5, 6
+FINISHED, DEVICE_FAILURE, DIVERGED, STOPPED = 0, 5, 6, 75
 
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 24, "num_heads": 2, "vocab_size": 257, "sequence_length": 16,
@@ -89,6 +91,55 @@ class Device(unittest.TestCase):
         self.train(WITH_DEVICE, "moved", "cuda", "--steps", "3")
         self.train(WITHOUT_DEVICE, "moved", "cpu", "--resume")
         self.assertAlmostEqual(self.losses("moved")[-1], whole[-1], delta=1e-5 * whole[-1])
+
+    def records(self, out):
+        lines = (self.folder / out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def test_what_is_due_after_a_step_is_of_that_step(self):
+        """Though on a device the next step may have begun."""
+        due = ("--set", "run.steps=9", "--set", "run.validate_every_steps=3", "--set", "checkpoint.every_steps=4",
+               "--set", "checkpoint.keep_last=9")
+        texts = [self.train(WITHOUT_DEVICE, "cpu", "cpu", *due), self.train(WITH_DEVICE, "cuda", "cuda", *due)]
+        marks = [[re.match(r"step \d+/|validation after step \d+|checkpoint of step \d+", line) for line in
+                  text.splitlines()] for text in texts]
+        cpu, cuda = ([mark.group() for mark in found if mark] for found in marks)
+        self.assertEqual(len(cpu), 9 + 3 + 3)
+        self.assertEqual(cuda, cpu)
+        for found, expected in zip(self.records("cuda"), self.records("cpu"), strict=True):
+            for key in ("step", "lr", "tokens", "samples", "skipped"):
+                self.assertEqual(found.get(key), expected.get(key))
+            self.assertAlmostEqual(found.get("loss", 0), expected.get("loss", 0), delta=1e-4)
+
+    def test_a_stop_saves_the_step_that_was_recorded_last(self):
+        for ranks in (("--ranks", "1"), ("--ranks", "2")):
+            out = "stopped" + ranks[1]
+            process = subprocess.Popen(
+                [WITH_DEVICE, "train", "run.json", "--set", f"run.out={out}", "--set", "run.device=cuda", "--set",
+                 "run.steps=100000", *ranks], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=dict(os.environ, XDG_CACHE_HOME=str(self.folder / "cache")), text=True)
+            while not process.stdout.readline().startswith("step 3/"):
+                self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGTERM)
+            text, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, STOPPED, err)
+            last = self.records(out)[-1]["step"]
+            self.assertIn(f"stopped by SIGTERM after step {last}", text)
+            self.assertEqual([path.name for path in (self.folder / out / "checkpoints").iterdir()],
+                             [f"step-{last:08}"])
+            more = ("--set", f"run.steps={last + 3}", *ranks)
+            self.train(WITH_DEVICE, out, "cuda", "--resume", *more)
+            self.train(WITH_DEVICE, "whole" + out, "cuda", *more)
+            self.assertEqual(self.losses(out), self.losses("whole" + out))
+
+    def test_the_last_of_too_many_skipped_steps_ends_the_run(self):
+        code, _, err = self.run_program(
+            WITH_DEVICE, "train", "run.json", "--set", "run.device=cuda", "--set", "optimizer.lr=10", "--set",
+            "optimizer.weight_decay=10", "--set", "run.steps=100", "--set", "run.max_skipped_steps=2")
+        self.assertEqual(code, DIVERGED, err)
+        self.assertIn("for 3 steps in a row", err)
+        skipped = [record["skipped"] for record in self.records("out")]
+        self.assertEqual(skipped, [False] * (len(skipped) - 3) + [True] * 3)
 
     def test_a_checkpoint_keeps_the_algorithms_of_the_device(self):
         for program, device in [(WITH_DEVICE, "cuda"), (WITHOUT_DEVICE, "cpu")]:

@@ -32,6 +32,13 @@ class ShiftedDevice final : public SideQueue {
   void ops_follow(int mark) override { last_awaited = mark; }
   void* handle() const override { return nullptr; }
   void while_waiting(std::function<void()>) override {}
+  void await_ops(int) override {}
+  void await_work(int) override {}
+  void time_ops(int) override {}
+  double seconds_between(int, int) override { return 0; }
+  void queue_upload(void* device, const void* host, int64_t bytes) override { upload(device, host, bytes); }
+  void queue_download(void* host, const void* device, int64_t bytes) override { download(host, device, bytes); }
+  void copy_among_ops(void*, const void*, int64_t) override {}
   void upload(void* device, const void* host, int64_t bytes) override { copy(moved(device, -shift), host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override {
     copy(host, moved(const_cast<void*>(device), -shift), bytes);

@@ -64,7 +64,7 @@ TEST_CASE("The starts of documents come with their samples") {
   RawTokenFile::of({{1, 2, 3}, {4}, {5, 6, 7, 8, 9, 10, 11}}, 8).write(folder / "docs");
   const Dataset dataset({{folder / "docs", 1}}, sequence_length, 60000, 3, false);
   std::vector<std::byte> ring(static_cast<size_t>(2 * MicroBatch::bytes(2, sequence_length, true)));
-  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, ring.data(), 2, true);
+  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, ring.data(), 2, 1, true);
   for (int i = 0; i < 3; ++i) {
     const MicroBatch& micro_batch = prefetcher.next();
     const std::vector<int32_t> starts(micro_batch.document_starts, micro_batch.document_starts + 2 * sequence_length);
@@ -107,6 +107,21 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
   }
   for (size_t k = 0; k < depth; ++k) CHECK(places[k] == places[k + depth]);
   CHECK(std::set<const int32_t*>(places.begin(), places.end()).size() == depth);
+}
+
+TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader is") {
+  const Dataset dataset = open();
+  constexpr int depth = 5, kept = 3;
+  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, make_ring(2, depth), depth, kept);
+  std::vector<MicroBatch> taken;
+  for (int64_t k = 0; k < 3 * depth; ++k) {
+    taken.push_back(prefetcher.next());
+    // Time for the reader to fill all that it may fill.
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (int64_t j = std::max<int64_t>(0, k + 1 - kept); j <= k; ++j)
+      CHECK(taken[static_cast<size_t>(j)].sample_ids[0] == 2 * j);
+  }
+  CHECK(taken[0].sample_ids[0] != 0);  // given back, and used again
 }
 
 TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {

@@ -1,0 +1,278 @@
+// The host a step ahead of the device: on the host harness, whose queues run late, early, or in between.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "base/timed_event.h"
+#include "catch.h"
+#include "host/device_queues.h"
+#include "model_fixture.h"
+#include "parallel/wrappers.h"
+#include "train/plan_step.h"
+#include "train/run_state.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+// Keeps the last `kept` micro-batches, and spoils at once what is older, as one that reads ahead may.
+class KeptBatches final : public MicroBatchSource {
+ public:
+  KeptBatches(const RunConfig& config, int64_t kept)
+      : source_(config), bytes_(MicroBatch::bytes(config.batch.micro, config.model.sequence_length)), config_(config) {
+    for (int64_t i = 0; i < kept; ++i) memory_.emplace_back(static_cast<size_t>(bytes_));
+  }
+  int64_t kept() const override { return static_cast<int64_t>(memory_.size()); }
+  const MicroBatch& next() override {
+    std::vector<std::byte>& oldest = memory_[static_cast<size_t>(taken_++ % kept())];
+    std::fill(oldest.begin(), oldest.end(), std::byte{1});
+    const MicroBatch& made = source_.next();
+    view_ = MicroBatch::at(oldest.data(), config_.batch.micro, config_.model.sequence_length);
+    std::memcpy(oldest.data(), made.tokens, static_cast<size_t>(bytes_));
+    return view_;
+  }
+
+ private:
+  RandomBatches source_;
+  const int64_t bytes_;
+  const RunConfig config_;
+  std::vector<std::vector<std::byte>> memory_;
+  int64_t taken_ = 0;
+  MicroBatch view_;
+};
+
+// A side queue that leaves out one kind of call.
+enum class Forgotten { nothing, follow_ops, ops_follow, await_work, await_ops };
+
+class ForgetfulQueue final : public SideQueue {
+ public:
+  ForgetfulQueue(std::unique_ptr<SideQueue> inner, Forgotten forgotten)
+      : inner_(std::move(inner)), forgotten_(forgotten) {}
+
+  void mark_ops(int mark) override { inner_->mark_ops(mark); }
+  void follow_ops(int mark) override {
+    if (forgotten_ != Forgotten::follow_ops) inner_->follow_ops(mark);
+  }
+  void mark_work(int mark) override { inner_->mark_work(mark); }
+  void ops_follow(int mark) override {
+    if (forgotten_ != Forgotten::ops_follow) inner_->ops_follow(mark);
+  }
+  void await_ops(int mark) override {
+    if (forgotten_ != Forgotten::await_ops) inner_->await_ops(mark);
+  }
+  void await_work(int mark) override {
+    if (forgotten_ != Forgotten::await_work) inner_->await_work(mark);
+  }
+  void time_ops(int time) override { inner_->time_ops(time); }
+  double seconds_between(int from, int to) override { return inner_->seconds_between(from, to); }
+  void* handle() const override { return inner_->handle(); }
+  void upload(void* device, const void* host, int64_t bytes) override { inner_->upload(device, host, bytes); }
+  void download(void* host, const void* device, int64_t bytes) override { inner_->download(host, device, bytes); }
+  void queue_upload(void* device, const void* host, int64_t bytes) override {
+    inner_->queue_upload(device, host, bytes);
+  }
+  void queue_download(void* host, const void* device, int64_t bytes) override {
+    inner_->queue_download(host, device, bytes);
+  }
+  void copy_among_ops(void* to, const void* from, int64_t bytes) override { inner_->copy_among_ops(to, from, bytes); }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return inner_->allocate_host(bytes); }
+  void while_waiting(std::function<void()> check) override { inner_->while_waiting(std::move(check)); }
+
+ private:
+  const std::unique_ptr<SideQueue> inner_;
+  const Forgotten forgotten_;
+};
+
+class ForgetfulBackend final : public ForwardingBackend {
+ public:
+  ForgetfulBackend(Backend& inner, Forgotten forgotten) : ForwardingBackend(inner), forgotten_(forgotten) {}
+  std::unique_ptr<SideQueue> make_side_queue() override {
+    return std::make_unique<ForgetfulQueue>(inner_.make_side_queue(), forgotten_);
+  }
+
+ private:
+  const Forgotten forgotten_;
+};
+
+bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
+  // Not a number is like itself.
+  const auto same_bits = [](double x, double y) { return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y); };
+  return std::ranges::equal(a, b, [&](const StepResult& x, const StepResult& y) {
+    return same_bits(x.loss, y.loss) && same_bits(x.grad_norm, y.grad_norm) && x.skipped == y.skipped &&
+           x.updates == y.updates;
+  });
+}
+
+class Trainer {
+ public:
+  explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing)
+      : config_(config),
+        device_(make_cuda_backend(0)),
+        backend_(*device_, forgotten),
+        rank_(config),
+        step_(config, plan_step(config, backend_.target()).memory, backend_, rank_.groups) {
+    step_.initialize();
+  }
+
+  TrainingStep& step() { return step_; }
+
+  // Each step is over before the next one begins.
+  std::vector<StepResult> one_by_one(MicroBatchSource& source, const std::vector<double>& rates) {
+    std::vector<StepResult> results;
+    for (const double rate : rates) results.push_back(step_.run(rate, source));
+    return results;
+  }
+  // One begins before the last one is over. Nothing waits for the device while it does.
+  std::vector<StepResult> ahead(MicroBatchSource& source, const std::vector<double>& rates) {
+    std::vector<StepResult> results;
+    for (const double rate : rates) {
+      const int64_t waits = simt::host_waits();
+      step_.begin(rate, source);
+      waits_in_steps += simt::host_waits() - waits;
+      if (step_.begun() > step_.most_ahead()) results.push_back(step_.end());
+    }
+    while (step_.begun() > 0) results.push_back(step_.end());
+    return results;
+  }
+  std::vector<float> weights() {
+    std::vector<float> weights;
+    for (const StatePiece& piece : step_.state()) {
+      const size_t before = weights.size();
+      weights.resize(before + static_cast<size_t>(piece.count()));
+      backend_.download(weights.data() + before, piece.weight, piece.count() * dtype_bytes(DType::f32));
+    }
+    return weights;
+  }
+  void save(const std::filesystem::path& out) {
+    config_.run.out = out.string();
+    save_state(config_, step_, {.step = 1, .updates = 0}, rank_.groups, *rank_.world);
+  }
+
+  int64_t waits_in_steps = 0;
+
+ private:
+  RunConfig config_;
+  std::unique_ptr<Backend> device_;
+  ForgetfulBackend backend_;
+  OneRank rank_;
+  TrainingStep step_;
+};
+
+// Two micro-batches a step, and those of two steps kept.
+RunConfig two_micro_batches() {
+  return small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1", "model.num_layers=1"});
+}
+constexpr int64_t all_kept = 4;
+
+}  // namespace
+
+TEST_CASE("a step that begins before the last one is over waits for nothing and has the same bits") {
+  const RunConfig config = two_micro_batches();
+  const std::vector<double> rates(5, 1e-3);
+  Trainer expected(config), trainer(config);
+  KeptBatches all(config, all_kept), again(config, all_kept);
+  const auto results = expected.one_by_one(all, rates);
+  CHECK(trainer.step().most_ahead() == 1);
+  CHECK(same(trainer.ahead(again, rates), results));
+  CHECK(trainer.waits_in_steps == 0);
+  CHECK(trainer.weights() == expected.weights());
+  CHECK(results.back().updates == 5);
+}
+
+TEST_CASE("the time of a step is that between the ends of two, whenever the host looks") {
+  const RunConfig config = two_micro_batches();
+  Trainer trainer(config);
+  KeptBatches batches(config, all_kept);
+  const double start = steady_seconds();
+  std::vector<double> seconds;
+  for (const StepResult& result : trainer.ahead(batches, std::vector<double>(6, 1e-3)))
+    seconds.push_back(result.seconds);
+  const double whole = steady_seconds() - start;
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  CHECK(sum <= whole);
+  CHECK(sum > 0.5 * whole);
+  // The last two are read one right after the other.
+  std::sort(seconds.begin(), seconds.end());
+  CHECK(seconds.front() > 0.1 * seconds[3]);
+}
+
+TEST_CASE("a source that keeps one micro-batch is waited for and read whole") {
+  const RunConfig config = two_micro_batches();
+  const std::vector<double> rates(3, 1e-3);
+  Trainer expected(config), trainer(config);
+  KeptBatches all(config, all_kept), again(config, 1);
+  CHECK(same(expected.one_by_one(all, rates), trainer.ahead(again, rates)));
+  CHECK(trainer.waits_in_steps > 0);
+}
+
+TEST_CASE("each wait between copies and ops is needed") {
+  const RunConfig config = two_micro_batches();
+  const std::vector<double> rates(6, 1e-3);
+  const auto results = [&](Forgotten forgotten) {
+    Trainer trainer(config, forgotten);
+    KeptBatches batches(config, forgotten == Forgotten::await_work ? 1 : all_kept);
+    return trainer.ahead(batches, rates);
+  };
+  const auto expected = results(Forgotten::nothing);
+  for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow, Forgotten::await_work}) {
+    INFO(static_cast<int>(forgotten));
+    CHECK_FALSE(same(results(forgotten), expected));
+  }
+  // Before anybody looks at the results, the step's time is asked for.
+  CHECK_THROWS_AS(results(Forgotten::await_ops), std::logic_error);
+}
+
+TEST_CASE("steps that are skipped are found so one step later") {
+  const RunConfig config = two_micro_batches();
+  // The fourth update makes the weights so large that no later loss is a number.
+  const std::vector<double> rates = {1e-3, 1e-3, 0, 1e30, 1e-3, 1e-3, 1e-3};
+  Trainer expected(config), trainer(config);
+  KeptBatches all(config, all_kept), again(config, all_kept);
+  const auto results = trainer.ahead(again, rates);
+  CHECK(same(results, expected.one_by_one(all, rates)));
+  for (size_t i = 0; i < results.size(); ++i) {
+    CHECK(results[i].skipped == (i > 3));
+    CHECK(results[i].updates == std::min<int64_t>(static_cast<int64_t>(i) + 1, 4));
+  }
+}
+
+TEST_CASE("no more than two steps begin before the first is read") {
+  const RunConfig config = two_micro_batches();
+  Trainer trainer(config);
+  KeptBatches batches(config, all_kept);
+  CHECK_THROWS_AS(trainer.step().end(), std::logic_error);
+  for (int i = 0; i < 2; ++i) trainer.step().begin(1e-3, batches);
+  CHECK_THROWS_AS(trainer.step().begin(1e-3, batches), std::logic_error);
+}
+
+TEST_CASE("checkpoints come from the device piece by piece, whole") {
+  // The embedding has more than two pieces.
+  const RunConfig config = small_config(Family::gpt2, {"model.vocab_size=60001"});
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("gptrain-pieces-" + std::to_string(getpid()));
+  const auto saved_weights = [&](Forgotten forgotten) {
+    Trainer trainer(config, forgotten);
+    trainer.save(folder);
+    const auto cpu = make_cpu_backend(1);
+    OneRank rank(config);
+    TrainingStep step(config, plan_step(config, cpu->target()).memory, *cpu, rank.groups);
+    load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
+    std::vector<float> weights;
+    for (const StatePiece& piece : step.state())
+      weights.insert(weights.end(), piece.weight, piece.weight + piece.count());
+    return std::pair(weights, trainer.weights());
+  };
+  const auto [saved, held] = saved_weights(Forgotten::nothing);
+  CHECK(saved == held);
+  const auto [wrong, right] = saved_weights(Forgotten::await_work);
+  CHECK_FALSE(wrong == right);
+  std::filesystem::remove_all(folder);
+}
