@@ -73,7 +73,10 @@ inline bool takes_pre_activation(const Matrix& matrix) {
 }
 inline bool may_fuse(const LinearForward& op) { return takes_pre_activation(op.pre_activation); }
 inline bool may_fuse(const LinearBackwardInput& op) { return takes_pre_activation(op.pre_activation); }
-inline bool may_fuse(const LinearBackwardWeight& op) { return dtype_bytes(op.dy.dtype) == 2; }
+inline bool may_fuse(const LinearBackwardWeight& op) {
+  return dtype_bytes(op.dy.dtype) == 2 && op.dy.cols % fused_activation_multiple == 0 &&
+         op.x.cols % fused_activation_multiple == 0;
+}
 
 // The op with the whole epilogue, where `call` is that of its product and bias.
 inline void fuse(const LinearForward& op, std::byte*, Call& call) {

@@ -34,6 +34,7 @@
 #include "algorithm_record.h"
 #include "base/dtype.h"
 #include "device/epilogues.h"
+#include "device/split_sums.h"
 #include "device/status.h"
 #include "kernels/elements.h"
 #include "ops/check.h"
@@ -145,6 +146,7 @@ class Event {
 struct Served {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t a, b, d;
+  int64_t depth = 0;
   std::string name;  // in records
   bool known = false;
   std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: the own kernel, or apart
@@ -386,6 +388,7 @@ void CublasProducts::describe(const ProductKey& key, const Call& call, Served& s
     check(
         cublasLtMatrixLayoutInit(&of, cuda_type(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld));
   };
+  served.depth = key.k;
   check(cublasLtMatmulDescInit(&served.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
   set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? transposed : plain);
@@ -418,6 +421,7 @@ bool CublasProducts::fits(Served& served, const cublasLtMatmulAlgo_t& algorithm)
                                                         &served.d, &algorithm, &result);
   if (status != CUBLAS_STATUS_SUCCESS || static_cast<int64_t>(result.workspaceSize) > gpu_product_workspace_bytes)
     return false;
+  if (!sums_are_whole(algorithm, served.depth)) return false;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   size_t written = 0;
   const cublasStatus_t has_scheme = cublasLtMatmulAlgoConfigGetAttribute(
@@ -447,7 +451,10 @@ std::vector<CublasProducts::Candidate> CublasProducts::candidates(const Call& ca
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library_, &served.operation, &served.a, &served.b, &served.d, &served.d,
                                      &preference, most_candidates, results.data(), &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+  // What is more than a bias has a way without the library, whatever that says of it.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+      (status != CUBLAS_STATUS_SUCCESS && is_more_than_bias(call.epilogue)))
+    return {};
   check(status);
   std::vector<Candidate> found;
   for (int i = 0; i < count; ++i) {

@@ -224,7 +224,7 @@ std::unique_ptr<DeviceMemory> CudaRuntime::allocate(int64_t bytes) {
 }
 
 void CudaRuntime::upload(void* device, const void* host, int64_t bytes) {
-  uploads_->upload(device, host, bytes, stream_);
+  uploads_->upload(device, host, bytes, stream_, [this](cudaEvent_t left) { wait_for_event(*checks_, left); });
 }
 
 void CudaRuntime::download(void* host, const void* device, int64_t bytes) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/split_sums.h"
 #include "device/status.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
@@ -177,7 +178,8 @@ std::vector<cublasLtMatmulAlgo_t> CublasScaledProducts::candidates(const ScaledP
   for (int i = 0; i < count; ++i) {
     const auto& result = results[static_cast<size_t>(i)];
     if (result.state == CUBLAS_STATUS_SUCCESS &&
-        static_cast<int64_t>(result.workspaceSize) <= gpu_product_workspace_bytes)
+        static_cast<int64_t>(result.workspaceSize) <= gpu_product_workspace_bytes &&
+        sums_are_whole(result.algo, op.a.cols))
       found.push_back(result.algo);
   }
   return found;

@@ -20,13 +20,14 @@ UploadRing::~UploadRing() {
   cudaFreeHost(memory_);
 }
 
-void UploadRing::upload(void* device, const void* host, int64_t bytes, Stream stream) {
+void UploadRing::upload(void* device, const void* host, int64_t bytes, Stream stream,
+                        const std::function<void(cudaEvent_t)>& wait) {
   for (int64_t done = 0; done < bytes; done += piece_bytes) {
     const int64_t place = used_++ % num_pieces;
     const auto size = static_cast<size_t>(std::min(piece_bytes, bytes - done));
     std::byte* const piece = memory_ + place * piece_bytes;
     const cudaEvent_t left = left_[static_cast<size_t>(place)];
-    check_cuda(cudaEventSynchronize(left), "waiting for an upload");
+    wait(left);
     std::memcpy(piece, static_cast<const std::byte*>(host) + done, size);
     check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, piece, size, cudaMemcpyHostToDevice, stream),
                "copying to the device");

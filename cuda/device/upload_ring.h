@@ -5,13 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime.h>
+#include <functional>
 
 #include "stream.h"
 
 namespace gptrain {
 
 // Of the device that is current when it is made, where all of its uploads go. A call copies to the ring and returns; it
-// waits only for a piece that has not left the ring after all the others were used.
+// waits, by `wait`, only for a piece that has not left the ring after all the others were used.
 class UploadRing {
  public:
   UploadRing();
@@ -19,7 +20,8 @@ class UploadRing {
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
 
-  void upload(void* device, const void* host, int64_t bytes, Stream stream);
+  void upload(void* device, const void* host, int64_t bytes, Stream stream,
+              const std::function<void(cudaEvent_t)>& wait);
 
  private:
   // 8 MiB in all. A step uploads a piece or two, and with ZeRO 1 and 2 one for each unit.

@@ -1,5 +1,6 @@
 #include "host/device_memory.h"
 
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -28,9 +29,11 @@ void protect(const Pages& pages, int access) {
 void* take_pages(size_t bytes) {
   Pages& pages = all_pages();
   const std::lock_guard lock(pages.mutex);
-  const int access = pages.accesses > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
-  void* const data = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
+  // A device does not clear what it gives: not a number, as a float of any size.
+  std::memset(data, 0xff, bytes);
+  if (pages.accesses == 0) mprotect(data, bytes, PROT_NONE);
   pages.taken[data] = bytes;
   return data;
 }

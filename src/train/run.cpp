@@ -108,6 +108,7 @@ class Run {
   RunProgress progress_;
   std::optional<MetricsWriter> metrics_;
   int64_t saved_step_ = -1;
+  bool last_skipped_ = false;
   bool save_due_ = false;
   int64_t validated_step_ = -1;
   double model_flops_per_step_;
@@ -302,6 +303,7 @@ void Run::end_step() {
   progress_.samples += config_.batch.global;
   progress_.updates = result.updates;
   // A step that only lowers the loss scale neither counts as a failure nor makes up for one.
+  last_skipped_ = result.skipped;
   if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, begun.lr, begun.data_seconds);
@@ -449,7 +451,7 @@ void Run::save() {
   save_due_ = false;
   if (leads_) fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
   // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
-  if (progress_.skipped_in_a_row == 0) retain();
+  if (!last_skipped_ && progress_.skipped_in_a_row == 0) retain();
 }
 
 void Run::retain() {

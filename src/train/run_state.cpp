@@ -120,6 +120,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   DeviceFloats memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
+    step.clear_state();
     load_slices(checkpoint, slices_of(step, false, memory));
   });
   step.set_updates(manifest.updates);

@@ -281,10 +281,13 @@ void TrainingStep::choose_algorithms() {
   backend_.set_choosing(false);
 }
 
-void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
-  // Padding too, which no tensor's values reach.
+void TrainingStep::clear_state() {
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::moments})
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
+}
+
+void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
+  clear_state();
   std::vector<float> chunk(static_cast<size_t>(std::min(layout_.elements, upload_chunk_elements)));
   int64_t drawn = 0;
   for (const StatePiece& piece : state()) {

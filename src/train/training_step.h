@@ -78,6 +78,8 @@ class TrainingStep {
   void choose_algorithms();
   // Initial weights, zero moments, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
+  // Zero weights and moments, padding too, which no tensor's values reach. Before they are written from outside.
+  void clear_state();
   // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
