@@ -202,6 +202,9 @@ std::string first_host(const std::string& list) {
 bool settle_on_node(const Launch& launch) {
   const bool launched = launch.source == Launch::Source::open_mpi || launch.source == Launch::Source::slurm;
   if (launched) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // A launcher that ends its ranks may first stop taking their output. They end with their own exit code all the same,
+  // by which a job's script knows whether to queue it again.
+  if (launch.size > 1) std::signal(SIGPIPE, SIG_IGN);
   std::vector<int> cores = cores_of(0);
   const auto num_ranks = static_cast<size_t>(launch.local_size);
   const bool bound = static_cast<long>(cores.size()) < sysconf(_SC_NPROCESSORS_ONLN);

@@ -43,7 +43,7 @@ std::string describe(const Launch& launch);
 std::string first_host(const std::string& list);
 
 // What a launcher leaves to the program. Call before threads start:
-//   - the process is killed when its launcher dies
+//   - the process is killed when its launcher dies, and not by output that the launcher no longer takes
 //   - processes of one node share its cores: each takes its part where nobody has bound it, or where mpirun bound it to
 //     a single core though there are more. With more processes than cores all may use all.
 // Returns false if the processes of this node have to share cores, so that who waits should yield.

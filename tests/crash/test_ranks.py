@@ -462,6 +462,14 @@ class Faults(RanksTest):
                            r"--resume latest")
         self.assertEqual(run.newest_step(), 1, "what is damaged is not saved")
 
+    def test_a_rank_whose_output_nobody_takes(self):
+        run = self.new_run("unread")
+        closed = ("bash", "-c", 'exec "$0" "$@" > >(true)')
+        ranks = run.start_ranks(self, "tcp", prefix=closed, prefixed_rank=0)
+        self.assertEqual(ranks.wait(), [DEVICE] + [0] * (RANKS - 1), ranks.output())
+        self.assertIn("cannot write to standard output", ranks.output())
+        self.assertEqual(run.newest_step(), STEPS)
+
     def test_a_part_that_cannot_be_written(self):
         """As on a full disk."""
         run = self.new_run("full-disk")
