@@ -217,8 +217,9 @@ TEST_CASE("each wait between copies and ops is needed") {
   const RunConfig config = two_micro_batches();
   const std::vector<double> rates(6, 1e-3);
   const auto results = [&](Forgotten forgotten) {
-    Trainer trainer(config, forgotten);
+    // Longer than the trainer, whose copies nobody may have waited for.
     KeptBatches batches(config, forgotten == Forgotten::await_work ? 1 : all_kept);
+    Trainer trainer(config, forgotten);
     return trainer.ahead(batches, rates);
   };
   const auto expected = results(Forgotten::nothing);

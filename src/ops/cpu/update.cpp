@@ -72,8 +72,12 @@ void cpu_prepare_update(const PrepareUpdate& op) {
   state.gradient_scale = op.clip_norm > 0 && norm > op.clip_norm ? static_cast<float>(op.clip_norm / norm) : 1.0F;
   state.gradient_scale /= state.loss_scale.value;
   state.step_loss_scale = state.loss_scale.value;
-  if (op.loss_scale_window > 0)
-    state.loss_scale = next_loss_scale(state.loss_scale, state.skip != 0, op.loss_scale_window);
+  if (op.loss_scale_window > 0) {
+    // Not as a whole: equal states have equal bytes between their fields, too.
+    const LossScale next = next_loss_scale(state.loss_scale, state.skip != 0, op.loss_scale_window);
+    state.loss_scale.value = next.value;
+    state.loss_scale.good_steps = next.good_steps;
+  }
   if (state.skip != 0) return;
   state.updates += 1;
   const auto updates = static_cast<double>(state.updates);
