@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 import test_crash
+from other_processes import damage_memory, is_running
 from test_crash import PROCESS_TIMEOUT_SECONDS, catches, read_safetensors, wait_for
 
 STEPS = 18
@@ -53,38 +54,6 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def damage_memory(process_id, content):
-    """Flips a bit in the middle of every place where the process holds those bytes; how many there are."""
-    places = 0
-    maps = Path(f"/proc/{process_id}/maps").read_text(encoding="utf-8").splitlines()
-    with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
-        for line in maps:
-            addresses, rights = line.split()[:2]
-            if not rights.startswith("rw"):
-                continue
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            try:
-                memory.seek(begin)
-                found = memory.read(end - begin)
-            except OSError:
-                continue  # no ordinary memory, or no longer there
-            at = found.find(content)
-            while at >= 0:
-                middle = at + len(content) // 2 // 4 * 4  # the least of the mantissa of an f32
-                memory.seek(begin + middle)
-                memory.write(bytes([found[middle] ^ 1]))
-                places += 1
-                at = found.find(content, at + len(content))
-    return places
-
-
-def is_running(process_id):
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Ranks:
