@@ -111,6 +111,7 @@ bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
   });
 }
 
+// Goes before the sources that it reads: its last copies may end with it.
 class Trainer {
  public:
   explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing)
@@ -177,8 +178,8 @@ constexpr int64_t all_kept = 4;
 TEST_CASE("a step that begins before the last one is over waits for nothing and has the same bits") {
   const RunConfig config = two_micro_batches();
   const std::vector<double> rates(5, 1e-3);
-  Trainer expected(config), trainer(config);
   KeptBatches all(config, all_kept), again(config, all_kept);
+  Trainer expected(config), trainer(config);
   const auto results = expected.one_by_one(all, rates);
   CHECK(trainer.step().most_ahead() == 1);
   CHECK(same(trainer.ahead(again, rates), results));
@@ -189,8 +190,8 @@ TEST_CASE("a step that begins before the last one is over waits for nothing and 
 
 TEST_CASE("the time of a step is that between the ends of two, whenever the host looks") {
   const RunConfig config = two_micro_batches();
-  Trainer trainer(config);
   KeptBatches batches(config, all_kept);
+  Trainer trainer(config);
   const double start = steady_seconds();
   std::vector<double> seconds;
   for (const StepResult& result : trainer.ahead(batches, std::vector<double>(6, 1e-3)))
@@ -207,8 +208,8 @@ TEST_CASE("the time of a step is that between the ends of two, whenever the host
 TEST_CASE("a source that keeps one micro-batch is waited for and read whole") {
   const RunConfig config = two_micro_batches();
   const std::vector<double> rates(3, 1e-3);
-  Trainer expected(config), trainer(config);
   KeptBatches all(config, all_kept), again(config, 1);
+  Trainer expected(config), trainer(config);
   CHECK(same(expected.one_by_one(all, rates), trainer.ahead(again, rates)));
   CHECK(trainer.waits_in_steps > 0);
 }
@@ -235,8 +236,8 @@ TEST_CASE("steps that are skipped are found so one step later") {
   const RunConfig config = two_micro_batches();
   // The fourth update makes the weights so large that no later loss is a number.
   const std::vector<double> rates = {1e-3, 1e-3, 0, 1e30, 1e-3, 1e-3, 1e-3};
-  Trainer expected(config), trainer(config);
   KeptBatches all(config, all_kept), again(config, all_kept);
+  Trainer expected(config), trainer(config);
   const auto results = trainer.ahead(again, rates);
   CHECK(same(results, expected.one_by_one(all, rates)));
   for (size_t i = 0; i < results.size(); ++i) {
@@ -247,8 +248,8 @@ TEST_CASE("steps that are skipped are found so one step later") {
 
 TEST_CASE("no more than two steps begin before the first is read") {
   const RunConfig config = two_micro_batches();
-  Trainer trainer(config);
   KeptBatches batches(config, all_kept);
+  Trainer trainer(config);
   CHECK_THROWS_AS(trainer.step().end(), std::logic_error);
   for (int i = 0; i < 2; ++i) trainer.step().begin(1e-3, batches);
   CHECK_THROWS_AS(trainer.step().begin(1e-3, batches), std::logic_error);
