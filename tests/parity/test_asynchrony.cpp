@@ -111,7 +111,7 @@ bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
   });
 }
 
-// Goes before the sources that it reads: its last copies may end with it.
+// Ends before the sources that it reads: its last copies may end with it.
 class Trainer {
  public:
   explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing)

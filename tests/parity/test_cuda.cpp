@@ -209,7 +209,7 @@ TEST_CASE("in fp16 the loss scale changes neither the norm nor the update") {
   }
 }
 
-TEST_CASE("losses and norms of 20 steps agree with the CPU's") {
+TEST_CASE("losses and norms of 20 steps agree with the CPU's", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     // Documents that change from step to step, for what is recorded once and played again.
     const std::vector<std::string> masked = {"model.dropout=0.1", "model.attention_window=6",
