@@ -55,6 +55,17 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
 constexpr MeshSizes meshes[] = {{1, 2, false}, {1, 3, false}, {2, 2, false}, {2, 2, true}};
 constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compute=bf16"};
 
+// `run` trains with these overrides beside its own.
+template <typename Run>
+void check_zero_stages(const Run& run) {
+  const Outcome zero0 = run({"parallel.zero=0"});
+  require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
+  const Outcome zero2 = run({"parallel.zero=2"});
+  require_same_bits(zero2, run({"parallel.zero=3"}));
+  require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
+  CHECK(zero0.losses.front() == zero2.losses.front());
+}
+
 }  // namespace
 
 TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
@@ -64,12 +75,7 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute m
         INFO("tensor " << mesh.tensor << " data " << mesh.data << " sequence " << mesh.sequence << " " << precision);
         const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2"};
         const auto run = [&](const Overrides& more) { return train(family, mesh, with(base, more), 3); };
-        const Outcome zero0 = run({"parallel.zero=0"});
-        require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
-        const Outcome zero2 = run({"parallel.zero=2"});
-        require_same_bits(zero2, run({"parallel.zero=3"}));
-        require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
-        CHECK(zero0.losses.front() == zero2.losses.front());
+        check_zero_stages(run);
       }
     }
   }
@@ -80,12 +86,7 @@ TEST_CASE("FP8 linears: ZeRO 0 and 1, and 2 and 3, give the same bits, with ever
       "model.ffn_hidden_size=64", "model.sequence_length=16", "model.dropout=0.1",    "batch.micro=2",
       "run.device=auto",          "precision.compute=bf16",   "precision.linears=fp8"};
   const auto run = [&](const Overrides& more) { return train(Family::llama, {1, 2, false}, with(base, more), 2); };
-  const Outcome zero0 = run({"parallel.zero=0"});
-  require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
-  const Outcome zero2 = run({"parallel.zero=2"});
-  require_same_bits(zero2, run({"parallel.zero=3"}));
-  require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
-  CHECK(zero0.losses.front() == zero2.losses.front());
+  check_zero_stages(run);
 }
 
 TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
