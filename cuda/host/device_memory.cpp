@@ -31,6 +31,8 @@ void* take_pages(size_t bytes) {
   const std::lock_guard lock(pages.mutex);
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
+  // Only advice: access to all of it is taken away and given back with every kernel, page by page.
+  madvise(data, bytes, MADV_HUGEPAGE);
   // A device does not clear what it gives: not a number, as a float of any size.
   std::memset(data, 0xff, bytes);
   if (pages.accesses == 0) mprotect(data, bytes, PROT_NONE);
