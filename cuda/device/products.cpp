@@ -33,8 +33,8 @@
 
 #include "algorithm_record.h"
 #include "base/dtype.h"
+#include "device/cublas.h"
 #include "device/epilogues.h"
-#include "device/split_sums.h"
 #include "device/status.h"
 #include "kernels/elements.h"
 #include "ops/check.h"
@@ -43,8 +43,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int most_candidates = 8;
-constexpr uintptr_t workspace_alignment = 256;
 // In a record, the algorithm of a product that cuBLASLt does not take.
 constexpr std::string_view own_kernel = "own kernel";
 // Of a product with more than a bias in its epilogue, where the product alone and own kernels take its place.
@@ -96,11 +94,6 @@ void check_cublas(cublasStatus_t status, std::string_view what) {
 
 void check_cublas(cublasStatus_t status, const Call& call) {
   if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, call.text());
-}
-
-cudaDataType_t cuda_type(DType dtype) {
-  if (dtype == DType::bf16) return CUDA_R_16BF;
-  return dtype == DType::f16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
 // The library's serialized form, word by word.

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "device/split_sums.h"
+#include "device/cublas.h"
 #include "device/status.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
@@ -27,27 +27,12 @@
 namespace gptrain {
 namespace {
 
-constexpr int most_candidates = 8;
-constexpr uintptr_t workspace_alignment = 256;
 constexpr uint32_t operand_alignment = 16;
 
 void check_cublas(cublasStatus_t status, const ScaledProduct& op) {
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(ExitCode::device, "{}, {}: cuBLASLt error {} ({})", ScaledProduct::name, shape_text(op),
                 cublasLtGetStatusString(status), cublasLtGetStatusName(status));
-  }
-}
-
-cudaDataType_t cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::f8e4m3:
-      return CUDA_R_8F_E4M3;
-    case DType::f8e5m2:
-      return CUDA_R_8F_E5M2;
-    case DType::bf16:
-      return CUDA_R_16BF;
-    default:
-      return CUDA_R_32F;
   }
 }
 

@@ -1,11 +1,31 @@
-// Products whose sums cuBLASLt takes in parts (split-K).
+// What all of cuBLASLt's products share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cublasLt.h>
 
+#include "base/dtype.h"
+
 namespace gptrain {
+
+constexpr uintptr_t workspace_alignment = 256;
+constexpr int most_candidates = 8;  // algorithms that are looked at for a product
+
+inline cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f8e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::f8e5m2:
+      return CUDA_R_8F_E5M2;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    default:
+      return CUDA_R_32F;
+  }
+}
 
 // Whether the algorithm's sums of `depth` products are whole. Some versions that take a sum in parts leave out what is
 // past the last whole tile of the depth (github.com/facebookexperimental/triton/pull/2767): parts are for depths that
