@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/output_file.h"
 #include "config/json_text.h"
 
@@ -58,7 +59,7 @@ std::string AlgorithmRecord::text() const {
   document["library"] = library_;
   Json& algorithms = document["algorithms"] = Json::object();
   for (const auto& [product, algorithm] : algorithms_) algorithms[product] = algorithm;
-  return document.dump(2);
+  return json_text(document, 2);
 }
 
 std::string AlgorithmRecord::take(std::string_view text) {

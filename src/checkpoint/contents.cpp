@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain {
@@ -17,7 +17,7 @@ using nlohmann::json;
 
 // A slice's place, the text under its key in the file's metadata.
 std::string format_place(const Slice& slice) {
-  return json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}}.dump();
+  return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}});
 }
 
 struct Place {
@@ -29,7 +29,7 @@ struct Place {
 // Nothing if the text is not a place.
 std::optional<Place> parse_place(const std::string& text) {
   try {
-    const json place = json::parse(text);
+    const json place = parse_json(text);
     return Place{place.at("tensor").get<std::string>(), place.at("global_shape").get<std::vector<int64_t>>(),
                  place.at("offset").get<std::vector<int64_t>>()};
   } catch (const json::exception&) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/hf_model.h"
@@ -94,7 +95,7 @@ int64_t write_weights(const fs::path& path, const Contents& contents, const HfMo
 
 void write_config(const fs::path& path, const HfModel& model) {
   SyncedFile file(path);
-  const std::string text = model.config.dump(2) + '\n';
+  const std::string text = json_text(model.config, 2) + '\n';
   file.write(text.data(), static_cast<int64_t>(text.size()));
   file.sync_and_close();
 }

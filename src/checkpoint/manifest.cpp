@@ -3,7 +3,6 @@
 #include <bit>
 #include <charconv>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -11,6 +10,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -44,7 +44,7 @@ const json& member(const json& object, const std::string& key) {
 int64_t count_of(const json& object, const std::string& key) {
   const json& value = member(object, key);
   if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-    fault("\"{}\" is {}, which is not a count", key, value.dump());
+    fault("\"{}\" is {}, which is not a count", key, json_text(value));
   }
   return value.get<int64_t>();
 }
@@ -100,7 +100,7 @@ StoredManifest parse_manifest(const std::string& text) {
   }
   json root;
   try {
-    root = json::parse(text);
+    root = parse_json(text);
   } catch (const json::exception& e) {
     fault("it is not valid JSON: {}", e.what());
   }
@@ -136,11 +136,11 @@ StoredManifest parse_manifest(const std::string& text) {
 
 }  // namespace
 
-std::string format_file_record(const FileRecord& record) { return file_object(record).dump(); }
+std::string format_file_record(const FileRecord& record) { return json_text(file_object(record)); }
 
 FileRecord parse_file_record(const std::string& text) {
   try {
-    return parse_file(json::parse(text));
+    return parse_file(parse_json(text));
   } catch (const json::exception& e) {
     throw Error(ExitCode::checkpoint, "a rank's record of its file is not valid JSON: {}", e.what());
   }
@@ -169,7 +169,7 @@ std::string format_manifest(const StoredManifest& stored) {
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));
   std::string text;
   try {
-    text = root.dump(2);
+    text = json_text(root, 2);
   } catch (const json::exception&) {
     throw Error(ExitCode::checkpoint, "cannot write a manifest: the config or a name in it is not valid UTF-8");
   }

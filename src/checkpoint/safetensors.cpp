@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/boxes.h"
 
 namespace gptrain {
@@ -72,7 +72,7 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const Saf
     data_bytes += *bytes;
   }
   try {
-    return header.dump();
+    return json_text(header);
   } catch (const json::exception&) {
     fault("a tensor's name is not valid UTF-8");
   }
@@ -100,7 +100,7 @@ json parse_header(const std::string& text) {
 
 int64_t whole_number(const json& value, const std::string& name, const char* what) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-    fault("tensor \"{}\": {} holds {}, which is not a size", name, what, value.dump());
+    fault("tensor \"{}\": {} holds {}, which is not a size", name, what, json_text(value));
   }
   return value.get<int64_t>();
 }
@@ -114,7 +114,7 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value) {
   SafetensorsEntry entry;
   entry.tensor.name = name;
   const auto dtype = parse_dtype(value["dtype"].get<std::string>());
-  if (!dtype) fault("tensor \"{}\" has dtype {}, which is not supported", name, value["dtype"].dump());
+  if (!dtype) fault("tensor \"{}\" has dtype {}, which is not supported", name, json_text(value["dtype"]));
   entry.tensor.dtype = *dtype;
   for (const json& dim : value["shape"]) entry.tensor.shape.push_back(whole_number(dim, name, "its shape"));
   entry.offset = whole_number(value["data_offsets"][0], name, "data_offsets");

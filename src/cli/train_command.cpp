@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "comm/bootstrap.h"
@@ -45,7 +45,7 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   std::ifstream file(out / "metrics.jsonl");
   std::vector<double> rates;
   for (std::string line; std::getline(file, line);) {
-    const auto record = nlohmann::json::parse(line, nullptr, false);
+    const auto record = parse_json_or_discard(line);
     if (record.is_object() && record.contains("tokens_per_second") && record["tokens_per_second"].is_number()) {
       rates.push_back(record["tokens_per_second"].get<double>());
     }
@@ -87,8 +87,7 @@ int64_t planned_world_size(const TrainArguments& arguments) {
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
-  const Target target =
-      arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
+  const Target target = arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
   require_products(config, target, ExitCode::usage);
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,

@@ -5,12 +5,12 @@
 #include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <thread>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/thread.h"
 #include "base/units.h"
 
@@ -131,7 +131,7 @@ class Heartbeat::Watch {
   }
 
   void beat(const char* kind) {
-    const std::string frame = Json{{"kind", kind}, {"doing", describe(activity_->state())}}.dump();
+    const std::string frame = json_text(Json{{"kind", kind}, {"doing", describe(activity_->state())}});
     for (FrameChannel& channel : meeting_.channels)
       if (channel.open()) channel.send(frame, Clock::now() + send_time);
   }
@@ -147,7 +147,7 @@ class Heartbeat::Watch {
   }
 
   void take(const std::string& frame, Member& member) {
-    const Json message = Json::parse(frame, nullptr, false);
+    const Json message = parse_json_or_discard(frame);
     const std::string kind = message.is_object() ? message.value("kind", "") : "";
     member.heard = Clock::now();
     if (kind == "beat") member.doing = message.value("doing", "");
@@ -214,7 +214,7 @@ class Heartbeat::Watch {
       if (!accepted) break;
       FrameChannel channel(std::move(accepted->socket));
       const auto text = channel.receive(deadline);
-      const Json greeting = text ? Json::parse(*text, nullptr, false) : Json();
+      const Json greeting = text ? parse_json_or_discard(*text) : Json();
       if (!greeting.is_object() || greeting.value("token", "") != meeting_.token || !greeting.contains("rank"))
         continue;
       const auto rank = greeting.at("rank").get<size_t>();
@@ -230,7 +230,7 @@ class Heartbeat::Watch {
   const Peer& self() const { return meeting_.peers[static_cast<size_t>(rank_)]; }
 
   std::string takeover_greeting() const {
-    return Json{{"kind", "takeover"}, {"token", meeting_.token}, {"rank", rank_}}.dump();
+    return json_text(Json{{"kind", "takeover"}, {"token", meeting_.token}, {"rank", rank_}});
   }
 
   void report_and_end(int reporter) {
@@ -247,7 +247,7 @@ class Heartbeat::Watch {
                members_.size(), reporter, self().host, report);
     std::fflush(stderr);
     for (FrameChannel& channel : meeting_.channels)
-      if (channel.open()) channel.send(Json{{"kind", "end"}}.dump(), Clock::now() + send_time);
+      if (channel.open()) channel.send(json_text(Json{{"kind", "end"}}), Clock::now() + send_time);
     end_(true);
   }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <exception>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "comm/exchange.h"
 #include "comm/heartbeat.h"
 #include "comm/links.h"
@@ -111,9 +111,9 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
     master = listen_as_master(meeting_place);
     std::vector<std::string> addresses = interface_addresses();
     addresses.push_back("127.0.0.1");
-    place = Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}}.dump();
+    place = json_text(Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}});
   }
-  const Json shared = Json::parse(links->share(place));
+  const Json shared = parse_json(links->share(place));
   std::vector<std::string> addresses = shared.at("addresses");
   if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());
   meeting_place.master_port = shared.at("port");

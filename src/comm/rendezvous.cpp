@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 #include <random>
@@ -14,6 +13,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/version.h"
 
 namespace gptrain {
@@ -95,10 +95,10 @@ class Assembly {
   bool faulty() const { return !faults_.empty(); }
 
   void arrive(FrameChannel channel, const std::string& address, const std::string& text) {
-    const Json hello = Json::parse(text, nullptr, false);
+    const Json hello = parse_json_or_discard(text);
     if (!hello.is_object() || hello.value("kind", "") != "hello") return;
     if (hello.value("job", "") != launch_.job) {
-      channel.send(Json{{"kind", "other run"}}.dump(), Clock::now() + retry_interval);
+      channel.send(json_text(Json{{"kind", "other run"}}), Clock::now() + retry_interval);
       return;
     }
     const int rank = hello.at("rank");
@@ -143,8 +143,8 @@ class Assembly {
 
   void tell_all(const Json& message, Clock::time_point deadline) {
     for (FrameChannel& channel : meeting_.channels)
-      if (channel.open()) channel.send(message.dump(), deadline);
-    for (FrameChannel& channel : rejected_) channel.send(message.dump(), deadline);
+      if (channel.open()) channel.send(json_text(message), deadline);
+    for (FrameChannel& channel : rejected_) channel.send(json_text(message), deadline);
   }
 
   [[noreturn]] void refuse(double timeout_seconds, int port) {
@@ -221,9 +221,9 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
       if (!socket) continue;
       FrameChannel channel(std::move(*socket));
-      channel.send(hello.dump(), deadline);
+      channel.send(json_text(hello), deadline);
       const auto text = channel.receive(deadline + answer_grace);
-      const Json answer = text ? Json::parse(*text, nullptr, false) : Json();
+      const Json answer = text ? parse_json_or_discard(*text) : Json();
       const std::string kind = answer.is_object() ? answer.value("kind", "") : "";
       if (kind == "refused") throw Error(ExitCode::device, std::string());
       if (kind == "welcome") {

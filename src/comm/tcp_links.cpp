@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "comm/links.h"
 
 namespace gptrain {
@@ -140,7 +140,7 @@ class TcpLinks final : public Links {
   std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
     const auto deadline = Clock::now() + timeout_;
     std::vector<Socket> sockets(ranks.size());
-    const std::string greeting = Json{{"token", token_}, {"group", index}, {"rank", rank_}}.dump();
+    const std::string greeting = json_text(Json{{"token", token_}, {"group", index}, {"rank", rank_}});
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] >= rank_) continue;
       const Peer& peer = peers_[static_cast<size_t>(ranks[i])];
@@ -173,7 +173,7 @@ class TcpLinks final : public Links {
                     peers_[static_cast<size_t>(rank)].host, rank_, self().host, group);
       FrameChannel channel(std::move(accepted->socket));
       const auto text = channel.receive(deadline);
-      const Json greeting = text ? Json::parse(*text, nullptr, false) : Json();
+      const Json greeting = text ? parse_json_or_discard(*text) : Json();
       if (greeting.is_object() && greeting.value("token", "") == token_)
         calls_[{greeting.at("group").get<int>(), greeting.at("rank").get<int>()}] = channel.take_socket();
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/json.h"
 #include "base/loss_scale.h"
 #include "config/presets.h"
 
@@ -264,7 +265,8 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
               .changeable(),
-          words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears, {},
+          words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears,
+                                        {},
                                         "matrix products of the linears in transformer blocks; fp8, on GPUs that have "
                                         "it: E4M3 forward, E5M2 for gradients; default: compute")
               .derived(R"("fp32")")
@@ -436,7 +438,7 @@ std::vector<Field> make_table() {
   add_memory_checkpoint_log(table);
   add_run(table);
   for (Field& row : table) {
-    if (row.example.empty()) row.example = row.get(RunConfig{}).dump();
+    if (row.example.empty()) row.example = json_text(row.get(RunConfig{}));
   }
   return table;
 }

@@ -2,6 +2,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/json.h"
 #include "config/fields.h"
 #include "config/load.h"
 
@@ -103,7 +104,7 @@ std::string config_schema() {
       {"required", required},
       {"additionalProperties", false},
   };
-  return schema.dump(2) + "\n";
+  return json_text(schema, 2) + "\n";
 }
 
 }  // namespace gptrain

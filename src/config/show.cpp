@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "config/fields.h"
 #include "config/load.h"
 
@@ -28,7 +29,7 @@ std::string show_config(const RunConfig& config, ConfigText text) {
       const Json value = field.get(config);
       if (field.path == "model.preset" && config.model.preset.empty()) continue;
       if (field.path == "batch.accumulation" && text == ConfigText::for_any_ranks) continue;
-      lines.push_back(fmt::format("    \"{}\": {}", field.key(), value.dump()));
+      lines.push_back(fmt::format("    \"{}\": {}", field.key(), json_text(value)));
     }
     sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, join(lines, ",\n")));
   }
@@ -38,7 +39,7 @@ std::string show_config(const RunConfig& config, ConfigText text) {
 std::string list_config(const RunConfig& config) {
   std::string lines;
   for (const Field& field : fields()) {
-    if (field.get && field.used(config)) lines += fmt::format("{} = {}\n", field.path, field.get(config).dump());
+    if (field.get && field.used(config)) lines += fmt::format("{} = {}\n", field.path, json_text(field.get(config)));
   }
   return lines;
 }
@@ -52,7 +53,7 @@ std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
     if (before == now) continue;
     const bool sources = std::holds_alternative<SourcesRule>(field.rule);
     lines.push_back(fmt::format("{}{}: {} in the checkpoint, {} in the config", field.path, sources ? "[].weight" : "",
-                                before.dump(), now.dump()));
+                                json_text(before), json_text(now)));
   }
   return join(lines, "\n");
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "base/json.h"
+
 namespace gptrain {
 namespace {
 
@@ -70,7 +72,7 @@ void check(const BooleanRule&, const Subject& subject) {
 
 bool is_utf8(const Json& text) {
   try {
-    (void)text.dump();
+    (void)json_text(text);
     return true;
   } catch (const Json::type_error&) {
     return false;
@@ -107,7 +109,7 @@ void check(const NumberPairRule& rule, const Subject& subject) {
   const Json example = Json::parse(subject.example);
   for (size_t i = 0; i < 2; ++i) {
     const std::string path = fmt::format("{}[{}]", subject.path, i);
-    check(rule.each, {path, subject.value[i], example[i].dump(), subject.faults});
+    check(rule.each, {path, subject.value[i], json_text(example[i]), subject.faults});
   }
 }
 

@@ -3,11 +3,11 @@
 #include <array>
 #include <cerrno>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
 
@@ -92,7 +92,7 @@ class BytePacker {
   static std::string text_of_line(const std::filesystem::path& input, int64_t number, const std::string& line) {
     nlohmann::json object;
     try {
-      object = nlohmann::json::parse(line);
+      object = parse_json(line);
     } catch (const nlohmann::json::exception& error) {
       throw Error(ExitCode::data, "{}, line {}: not valid JSON: {}", input.native(), number, error.what());
     }

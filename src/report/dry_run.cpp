@@ -2,8 +2,8 @@
 
 #include <cmath>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "model/spec/shard.h"
 #include "report/flops_json.h"
@@ -303,11 +303,11 @@ std::string dry_run_json(const DryRunInput& input) {
     entry["epochs"] = source.epochs ? Json(*source.epochs) : Json(nullptr);
     json["sources"].push_back(entry);
   }
-  return json.dump(2) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
-  return memory_object(config, spec, memory).dump(2) + "\n";
+  return json_text(memory_object(config, spec, memory), 2) + "\n";
 }
 
 }  // namespace gptrain

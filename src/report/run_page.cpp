@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/output_file.h"
 #include "base/units.h"
 #include "report/svg_plot.h"
@@ -212,7 +212,7 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
   std::ifstream in(metrics_file);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
   for (std::string line; std::getline(in, line);) {
-    const json record = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const json record = parse_json_or_discard(line);
     if (!record.is_object() || !record.contains("step")) continue;
     if (record.contains("validation_loss")) {
       history.validations.push_back({integer(record, "step"), number(record, "validation_loss")});

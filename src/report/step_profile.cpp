@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "report/flops_json.h"
 
 namespace gptrain {
@@ -170,7 +170,7 @@ std::string step_profile_trace(const StepProfile& profile) {
   std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
   for (size_t i = 0; i < events.size(); ++i) {
     if (i > 0) text += ",\n";
-    text += events[i].dump();
+    text += json_text(events[i]);
   }
   return text + "\n]}\n";
 }

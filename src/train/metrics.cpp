@@ -4,11 +4,11 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/output_file.h"
 #include "base/units.h"
 #include "train/tensorboard.h"
@@ -74,7 +74,7 @@ void drop_later_records(const fs::path& path, int64_t last_step) {
   if (!in) throw Error(ExitCode::usage, "cannot read {}", path.string());
   AtomicFile kept(path);
   for (std::string line; std::getline(in, line);) {
-    const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json record = parse_json_or_discard(line);
     if (!record.is_object()) continue;
     const auto step = record.find("step");
     if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() > last_step) continue;
