@@ -34,6 +34,8 @@ class Case:
     least_mfu: float | None = None  # the mark; None: there is none
     micro_tokens: tuple = MICRO_TOKENS
     linears: str = "bf16"
+    beside: str | None = None  # the case of the same in bf16
+    least_gain: float | None = None  # the mark: how many times as fast as that
 
     @property
     def length(self):
@@ -53,7 +55,6 @@ def gpt2(preset, length, global_tokens, least_mfu=None):
     return Case({"preset": f"gpt2-{preset}", "sequence_length": length}, global_tokens, least_mfu)
 
 
-# In the order of what is to be known first, should time run out.
 CASES = {
     "gpt2-124m-1024": gpt2("124m", 1024, 131072, 0.45),
     "gpt2-1.5b-1024": gpt2("1.5b", 1024, 65536, 0.60),
@@ -65,10 +66,11 @@ CASES = {
     "gpt2-350m-2048": gpt2("355m", 2048, 131072),
     "gpt2-774m-2048": gpt2("774m", 2048, 65536),
 }
-# The same with FP8 linears, on GPUs that have FP8 products: in no list by default, either.
-FP8_CASES = {f"{name}-fp8": replace(CASES[name], least_mfu=None, linears="fp8")
-             for name in ("gpt2-1.5b-1024", "llama-1b-4096")}
-# Small enough for a CPU: these check the scripts, and are in no list by default.
+# The same with FP8 linears.
+FP8_CASES = {f"{name}-fp8": replace(case, least_mfu=None, linears="fp8", beside=name,
+                                    least_gain=1.15 if name == "gpt2-1.5b-1024" else None)
+             for name, case in CASES.items()}
+# Small enough for a CPU: these check the scripts, and are never measured unless asked for.
 SMOKE_CASES = {
     "smoke-gpt2": Case({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1000,
                         "sequence_length": 64}, 512, micro_tokens=(512, 256, 128)),
@@ -76,7 +78,17 @@ SMOKE_CASES = {
                          "sequence_length": 64, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
                          "bias": False, "tied_head": False}, 512, micro_tokens=(512, 256, 128)),
 }
-ALL_CASES = CASES | FP8_CASES | SMOKE_CASES
+ALL_CASES = CASES | FP8_CASES | SMOKE_CASES | {
+    "smoke-gpt2-fp8": replace(SMOKE_CASES["smoke-gpt2"], linears="fp8", beside="smoke-gpt2", least_gain=0.0)}
+
+
+def usual_cases():
+    """What is measured unless somebody says otherwise, in the order of what is to be known first, should time run out;
+    those in FP8 on GPUs that have it."""
+    capability = ask_nvidia_smi("compute_cap")
+    has_fp8 = capability is None or tuple(map(int, capability.split("."))) >= (8, 9)
+    first = ["gpt2-124m-1024", "gpt2-1.5b-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096", "llama-1b-4096-fp8"]
+    return [name for name in dict.fromkeys([*first, *CASES, *FP8_CASES]) if has_fp8 or name in CASES]
 
 
 class RunFailed(Exception):

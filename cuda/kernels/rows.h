@@ -8,6 +8,7 @@
 
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "kernels/divisor.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/ops.h"
@@ -50,10 +51,13 @@ __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (first >= rows * packs_per_row) return;
-  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them.
-  const int64_t row_step = step / packs_per_row, pack_step = step % packs_per_row;
-  int64_t pack = first % packs_per_row;
-  for (int64_t row = first / packs_per_row; row < rows; row += row_step) {
+  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them. Both fit 32
+  // bits, and a row that does not has more packs than the grid has threads.
+  const auto divisor = static_cast<uint32_t>(packs_per_row < UINT32_MAX ? packs_per_row : UINT32_MAX);
+  const auto place = static_cast<uint32_t>(first), stride = static_cast<uint32_t>(step);
+  const int64_t row_step = stride / divisor, pack_step = stride % divisor;
+  int64_t pack = place % divisor;
+  for (int64_t row = place / divisor; row < rows; row += row_step) {
     body(row, pack * N);
     pack += pack_step;
     if (pack < packs_per_row) continue;
@@ -69,7 +73,7 @@ struct DropoutMask {
   PhiloxKey key;
   const int64_t* sample_ids;
   int64_t first_row;
-  int64_t sequence_length;
+  Divisor sequence_length;
 
   DropoutMask(const Dropout& dropout, int64_t sequence_length_)
       : threshold(drop_threshold(dropout.p)),
@@ -84,8 +88,8 @@ struct DropoutMask {
   __device__ void apply(int64_t row, int64_t column, float (&values)[N]) const {
     if (threshold == 0) return;
     const int64_t in_batch = first_row + row;
-    const auto sample = static_cast<uint64_t>(sample_ids[in_batch / sequence_length]);
-    const auto token = static_cast<uint32_t>(in_batch % sequence_length);
+    const auto sample = static_cast<uint64_t>(sample_ids[sequence_length.quotient(in_batch)]);
+    const auto token = static_cast<uint32_t>(sequence_length.remainder(in_batch));
     constexpr int drawn = N < 4 ? 1 : 4;
 #pragma unroll
     for (int i = 0; i < N; i += drawn) {
