@@ -22,6 +22,7 @@ import queue
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench_gpu import add_arguments, add_rows, in_gib, measure, prepare
@@ -87,7 +88,8 @@ def shown_config(gptrain, folder, file):
 def measure_torch(gptrain, options, folder, case, seconds):
     """(the fastest trial, the fastest without compiling or None)"""
     micros = case.micro_batches()
-    config = shown_config(gptrain, folder, write_config(folder, case, micros[0], "cpu", "torch"))
+    file = write_config(folder, replace(case, linears="bf16"), micros[0], "cpu", "torch")
+    config = shown_config(gptrain, folder, file)
     trials = trials_of(start_torch(options, config, "--untimed", UNTIMED_STEPS, "--steps", TIMED_STEPS, "--search",
                                    *micros), seconds)
     eager = [trial for trial in trials if trial["compiled"] == "no"]

@@ -34,6 +34,10 @@ rm -f "$results/gpu-check.log"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 SECONDS=0
 
+# What a process has printed before it hangs is in its log.
+by_lines=()
+if command -v stdbuf >/dev/null; then by_lines=(stdbuf -oL); fi
+
 left() { echo $((budget - SECONDS)); }
 row() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$rows"; }
 
@@ -60,7 +64,7 @@ part() {
   before=$(failed_rows)
   echo "==== $name" >>"$all"
   from=$(wc -c <"$all")
-  timeout --kill-after=10 "$limit" stdbuf -oL "$@" >>"$all" 2>&1 </dev/null || status=$?
+  timeout --kill-after=10 "$limit" "${by_lines[@]}" "$@" >>"$all" 2>&1 </dev/null || status=$?
   tail -c "+$((from + 1))" "$all" >"$log"
   echo "==== $name: exit $status after $((SECONDS - start)) s" >>"$all"
   case $status in
@@ -85,9 +89,6 @@ part() {
     return 1
   fi
 }
-
-# The log of a part that has run.
-show() { [[ ! -f $LOGS/$1 ]] || cut -c1-200 "$LOGS/$1"; }
 
 # Where a library's wheel keeps NAME.so*, one file per line: PyTorch brings those that the toolkit may lack.
 wheel_libraries() {
@@ -160,11 +161,10 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
 # Each op and each case in a process of its own, several at once: what has brought the device down for one has not for
 # the next. With a cache of their own: algorithms that were timed beside others are not to serve the benches.
 tests() {
-  export XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
+  local -x XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
   python_part 'every op (test_ops)' ops.log 150 each "$folder/tests/ops/test_ops" || true
   python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
     true
-  unset XDG_CACHE_HOME
 }
 
 later_tests() {
@@ -176,9 +176,10 @@ later_tests() {
 whole_steps() {
   local limit=170
   if (($(left) < limit)); then limit=$(left); fi
-  part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
-    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8 || true
-  show steps.log
+  if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
+    cut -c1-200 "$LOGS/steps.log"
+  fi
 }
 
 kernels() {
@@ -194,11 +195,11 @@ beside_torch() {
     skip "$name" 'no time was left'
   elif ! timeout 40 python3 -c "$sees_gpu" 2>/dev/null; then
     skip "$name" 'python3 has no torch that sees a GPU'
-  else
+  elif
     part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
-      --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024 ||
-      true
-    show torch.log
+      --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
+  then
+    cut -c1-200 "$LOGS/torch.log"
   fi
 }
 

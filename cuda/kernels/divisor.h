@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <stdexcept>
 
 #include "simt.h"
 
@@ -14,28 +15,26 @@ namespace gptrain {
 
 class Divisor {
  public:
-  // value >= 1; by a 0 nothing may be divided.
-  explicit Divisor(int64_t value) : value_(value) {
-    if (value < 1 || value > largest_fast) return;
-    const int bits = std::bit_width(static_cast<uint64_t>(value - 1));
-    shift_ = 31 + bits;
-    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << shift_) + static_cast<uint64_t>(value) - 1) /
-                                        static_cast<uint64_t>(value));
+  // value < 2^31. By a 0 nothing may be divided. Throws std::logic_error.
+  explicit Divisor(int64_t value) : value_(static_cast<uint32_t>(value)) {
+    if (value < 0 || value > INT32_MAX)
+      throw std::logic_error("a kernel divides by a number that has more than 31 bits");
+    if (value == 0) return;
+    shift_ = 31 + static_cast<int>(std::bit_width(value_ - 1));
+    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << shift_) + value_ - 1) / value_);
   }
 
-  // floor(n / value) of n >= 0. Numbers from 2^31 on are divided.
-  __host__ __device__ int64_t quotient(int64_t n) const {
-    if (n > largest_fast || multiplier_ == 0) return n / value_;
-    const uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(n)) * multiplier_;
-    return static_cast<int64_t>(product >> shift_);
+  struct Parts {
+    uint32_t quotient, remainder;
+  };
+  // Of n < 2^31.
+  __host__ __device__ Parts divide(uint32_t n) const {
+    const auto quotient = static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier_ >> shift_);
+    return {quotient, n - quotient * value_};
   }
-  __host__ __device__ int64_t remainder(int64_t n) const { return n - quotient(n) * value_; }
 
  private:
-  static constexpr int64_t largest_fast = 0x7FFFFFFF;
-
-  int64_t value_;
-  uint32_t multiplier_ = 0;  // 0: the divisor is too large
+  uint32_t value_, multiplier_ = 0;
   int shift_ = 0;
 };
 

@@ -32,7 +32,8 @@ __global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout)
       for (int i = 0; i < N; ++i) values[i] = to_float(token.at[i]);
     }
     if (op.position_table.data != nullptr) {
-      const auto position = load<N>(op.position_table.at(op.sequence_length.remainder(row), column));
+      const uint32_t token = op.sequence_length.divide(static_cast<uint32_t>(row)).remainder;
+      const auto position = load<N>(op.position_table.at(token, column));
       for (int i = 0; i < N; ++i) values[i] += to_float(position.at[i]);
     }
     dropout.apply(row, column, values);

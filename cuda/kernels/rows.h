@@ -15,14 +15,20 @@
 
 namespace gptrain {
 
-// A matrix on the device: its element type is the kernel's template argument.
+// Of a matrix, and before it in its micro-batch: so kernels count rows of both together in 31 bits.
+constexpr int64_t most_rows = int64_t{1} << 30;
+
+// A matrix on the device: its element type is the kernel's template argument. Throws std::logic_error for one of more
+// rows than kernels can count.
 template <typename T>
 struct Rows {
   T* data;
   int64_t stride;
 
   Rows() = default;
-  explicit Rows(const Matrix& matrix) : data(matrix.as<T>()), stride(matrix.stride) {}
+  explicit Rows(const Matrix& matrix) : data(matrix.as<T>()), stride(matrix.stride) {
+    if (matrix.rows > most_rows) throw std::logic_error("a matrix has more rows than kernels can count");
+  }
   __device__ T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
@@ -81,15 +87,16 @@ struct DropoutMask {
         key(dropout.key),
         sample_ids(dropout.sample_ids),
         first_row(dropout.first_row),
-        sequence_length(sequence_length_) {}
+        sequence_length(sequence_length_) {
+    if (first_row >= most_rows) throw std::logic_error("a matrix has more rows before it than kernels can count");
+  }
 
   // values[i], which is in (row, column + i), times 0 or the scale.
   template <int N>
   __device__ void apply(int64_t row, int64_t column, float (&values)[N]) const {
     if (threshold == 0) return;
-    const int64_t in_batch = first_row + row;
-    const auto sample = static_cast<uint64_t>(sample_ids[sequence_length.quotient(in_batch)]);
-    const auto token = static_cast<uint32_t>(sequence_length.remainder(in_batch));
+    const auto [in_batch, token] = sequence_length.divide(static_cast<uint32_t>(first_row + row));
+    const auto sample = static_cast<uint64_t>(sample_ids[in_batch]);
     constexpr int drawn = N < 4 ? 1 : 4;
 #pragma unroll
     for (int i = 0; i < N; i += drawn) {
