@@ -1,6 +1,9 @@
 // The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
 // on a device and, over the seams' other halves, on the host harness.
-#include <optional>
+#include <fmt/format.h>
+#include <functional>
+#include <memory>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -41,29 +44,22 @@ class CudaBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
-  bool replay(uint64_t key) override {
-    const auto found = graphs_.find(key);
-    if (choosing_ || found == graphs_.end() || found->second == nullptr) return false;
-    found->second->launch();
-    return true;
-  }
   // The first time ops run as they are: libraries make then what they keep, which a capture would not let them.
-  void start_recording(uint64_t key) override {
-    if (choosing_) return;
-    if (graphs_.try_emplace(key, nullptr).second) return;
-    captured_ = key;
-    runtime_->begin_capture();
-  }
-  void end_recording() override {
-    if (!captured_) return;
-    const uint64_t key = *std::exchange(captured_, std::nullopt);
-    graphs_[key] = runtime_->end_capture();
-    graphs_[key]->launch();
+  void run_recorded(uint64_t key, const std::function<void()>& ops) override {
+    if (choosing_) return ops();
+    const auto [found, first_time] = recordings_.try_emplace(key);
+    Recording& recording = found->second;
+    if (!first_time && recording.graph == nullptr && recording.possible) {
+      recording.graph = capture(ops);
+      recording.possible = recording.graph != nullptr;
+    }
+    if (recording.graph == nullptr) return ops();
+    recording.graph->launch();
   }
   std::string algorithms() const override { return products_->algorithms(); }
   void use_algorithms(const std::string& record) override { products_->use_algorithms(record); }
   void set_choosing(bool choosing) override { choosing_ = choosing; }
-  std::string take_warnings() override { return products_->take_warnings(); }
+  std::string take_warnings() override { return products_->take_warnings() + std::exchange(warnings_, ""); }
   std::unique_ptr<SideQueue> make_side_queue() override { return runtime_->make_side_queue(); }
 
 #define GPTRAIN_CUDA_RUN(Op)        \
@@ -76,6 +72,29 @@ class CudaBackend final : public Backend {
 #undef GPTRAIN_CUDA_RUN
 
  private:
+  // Null, and a warning the first time, where one of the ops cannot be captured. A fault of another kind comes again
+  // when they are run.
+  std::unique_ptr<LaunchGraph> capture(const std::function<void()>& ops) {
+    std::string fault;
+    runtime_->begin_capture();
+    try {
+      ops();
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    try {
+      auto graph = runtime_->end_capture();
+      if (fault.empty()) return graph;
+    } catch (const Error& error) {
+      if (fault.empty()) fault = error.what();
+    }
+    if (!std::exchange(warned_of_captures_, true)) {
+      warnings_ += fmt::format(
+          "warning: some ops of the step run one by one and not as a CUDA graph, which is slower: {}\n", fault);
+    }
+    return nullptr;
+  }
+
   template <typename Op>
   void check_scratch(const Op& op) const {
     require_scratch(Op::name, footprint(op, target()).scratch_bytes, scratch_bytes_);
@@ -118,8 +137,13 @@ class CudaBackend final : public Backend {
   std::byte* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   bool choosing_ = false;
-  std::unordered_map<uint64_t, std::unique_ptr<LaunchGraph>> graphs_;  // null: has run once
-  std::optional<uint64_t> captured_;
+  struct Recording {
+    std::unique_ptr<LaunchGraph> graph;  // null: the ops have run once, or cannot be captured
+    bool possible = true;
+  };
+  std::unordered_map<uint64_t, Recording> recordings_;
+  bool warned_of_captures_ = false;
+  std::string warnings_;
 };
 
 }  // namespace

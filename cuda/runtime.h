@@ -33,6 +33,8 @@ class Runtime {
   virtual void synchronize() = 0;
 
   // What is queued on the stream from now on is kept and not run; nothing else may be done with the runtime meanwhile.
+  // Error (device) from either, or from what is queued meanwhile: something cannot be captured. The runtime is then as
+  // before, once end_capture has been called.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<LaunchGraph> end_capture() = 0;
   virtual std::unique_ptr<SideQueue> make_side_queue() = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times whole training steps of gptrain on one GPU: GPT-2 124M to 1.5B and a LLaMA of 1B, bf16.
+"""Times whole training steps of gptrain on one GPU: GPT-2 124M to 1.5B and a LLaMA of 1B, in bf16 and FP8.
 
 For each shape the micro-batches that the dry run says will fit are tried, the largest first, until a smaller one is
 slower. A figure is the median over the timed steps of the fastest. MFU is model FLOPs over the matrix rate that gptrain
@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_runs import (ALL_CASES, CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, Deadline, Rows, RunFailed,
-                      free_memory, plan, resolved_model, train_steps, used_memory, write_config, write_corpus)
+from gpu_runs import (ALL_CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, Deadline, Rows, RunFailed,
+                      free_memory, plan, resolved_model, train_steps, used_memory, usual_cases, write_config,
+                      write_corpus)
 
 LONGEST_RUN_SECONDS = 150  # of one micro-batch: a run that hangs leaves time for the others
 
@@ -111,18 +112,22 @@ def table_row(name, case, figures):
             f"{in_gib(figures.total_bytes):>8}")
 
 
-def add_rows(rows, name, case, figures):
-    """Returns whether the mark is reached."""
+def add_rows(rows, name, case, figures, measured):
+    """Returns whether the marks are reached. measured: {case: figures} of those before, to which these are added."""
+    measured[name] = figures
     rows.add(f"{name}, step", f"{figures.seconds * 1e3:.1f}", "ms")
     rows.add(f"{name}, speed", f"{case.global_tokens / figures.seconds:.0f}", "tokens/s")
     mark = case.least_mfu and 100 * case.least_mfu
-    return rows.at_least(f"{name}, MFU of the measured rate", 100 * figures.mfu, mark, "%", 1)
+    sound = rows.at_least(f"{name}, MFU of the measured rate", 100 * figures.mfu, mark, "%", 1)
+    if case.beside in measured:
+        gain = measured[case.beside].seconds / figures.seconds
+        sound = rows.at_least(f"{name}, times as fast as {case.beside}", gain, case.least_gain, "x") and sound
+    return sound
 
 
 def add_arguments(parser):
     parser.add_argument("--gptrain", type=Path, default=ROOT / "build-cuda" / "gptrain", help="the executable")
-    parser.add_argument("--cases", nargs="+", choices=list(ALL_CASES), default=list(CASES), metavar="CASE",
-                        help=", ".join(ALL_CASES))
+    parser.add_argument("--cases", nargs="+", choices=list(ALL_CASES), metavar="CASE", help=", ".join(ALL_CASES))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to check this script")
     parser.add_argument("--seconds", type=float, default=570, help="what is not measured by then is skipped (570)")
     parser.add_argument("--rows", type=Path, help="adds rows of tools/gpu_check.sh's table to this file")
@@ -133,9 +138,9 @@ def main():
     add_arguments(parser)
     options = parser.parse_args()
     gptrain, rows, deadline = options.gptrain.resolve(), Rows(options.rows), Deadline(options.seconds)
-    sound = True
+    sound, measured = True, {}
     print(table_head())
-    for name in options.cases:
+    for name in options.cases or usual_cases():
         case = ALL_CASES[name]
         with tempfile.TemporaryDirectory(prefix="gptrain-bench-") as scratch:
             try:
@@ -146,7 +151,7 @@ def main():
                 sound = rows.no_figure(name, error, deadline) and sound
                 continue
             print(table_row(name, case, figures), flush=True)
-            sound = add_rows(rows, name, case, figures) and sound
+            sound = add_rows(rows, name, case, figures, measured) and sound
     return 0 if sound else 1
 
 

@@ -22,11 +22,12 @@ import queue
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench_gpu import add_arguments, add_rows, in_gib, measure, prepare
 from gpu_runs import (ALL_CASES, OPTIMIZER, SMOKE_CASES, TIMED_STEPS, UNTIMED_STEPS, Case, Deadline, Rows, RunFailed,
-                      lines_of, run_gptrain, train_steps, write_config)
+                      lines_of, run_gptrain, train_steps, usual_cases, write_config)
 
 HERE = Path(__file__).resolve().parent
 LOSS_STEPS = 10
@@ -42,14 +43,17 @@ BF16_FLOOR = 1e-4
 
 def start_torch(options, config, *arguments):
     command = [options.python, str(HERE / "bench_torch_gpu.py"), "--config", str(config), "--device", options.device]
-    return subprocess.Popen([*command, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    # A file and no pipe: processes that compile for PyTorch's may have it open for a while after that has ended.
+    faults = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+    process = subprocess.Popen([*command, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=faults, text=True)
+    return process, faults
 
 
-def trials_of(process, seconds):
+def trials_of(started, seconds):
     """The trials that PyTorch's side has printed by then. Ends it."""
-    deadline, trials, faults = Deadline(seconds), [], []
-    stderr = lines_of(process.stderr)
+    process, faults = started
+    deadline, trials = Deadline(seconds), []
     lines = lines_of(process.stdout)
     try:
         while (line := lines.get(timeout=max(deadline.left(), 0.01))) is not None:
@@ -60,11 +64,10 @@ def trials_of(process, seconds):
     finally:
         process.kill()
         process.wait()
-    while (line := stderr.get()) is not None:
-        faults.append(line)
     sound = [trial for trial in trials if "error" not in trial]
     if not sound:
-        why = trials[0]["error"] if trials else " ".join("".join(faults[-3:]).split())
+        faults.seek(0)
+        why = trials[0]["error"] if trials else " ".join("".join(faults.readlines()[-3:]).split())
         raise RunFailed(f"PyTorch: {why or 'no trial was done in time'}")
     return sound
 
@@ -85,7 +88,8 @@ def shown_config(gptrain, folder, file):
 def measure_torch(gptrain, options, folder, case, seconds):
     """(the fastest trial, the fastest without compiling or None)"""
     micros = case.micro_batches()
-    config = shown_config(gptrain, folder, write_config(folder, case, micros[0], "cpu", "torch"))
+    file = write_config(folder, replace(case, linears="bf16"), micros[0], "cpu", "torch")
+    config = shown_config(gptrain, folder, file)
     trials = trials_of(start_torch(options, config, "--untimed", UNTIMED_STEPS, "--steps", TIMED_STEPS, "--search",
                                    *micros), seconds)
     eager = [trial for trial in trials if trial["compiled"] == "no"]
@@ -107,14 +111,19 @@ def speed_row(name, case, own, torch, eager):
             f"{torch['attention']}")
 
 
-def compare_speed(gptrain, options, rows, folder, name, deadline):
-    """Returns the row of the table, and whether the marks are reached."""
+def compare_speed(gptrain, options, rows, folder, name, deadline, measured, of_torch):
+    """Returns the row of the table, and whether the marks are reached. measured, of_torch: {case: what was measured}
+    before, to which this one's is added: PyTorch's of a case in FP8 are those of the same in bf16."""
     case = ALL_CASES[name]
     prepare(gptrain, folder, case)
-    own = measure(gptrain, folder, case, options.device, deadline, options.torch_seconds)
-    sound = add_rows(rows, name, case, own)
-    torch, eager = measure_torch(gptrain, options, folder, case, min(options.torch_seconds, deadline.left()))
-    rows.add(f"{name}, PyTorch's step", f"{torch['seconds'] * 1e3:.1f}", "ms")
+    reserve = 0 if case.beside in of_torch else options.torch_seconds
+    own = measure(gptrain, folder, case, options.device, deadline, reserve)
+    sound = add_rows(rows, name, case, own, measured)
+    twin = case.beside or name
+    if twin not in of_torch:
+        of_torch[twin] = measure_torch(gptrain, options, folder, case, min(options.torch_seconds, deadline.left()))
+        rows.add(f"{twin}, PyTorch's step", f"{of_torch[twin][0]['seconds'] * 1e3:.1f}", "ms")
+    torch, eager = of_torch[twin]
     sound = rows.at_least(f"{name}, PyTorch's time over gptrain's", torch["seconds"] / own.seconds, 1.0, "x") and sound
     return speed_row(name, case, own, torch, eager), sound
 
@@ -122,12 +131,13 @@ def compare_speed(gptrain, options, rows, folder, name, deadline):
 def compare_all_speeds(gptrain, options, rows, deadline):
     """Prints the table as it grows; returns whether all is well."""
     print(f"{'':<16}{'gptrain':>47} |{'PyTorch':>39} |\n{SPEED_HEAD}", flush=True)
-    all_sound = True
-    for name in options.cases:
+    all_sound, measured, of_torch = True, {}, {}
+    for name in options.cases or usual_cases():
         with tempfile.TemporaryDirectory(prefix="gptrain-torch-") as scratch:
             try:
                 deadline.check()
-                line, sound = compare_speed(gptrain, options, rows, Path(scratch), name, deadline)
+                line, sound = compare_speed(gptrain, options, rows, Path(scratch), name, deadline, measured,
+                                            of_torch)
                 print(line, flush=True)
             except (RunFailed, RuntimeError) as error:
                 sound = rows.no_figure(f"{name}, speed beside PyTorch's", error, deadline)

@@ -2,21 +2,23 @@
 # Checks the CUDA backend on a machine with a GPU: builds it in build-cuda/, runs its tests, then the benches, beside
 # PyTorch where python3 has it, and ends with one table. Installs nothing, needs no network, takes under 10 minutes on
 # 16 cores. What fails does not stop what comes after it; what cannot run is "skipped", with the reason. Exits 1 if
-# anything failed, a mark of the table included. One log of all parts and rows.tsv are in $OUT, or, where that is not
-# set, in build-cuda/gpu-check/, which has each part's log too.
-#   tools/gpu_check.sh               everything
+# anything failed, a mark of the table included. One log of all parts, written as they run, rows.tsv and table.txt are
+# in $OUT, or, where that is not set, in build-cuda/gpu-check/, which has each part's log too.
+#   tools/gpu_check.sh               everything, what is to be known first first
 #   tools/gpu_check.sh --quick       no benches
-#   tools/gpu_check.sh --no-build    takes what build-cuda/ holds; with --quick, or before it
+#   tools/gpu_check.sh --no-build    takes what build-cuda/ holds
+#   tools/gpu_check.sh --no-tests    benches only: with --no-build, where one call left no time for them
 #   GPU_CHECK_SECONDS=N              the time that it takes at most (570)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-quick=no build=yes
+quick=no build=yes tests=yes
 while (($#)); do
   case "$1" in
     --quick) quick=yes ;;
     --no-build) build=no ;;
-    *) die "usage: tools/gpu_check.sh [--quick] [--no-build]" ;;
+    --no-tests) tests=no ;;
+    *) die "usage: tools/gpu_check.sh [--quick] [--no-build] [--no-tests]" ;;
   esac
   shift
 done
@@ -32,6 +34,10 @@ rm -f "$results/gpu-check.log"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 SECONDS=0
 
+# What a process has printed before it hangs is in its log.
+by_lines=()
+if command -v stdbuf >/dev/null; then by_lines=(stdbuf -oL); fi
+
 left() { echo $((budget - SECONDS)); }
 row() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$rows"; }
 
@@ -44,18 +50,23 @@ skip() { # NAME REASON
 
 # part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds
 # its row, unless it has itself added rows that say what failed. Returns 1 if it did not pass. 77 is what a test ends
-# with that cannot run here.
+# with that cannot run here. The output goes line by line to the log of all parts: what ends this script does not take
+# it along.
 part() {
-  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before
+  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before all=$results/gpu-check.log from
   shift 3
+  rm -f "$log"
   if (($(left) < limit)); then limit=$(left); fi
   if ((limit <= 0)); then
     skip "$name" 'no time was left'
     return 1
   fi
   before=$(failed_rows)
-  timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
-  { echo "==== $name: exit $status" && cat "$log"; } >>"$results/gpu-check.log"
+  echo "==== $name" >>"$all"
+  from=$(wc -c <"$all")
+  timeout --kill-after=10 "$limit" "${by_lines[@]}" "$@" >>"$all" 2>&1 </dev/null || status=$?
+  tail -c "+$((from + 1))" "$all" >"$log"
+  echo "==== $name: exit $status after $((SECONDS - start)) s" >>"$all"
   case $status in
     0) outcome=pass ;;
     77)
@@ -99,7 +110,7 @@ find_libraries() {
     header=$name.h
     printf '#include <%s>\nint main() {}\n' "$header" >"$links/probe.cu"
     nvcc "$links/probe.cu" -l"$name" -o "$links/probe" >"$LOGS/probe-$name.log" 2>&1 && continue
-    library=$(wheel_libraries "$name" | sed -n '/./{p;q}')
+    library=$(wheel_libraries "$name" | sed -n '/./{p;q}') || true
     [[ -n $library ]] || continue
     ln -sf "$library" "$links/lib$name.so"
     export CPATH=${library%/lib/*}/include${CPATH:+:$CPATH}
@@ -114,7 +125,7 @@ find_libraries() {
 # Kernels for this GPU only, which halves the time of nvcc; for the default ones where it does not say what it is.
 configure() {
   local capability arch options=(-Dbuildtype=release -Dtests=true -Dcuda=enabled)
-  capability=$(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .) || true
+  capability=$(timeout 30 nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .) || true
   if [[ $capability =~ ^[0-9]+$ ]]; then
     arch=$capability
     if ((arch == 90)); then arch=90a; fi
@@ -132,7 +143,7 @@ build() {
 }
 
 environment() {
-  nvidia-smi
+  timeout 30 nvidia-smi
   nvcc --version
   python3 --version
   nproc
@@ -142,39 +153,62 @@ environment() {
 python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
   local name=$1 log=$2 limit=$3
   shift 3
+  if (($(left) < limit)); then limit=$(left); fi
   part "$name" "$log" "$limit" python3 tools/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
-    --seconds "$limit"
+    --seconds "$((limit - 5))"
 }
 
+# Each op and each case in a process of its own, several at once: what has brought the device down for one has not for
+# the next. With a cache of their own: algorithms that were timed beside others are not to serve the benches.
 tests() {
-  part 'every op (test_ops)' ops.log 180 "$folder/tests/ops/test_ops" --backend cuda || true
-  part 'steps beside the CPU (test_parity_cuda)' parity.log 180 "$folder/tests/parity/test_parity_cuda" '~[fp8]' || true
-  part 'steps with FP8 linears (test_parity_cuda)' parity-fp8.log 60 "$folder/tests/parity/test_parity_cuda" '[fp8]' || true
-  python_part 'stop and resume' resume.log 90 resume || true
-  python_part 'memory' memory.log 90 memory || true
+  local -x XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
+  python_part 'every op (test_ops)' ops.log 150 each "$folder/tests/ops/test_ops" || true
+  python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
+    true
 }
 
-# The marks are of two shapes; tools/compare_torch_gpu.py by itself does all.
+later_tests() {
+  python_part 'stop and resume' resume.log 60 resume || true
+  python_part 'memory' memory.log 60 memory || true
+}
+
+# The marks are of these shapes; tools/bench_gpu.py and tools/compare_torch_gpu.py by themselves do all.
 whole_steps() {
-  local limit=$(($(left) - 25)) command
-  if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    command=(tools/compare_torch_gpu.py --torch-seconds 80 --loss-cases gpt2-124m)
-  else
-    skip 'PyTorch on the same machine' 'python3 has no torch that sees a GPU'
-    command=(tools/bench_gpu.py)
-  fi
-  if part 'whole steps' steps.log "$limit" python3 "${command[@]}" --gptrain "$folder/gptrain" --rows "$rows" \
-    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024; then
+  local limit=170
+  if (($(left) < limit)); then limit=$(left); fi
+  if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
 }
 
-benches() {
-  if part 'benches of kernels' kernels.log 150 "$folder/tests/ops/test_ops" --backend cuda --bench; then
+kernels() {
+  part 'benches of kernels' kernels.log 170 "$folder/tests/ops/test_ops" --backend cuda --bench || true
+  if [[ -f $LOGS/kernels.log ]]; then
     python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
   fi
+}
+
+beside_torch() {
+  local name='PyTorch on the same machine' sees_gpu='import torch, sys; sys.exit(not torch.cuda.is_available())'
+  if (($(left) < 90)); then
+    skip "$name" 'no time was left'
+  elif ! timeout 40 python3 -c "$sees_gpu" 2>/dev/null; then
+    skip "$name" 'python3 has no torch that sees a GPU'
+  elif
+    part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+      --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
+  then
+    cut -c1-200 "$LOGS/torch.log"
+  fi
+}
+
+benches() {
   whole_steps
+  kernels
+  if [[ $tests == yes ]]; then later_tests; fi
   python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
+  beside_torch
 }
 
 print_table() {
@@ -184,7 +218,7 @@ print_table() {
           exit count["fail"] > 0 }' "$rows"
 }
 
-gpu=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
+gpu=$(timeout 30 nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
 if [[ -z $gpu && -e /dev/nvidia0 ]]; then gpu='one of which nvidia-smi says nothing'; fi
 say "GPU: ${gpu:-none}; the log is $results/gpu-check.log"
 environment >"$results/gpu-check.log" 2>&1 || true
@@ -209,7 +243,12 @@ if [[ -z $gpu ]]; then
 elif [[ ! -x $folder/gptrain ]]; then
   skip 'tests and benches' 'there is no build'
 else
-  tests
-  if [[ $quick == yes ]]; then skip benches 'asked for (--quick)'; else benches; fi
+  if [[ $tests == yes ]]; then tests; else skip tests 'asked for (--no-tests)'; fi
+  if [[ $quick == no ]]; then
+    benches
+  else
+    skip benches 'asked for (--quick)'
+    if [[ $tests == yes ]]; then later_tests; fi
+  fi
 fi
-print_table
+print_table | tee "$results/table.txt"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Parts of tools/gpu_check.sh that need more than a command: each adds rows to its table and exits 1 if one failed.
 
+    each PROGRAM  runs every op of test_ops, or every case of a Catch2 program, in a process of its own
     kernels LOG   takes rows from what `test_ops --backend cuda --bench` has printed
     resume        a run that was stopped and resumed, and one again from the start, end with the same bits
     memory        what a run takes is what was planned, and stays what it is after the first steps
@@ -10,13 +11,15 @@ import argparse
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench_gpu import add_arguments, fitting_micro_batches, prepare
 from gpu_runs import (ALL_CASES, Case, Deadline, Rows, RunFailed, plan, run_gptrain, train_steps, used_memory,
-                      write_config)
+                      usual_cases, write_config)
 
 LEAST_COPY_SHARE = 85  # percent of the measured copy bandwidth
 # The mark holds for operands of at least four times the L2: an H200's, the largest so far but for B200's.
@@ -24,6 +27,9 @@ LEAST_BYTES = 4 * 60e6
 LIMITS_LINE = re.compile(r"cuda, .*: copy ([\d.]+) GB/s, matrix product f32 (\d+) GFLOP/s, bf16 (\d+) GFLOP/s$")
 BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?P<unit>GFLOP/s|GB/s) +(?P<share>\d+)%$")
 
+AT_ONCE = 4  # processes on the device
+LONGEST_CASE_SECONDS = 60
+SKIPPED = 77
 STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
 MEMORY_STEPS = 12
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
@@ -33,10 +39,58 @@ RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv
                     "bias": False, "dropout": 0.1}, 2048, micro_tokens=(1024,))
 
 
+def commands(program):
+    """{name: how to run it alone}"""
+    def names(*arguments):
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+    if program.name.startswith("test_ops"):
+        return {op: [program, "--backend", "cuda", "--op", op] for op in names("--list-ops")}
+    escapes = str.maketrans({character: "\\" + character for character in "\\,["})
+    cases = names("--list-test-names-only") or names("--list-tests", "--verbosity", "quiet")  # Catch2 2, and 3
+    return {name: [program, name.translate(escapes)] for name in cases}
+
+
+def end_of_command(command, seconds):
+    """(whether it passed or cannot run here, what it printed)"""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", timeout=max(seconds, 0.1), check=False)
+    except subprocess.TimeoutExpired as late:
+        printed = late.stdout or ""
+        if isinstance(printed, bytes):
+            printed = printed.decode(errors="replace")
+        return False, f"{printed}ended after {seconds:.0f} s\n"
+    return done.returncode in (0, SKIPPED), f"{done.stdout}exit {done.returncode}\n"
+
+
+def each(options, rows):
+    deadline, all_sound = Deadline(options.seconds), True
+    program = options.file.resolve()
+    runs = commands(program)
+    if not runs:
+        raise RunFailed(f"{program} names nothing to run")
+
+    def run(command):
+        return end_of_command(command, min(LONGEST_CASE_SECONDS, deadline.left()))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, (sound, printed) in zip(runs, pool.map(run, runs.values()), strict=True):
+            print(f"---- {name}\n{printed}", end="", flush=True)
+            if not sound:
+                rows.add(f"{program.name}: {name}", "", mark=printed.splitlines()[-1], status="fail")
+                all_sound = False
+    return all_sound
+
+
 def kernels(options, rows):
     """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op."""
     products, sound = {}, True
-    for line in options.log.read_text(encoding="utf-8").splitlines():
+    for line in options.file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("FAIL "):
+            rows.add(line[len("FAIL "):], "", status="fail")
+            sound = False
         if match := LIMITS_LINE.match(line):
             rows.add("copying memory, measured", match[1], "GB/s")
             rows.add("products in f32, measured", f"{float(match[2]) / 1e3:.1f}", "TFLOP/s")
@@ -106,7 +160,7 @@ def memory(options, rows, folder):
 
 def profile(options, rows, folder):
     deadline = Deadline(options.seconds)
-    for name in options.cases:
+    for name in options.cases or usual_cases():
         case = ALL_CASES[name]
         deadline.check()
         prepare(options.gptrain, folder, case)
@@ -126,21 +180,21 @@ def profile(options, rows, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["kernels", "resume", "memory", "profile"])
-    parser.add_argument("log", nargs="?", type=Path, help="of kernels")
+    parser.add_argument("part", choices=["each", "kernels", "resume", "memory", "profile"])
+    parser.add_argument("file", nargs="?", type=Path, help="the program of each, the log of kernels")
     add_arguments(parser)
     options = parser.parse_args()
     options.gptrain = options.gptrain.resolve()
     rows = Rows(options.rows)
-    if options.part == "kernels":
-        return 0 if kernels(options, rows) else 1
-    part = {"resume": resume, "memory": memory, "profile": profile}[options.part]
-    with tempfile.TemporaryDirectory(prefix="gptrain-check-") as scratch:
-        try:
-            return 0 if part(options, rows, Path(scratch)) else 1
-        except (RunFailed, RuntimeError) as error:
-            print(f"{options.part}: {error}")
-            return 1
+    parts = {"each": each, "kernels": kernels, "resume": resume, "memory": memory, "profile": profile}
+    try:
+        if options.part in ("each", "kernels"):
+            return 0 if parts[options.part](options, rows) else 1
+        with tempfile.TemporaryDirectory(prefix="gptrain-check-") as scratch:
+            return 0 if parts[options.part](options, rows, Path(scratch)) else 1
+    except (RunFailed, RuntimeError) as error:
+        print(f"{options.part}: {error}")
+        return 1
 
 
 if __name__ == "__main__":

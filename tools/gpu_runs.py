@@ -34,6 +34,8 @@ class Case:
     least_mfu: float | None = None  # the mark; None: there is none
     micro_tokens: tuple = MICRO_TOKENS
     linears: str = "bf16"
+    beside: str | None = None  # the case of the same in bf16
+    least_gain: float | None = None  # the mark: how many times as fast as that
 
     @property
     def length(self):
@@ -53,7 +55,6 @@ def gpt2(preset, length, global_tokens, least_mfu=None):
     return Case({"preset": f"gpt2-{preset}", "sequence_length": length}, global_tokens, least_mfu)
 
 
-# In the order of what is to be known first, should time run out.
 CASES = {
     "gpt2-124m-1024": gpt2("124m", 1024, 131072, 0.45),
     "gpt2-1.5b-1024": gpt2("1.5b", 1024, 65536, 0.60),
@@ -65,10 +66,11 @@ CASES = {
     "gpt2-350m-2048": gpt2("355m", 2048, 131072),
     "gpt2-774m-2048": gpt2("774m", 2048, 65536),
 }
-# The same with FP8 linears, on GPUs that have FP8 products: in no list by default, either.
-FP8_CASES = {f"{name}-fp8": replace(CASES[name], least_mfu=None, linears="fp8")
-             for name in ("gpt2-1.5b-1024", "llama-1b-4096")}
-# Small enough for a CPU: these check the scripts, and are in no list by default.
+# The same with FP8 linears.
+FP8_CASES = {f"{name}-fp8": replace(case, least_mfu=None, linears="fp8", beside=name,
+                                    least_gain=1.15 if name == "gpt2-1.5b-1024" else None)
+             for name, case in CASES.items()}
+# Small enough for a CPU: these check the scripts, and are never measured unless asked for.
 SMOKE_CASES = {
     "smoke-gpt2": Case({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1000,
                         "sequence_length": 64}, 512, micro_tokens=(512, 256, 128)),
@@ -77,6 +79,15 @@ SMOKE_CASES = {
                          "bias": False, "tied_head": False}, 512, micro_tokens=(512, 256, 128)),
 }
 ALL_CASES = CASES | FP8_CASES | SMOKE_CASES
+
+
+def usual_cases():
+    """What is measured unless somebody says otherwise, in the order of what is to be known first, should time run out;
+    those in FP8 on GPUs that have it."""
+    capability = ask_nvidia_smi("compute_cap")
+    has_fp8 = capability is None or tuple(map(int, capability.split("."))) >= (8, 9)
+    first = ["gpt2-124m-1024", "gpt2-1.5b-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096", "llama-1b-4096-fp8"]
+    return [name for name in dict.fromkeys([*first, *CASES, *FP8_CASES]) if has_fp8 or name in CASES]
 
 
 class RunFailed(Exception):
@@ -101,7 +112,7 @@ def write_config(folder, case, micro, device, out, **sections):
         "model": case.model,
         "data": {"train": [{"path": str(folder / "tokens")}]},
         "batch": {"global": case.sequences, "micro": micro},
-        "precision": {"compute": "bf16", "linears": case.linears},
+        "precision": {"compute": "bf16"} | ({"linears": "fp8"} if case.linears == "fp8" else {}),
         "optimizer": OPTIMIZER,
         "schedule": {"type": "constant"},
         "run": {"steps": 1000, "seed": 1, "out": str(folder / out), "device": device},
@@ -114,8 +125,8 @@ def write_config(folder, case, micro, device, out, **sections):
 
 
 def resolved_model(gptrain, folder, case):
-    """Every key of the case's model, as gptrain understands it."""
-    file = write_config(folder, case, case.micro_batches()[-1], "cpu", "resolved")
+    """Every key of the case's model, as gptrain understands it. On a CPU, which has no FP8."""
+    file = write_config(folder, replace(case, linears="bf16"), case.micro_batches()[-1], "cpu", "resolved")
     return json.loads(run_gptrain(gptrain, folder, "config", "show", file))["model"]
 
 
@@ -215,7 +226,8 @@ class Rows:
         """Where something has failed, or there was no time for it, which is no fault: returns whether it was that."""
         late = deadline.left() <= 0
         print(f"{name}: {'skipped' if late else 'failed'}: {error}", flush=True)
-        self.add(name, "", mark="no time was left" if late else "", status="skipped" if late else "fail")
+        self.add(name, "", mark="no time was left" if late else " ".join(str(error).split())[:80],
+                 status="skipped" if late else "fail")
         return late
 
     def at_least(self, name, figure, bound, unit, digits=2):

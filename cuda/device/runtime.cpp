@@ -59,6 +59,7 @@ class CudaGraph final : public LaunchGraph {
   CudaGraph(cudaGraph_t graph, Stream stream) : stream_(stream) {
     const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
     cudaGraphDestroy(graph);
+    if (status != cudaSuccess) cudaGetLastError();
     check_cuda(status, "making a CUDA graph");
   }
   ~CudaGraph() override { cudaGraphExecDestroy(executable_); }
@@ -251,7 +252,10 @@ void CudaRuntime::begin_capture() {
 
 std::unique_ptr<LaunchGraph> CudaRuntime::end_capture() {
   cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "capturing a CUDA graph");
+  const cudaError_t status = cudaStreamEndCapture(stream_, &graph);
+  // What a capture has refused is reported here or has been, not by the next launch that asks how it went.
+  cudaGetLastError();
+  check_cuda(status, "capturing a CUDA graph");
   return std::make_unique<CudaGraph>(graph, stream_);
 }
 

@@ -59,7 +59,7 @@ struct ValueAndSlope {
   float value, slope;
 };
 
-// Of 1 <= x <= 2. On a device one instruction, off by a unit in the last place at most; an exact division takes ten.
+// Of 1 <= x. On a device one instruction, off by a unit in the last place at most; an exact division takes ten.
 __device__ float reciprocal(float x) {
 #ifdef __CUDACC__
   float result;
@@ -72,18 +72,35 @@ __device__ float reciprocal(float x) {
 
 // With e^-|x|, which neither overflows nor leaves the slope to a difference of nearly equal numbers.
 __device__ ValueAndSlope sigmoid(float x) {
-  const float e = expf(-fabsf(x));
+  const float e = exp2_of(-log2_e * fabsf(x));
   const float r = reciprocal(1.0F + e);
   return {x < 0 ? e * r : r, e * r * r};
+}
+
+struct NormalTail {
+  float probability, bell;
+};
+
+// Phi(-a) and e^(-a^2 / 2) of a >= 0. Their ratio is t P(t), t = 1 / (1 + 0.31 a), where P is the polynomial of degree 9
+// of the least relative error over all a, 6e-8: so the small values keep their accuracy, without a branch.
+__device__ NormalTail normal_tail(float a) {
+  constexpr float coefficients[] = {-0.0176121784F, 0.0886339691F, -0.155023961F,  0.0882024067F, -0.0145632792F,
+                                    0.0642488347F,  0.0869122951F, 0.111859536F, 0.123670292F,  0.123672114F};
+  const float t = reciprocal(1.0F + 0.31F * a);
+  float ratio = coefficients[0];
+#pragma unroll
+  for (int i = 1; i < 10; ++i) ratio = ratio * t + coefficients[i];
+  const float bell = exp2_of(-0.5F * log2_e * a * a);
+  return {ratio * t * bell, bell};
 }
 
 // x Phi(x); the derivative adds x times the normal density.
 struct Gelu {
   __device__ static ValueAndSlope of(float x) {
-    constexpr float inverse_sqrt2 = 0.707106781F;
     constexpr float inverse_sqrt_2pi = 0.398942280F;
-    const float distribution = 0.5F * erfcf(-x * inverse_sqrt2);
-    return {x * distribution, distribution + x * expf(-0.5F * x * x) * inverse_sqrt_2pi};
+    const NormalTail tail = normal_tail(fabsf(x));
+    const float distribution = x < 0 ? tail.probability : 1.0F - tail.probability;
+    return {x * distribution, distribution + x * tail.bell * inverse_sqrt_2pi};
   }
 };
 

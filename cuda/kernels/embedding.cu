@@ -17,7 +17,9 @@ struct ForwardOperands {
   const int32_t* tokens;
   Rows<const C> token_table, position_table;  // null data: no positions
   Rows<R> x;
-  int64_t first_token, table_rows, sequence_length, rows, cols;
+  int64_t first_token, table_rows;
+  Divisor sequence_length;
+  int64_t rows, cols;
 };
 
 template <typename R, typename C, int N>
@@ -30,7 +32,8 @@ __global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout)
       for (int i = 0; i < N; ++i) values[i] = to_float(token.at[i]);
     }
     if (op.position_table.data != nullptr) {
-      const auto position = load<N>(op.position_table.at(row % op.sequence_length, column));
+      const uint32_t token = op.sequence_length.divide(static_cast<uint32_t>(row)).remainder;
+      const auto position = load<N>(op.position_table.at(token, column));
       for (int i = 0; i < N; ++i) values[i] += to_float(position.at[i]);
     }
     dropout.apply(row, column, values);
@@ -182,13 +185,13 @@ __global__ void sum_tokens(const Key* keys, Rows<const R> dx, DropoutMask dropou
 
 template <typename R, int N>
 __global__ void sum_positions(Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t table_rows,
-                              int64_t rows, int64_t cols, bool accumulate) {
+                              int64_t sequence_length, int64_t rows, int64_t cols, bool accumulate) {
   for_each_pack<N>(table_rows, cols, [&](int64_t position, int64_t column) {
-    const bool used = position < dropout.sequence_length;
+    const bool used = position < sequence_length;
     if (accumulate && !used) return;
     float sums[N] = {};
     if (accumulate) load_sums(d_table.at(position, column), sums);
-    for (int64_t row = position; used && row < rows; row += dropout.sequence_length)
+    for (int64_t row = position; used && row < rows; row += sequence_length)
       add_row(load<N>(dx.at(row, column)), dropout, row, column, sums);
     store_sums(d_table.at(position, column), sums);
   });
@@ -207,7 +210,7 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
          rows, cols, op.accumulate_token);
   if (!op.d_position_table.given()) return;
   launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, dx, dropout, d_positions,
-         op.d_position_table.rows, rows, cols, op.accumulate_position);
+         op.d_position_table.rows, op.sequence_length, rows, cols, op.accumulate_position);
 }
 
 }  // namespace
@@ -223,7 +226,7 @@ void cuda_run(const EmbeddingForward& op, Stream stream) {
                                            Rows<R>(op.x),
                                            op.first_token,
                                            op.token_table.rows,
-                                           op.sequence_length,
+                                           Divisor(op.sequence_length),
                                            op.x.rows,
                                            op.x.cols};
       const auto start = [&](auto* kernel, int width) {

@@ -48,7 +48,9 @@ __device__ void load_logits(const L* logits, int column, int cols, float (&value
 }
 
 // e^(value - shift), where the shift is a maximum: minus infinity if there is nothing but minus infinities.
-__device__ float exponential(float value, float shift) { return expf(value - (shift == -infinity ? 0.0F : shift)); }
+__device__ float exponential(float value, float shift) {
+  return exp2_of(log2_e * (value - (shift == -infinity ? 0.0F : shift)));
+}
 
 // Of the thread's columns. Where packs raise the maximum, what was summed before shrinks. A NaN is no maximum but makes
 // the sum NaN.
@@ -62,7 +64,7 @@ __device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
     for (int p = 0; p < packs_at_once; ++p) load_logits(logits, first + p * step, cols, values[p]);
     float maximum = own.maximum;
     for (const auto& pack : values)
-      for (const float value : pack) maximum = value > maximum ? value : maximum;
+      for (const float value : pack) maximum = fmaxf(maximum, value);
     own.sum *= exponential(own.maximum, maximum);
     own.maximum = maximum;
     for (const auto& pack : values)
@@ -171,7 +173,7 @@ __device__ Pack<C, N> mixed_gradients(const float (&values)[N], int column, int 
                                       const GradientTerms& terms) {
   Pack<C, N> out;
   for (int i = 0; i < N; ++i) {
-    double gradient = static_cast<double>(expf(values[i] - terms.maximum)) * terms.scale;
+    double gradient = static_cast<double>(exponential(values[i], terms.maximum)) * terms.scale;
     if (column + i == target) gradient -= terms.inverse_tokens;
     // A scale that is not finite is not to reach the padding.
     out.at[i] = rounded_to<C>(column + i < true_cols ? static_cast<float>(gradient) : 0.0F);
@@ -198,7 +200,7 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
       if (has_target || column + N > slice.true_cols) {
         out = mixed_gradients<C>(values[p], column, slice.true_cols, target, terms);
       } else {
-        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(expf(values[p][i] - terms.maximum) * scale);
+        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(exponential(values[p][i], terms.maximum) * scale);
       }
       store(d_logits + column, out);
     }

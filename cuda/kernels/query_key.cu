@@ -44,7 +44,7 @@ struct HeadShape {
 struct Rotary {
   int pairs;  // D / 2, or 0: nothing turns
   double log2_theta;
-  int64_t sequence_length;
+  Divisor sequence_length;
 
   template <typename Op>
   explicit Rotary(const Op& op)
@@ -76,7 +76,8 @@ class Turns {
     if (rotary_.pairs == 0) return;
     odd_ = !odd_;
     for (int k = 0; k < rows_at_once_ && first + k < rows; ++k) {
-      const auto token = static_cast<double>((first + k) % rotary_.sequence_length);
+      const auto row = static_cast<uint32_t>(first + k);
+      const auto token = static_cast<double>(rotary_.sequence_length.divide(row).remainder);
       // A thread takes the pairs whose frequencies it has written.
       for (int i = static_cast<int>(threadIdx.x); i < rotary_.pairs; i += static_cast<int>(blockDim.x)) {
         double sine, cosine;

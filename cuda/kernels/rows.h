@@ -8,20 +8,27 @@
 
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "kernels/divisor.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/ops.h"
 
 namespace gptrain {
 
-// A matrix on the device: its element type is the kernel's template argument.
+// Of a matrix, and before it in its micro-batch: so kernels count rows of both together in 31 bits.
+constexpr int64_t most_rows = int64_t{1} << 30;
+
+// A matrix on the device: its element type is the kernel's template argument. Throws std::logic_error for one of more
+// rows than kernels can count.
 template <typename T>
 struct Rows {
   T* data;
   int64_t stride;
 
   Rows() = default;
-  explicit Rows(const Matrix& matrix) : data(matrix.as<T>()), stride(matrix.stride) {}
+  explicit Rows(const Matrix& matrix) : data(matrix.as<T>()), stride(matrix.stride) {
+    if (matrix.rows > most_rows) throw std::logic_error("a matrix has more rows than kernels can count");
+  }
   __device__ T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
@@ -50,10 +57,13 @@ __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (first >= rows * packs_per_row) return;
-  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them.
-  const int64_t row_step = step / packs_per_row, pack_step = step % packs_per_row;
-  int64_t pack = first % packs_per_row;
-  for (int64_t row = first / packs_per_row; row < rows; row += row_step) {
+  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them. Both fit 32
+  // bits, and a row that does not has more packs than the grid has threads.
+  const auto divisor = static_cast<uint32_t>(packs_per_row < UINT32_MAX ? packs_per_row : UINT32_MAX);
+  const auto place = static_cast<uint32_t>(first), stride = static_cast<uint32_t>(step);
+  const int64_t row_step = stride / divisor, pack_step = stride % divisor;
+  int64_t pack = place % divisor;
+  for (int64_t row = place / divisor; row < rows; row += row_step) {
     body(row, pack * N);
     pack += pack_step;
     if (pack < packs_per_row) continue;
@@ -69,7 +79,7 @@ struct DropoutMask {
   PhiloxKey key;
   const int64_t* sample_ids;
   int64_t first_row;
-  int64_t sequence_length;
+  Divisor sequence_length;
 
   DropoutMask(const Dropout& dropout, int64_t sequence_length_)
       : threshold(drop_threshold(dropout.p)),
@@ -77,15 +87,16 @@ struct DropoutMask {
         key(dropout.key),
         sample_ids(dropout.sample_ids),
         first_row(dropout.first_row),
-        sequence_length(sequence_length_) {}
+        sequence_length(sequence_length_) {
+    if (first_row >= most_rows) throw std::logic_error("a matrix has more rows before it than kernels can count");
+  }
 
   // values[i], which is in (row, column + i), times 0 or the scale.
   template <int N>
   __device__ void apply(int64_t row, int64_t column, float (&values)[N]) const {
     if (threshold == 0) return;
-    const int64_t in_batch = first_row + row;
-    const auto sample = static_cast<uint64_t>(sample_ids[in_batch / sequence_length]);
-    const auto token = static_cast<uint32_t>(in_batch % sequence_length);
+    const auto [in_batch, token] = sequence_length.divide(static_cast<uint32_t>(first_row + row));
+    const auto sample = static_cast<uint64_t>(sample_ids[in_batch]);
     constexpr int drawn = N < 4 ? 1 : 4;
 #pragma unroll
     for (int i = 0; i < N; i += drawn) {

@@ -91,8 +91,8 @@ struct ScheduleConfig {
 
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
-  int64_t recompute_interval = 0;    // every_nth: blocks 0, n, 2n, ... are recomputed
-  int64_t loss_chunk_tokens = 2048;  // rows of logits that exist at a time
+  int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
+  int64_t loss_chunk_tokens = 0;   // rows of logits that exist at a time; 0: as many as suit the device
 };
 
 struct CheckpointConfig {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -55,13 +56,10 @@ class Backend {
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
 
-  // Ops that are run again and again with equal operands, as those of an action of the schedule are, may be recorded
-  // under a key and played at once, as a CUDA graph is. `replay` plays what is recorded; where it returns false the
-  // caller runs the ops between start_recording and end_recording, and nothing else: no copies, no other key. Backends
-  // without a use for it record nothing.
-  virtual bool replay(uint64_t /*key*/) { return false; }
-  virtual void start_recording(uint64_t /*key*/) {}
-  virtual void end_recording() {}
+  // Runs what `ops` calls, which is ops of this backend and nothing else: no copies, no other key. Those that come again
+  // and again with equal operands, as an action's of the schedule do, may be recorded under their key and played at
+  // once from then on, as a CUDA graph is. What cannot be recorded is run each time, and take_warnings says so once.
+  virtual void run_recorded(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
 
   // The algorithms of a library that serve the linears, where they are chosen by timing: they decide speed, and bits.
   // A text for checkpoints and other ranks; empty where there is no choice.

@@ -1,6 +1,7 @@
 // A backend that passes everything on to another one, and while it times writes down when each op ran.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,12 +34,9 @@ class TimedBackend final : public Backend {
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
   // Ops are timed one by one, so those of a recorded step are run.
-  bool replay(uint64_t key) override { return !timing_ && inner_.replay(key); }
-  void start_recording(uint64_t key) override {
-    if (!timing_) inner_.start_recording(key);
-  }
-  void end_recording() override {
-    if (!timing_) inner_.end_recording();
+  void run_recorded(uint64_t key, const std::function<void()>& ops) override {
+    if (timing_) return ops();
+    inner_.run_recorded(key, ops);
   }
   std::string algorithms() const override { return inner_.algorithms(); }
   void use_algorithms(const std::string& record) override { inner_.use_algorithms(record); }

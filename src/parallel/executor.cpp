@@ -87,13 +87,8 @@ uint64_t Executor::recording_key(const Action& action, const UnitCall& call) con
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
   const UnitCall call = call_of(action);
-  // What ranks of a tensor group exchange amid a unit's ops is not recorded.
-  if (groups_.group(GroupKind::tensor) != nullptr) return ops(call);
-  const uint64_t key = recording_key(action, call);
-  if (backend_.replay(key)) return;
-  backend_.start_recording(key);
-  ops(call);
-  backend_.end_recording();
+  if (groups_.exchange_amid_ops()) return ops(call);
+  backend_.run_recorded(recording_key(action, call), [&] { ops(call); });
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {

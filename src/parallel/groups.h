@@ -59,6 +59,10 @@ class RankGroups {
   // of the backend.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
   Communicator* device_group(GroupKind kind) const;
+  // Whether ranks exchange amid a unit's ops, which are then not recorded (Backend::run_recorded): what goes through
+  // the host cannot be, and NCCL neither lets a communicator end before the graphs that hold its work, nor promises
+  // that such graphs and other communicators' work on one device run in one order on all ranks.
+  bool exchange_amid_ops() const { return group(GroupKind::tensor) != nullptr; }
   CollectiveStream& stream() { return *stream_; }
   // Whether collectives on devices go from device to device, and the memory that they pass through.
   bool has_links() const { return linked_; }

@@ -72,6 +72,7 @@ class Run {
   void print_machine() const;
   void compare_replicas();
   void warn_of_spread_tensor_groups() const;
+  void print_warnings();
   bool stopping();
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
@@ -157,6 +158,10 @@ void Run::choose_algorithms() {
   }
   step_->choose_algorithms();
   backend_.use_algorithms(broadcast_text(groups_.group(GroupKind::world), backend_.algorithms(), 0));
+  print_warnings();
+}
+
+void Run::print_warnings() {
   const std::string warnings = backend_.take_warnings();
   if (leads_) fmt::print(stderr, "{}", warnings);
 }
@@ -243,6 +248,8 @@ void Run::print_machine() const {
                ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
                config_.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
                dtype_name(limits_.compute));
+    if (target.kind == Target::Kind::gpu && groups_.exchange_amid_ops())
+      fmt::print("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
   } else {
     fmt::print("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
                dtype_name(limits_.compute));
@@ -307,6 +314,7 @@ void Run::end_step() {
   if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, begun.lr, begun.data_seconds);
+  print_warnings();
   if (profile) write_profile(*profile);
   after_step(result);
   std::fflush(stdout);

@@ -55,12 +55,19 @@ int64_t micro_batch_bytes(const RunConfig& config) {
   return MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
 }
 
-StepShape step_shape(const RunConfig& config, bool training) {
+// Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
+// GPU's are so fast that it shows (tests/bench/NOTES.md).
+int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
+  if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
+  return target.kind == Target::Kind::gpu ? 8192 : 2048;
+}
+
+StepShape step_shape(const RunConfig& config, const Target& target, bool training) {
   return {.model = config.model,
           .precision = config.precision,
           .batch = config.batch.micro,
           .sequence_length = config.model.sequence_length,
-          .loss_chunk_tokens = config.memory.loss_chunk_tokens,
+          .loss_chunk_tokens = loss_chunk_tokens(config, target),
           .seed = config.run.seed,
           .training = training,
           .mask_documents = config.data.mask_documents};
@@ -121,7 +128,7 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   const Sharding sharding = make_sharding(config, groups);
   const ParameterLayout layout = make_layout(spec, shards, sharding.data_size);
   PlanBackend backend(target);
-  const Units units(step_shape(config, true), spec, shards, layout, tensor_parallel(config, groups), backend);
+  const Units units(step_shape(config, target, true), spec, shards, layout, tensor_parallel(config, groups), backend);
   const SlotMap slots(units, one_stage_schedule(schedule_options(config, groups)));
   const ParameterBytes parameters = parameter_bytes(layout, sharding);
   const ParameterStore store(spec, shards, layout, sharding, {});
@@ -178,8 +185,9 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
                                                                   .gathered_weights = arena(MemoryClass::gathered),
                                                                   .gradient_buckets = arena(MemoryClass::buckets),
                                                                   .reduce_buckets = reduce_buckets});
-  units_ = std::make_unique<Units>(step_shape(config, true), spec_, shards_, layout_, tensor, backend_);
-  evaluation_units_ = std::make_unique<Units>(step_shape(config, false), spec_, shards_, layout_, tensor, backend_);
+  units_ = std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
+  evaluation_units_ =
+      std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, spec_, shards_, *parameters_,
                                         arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,

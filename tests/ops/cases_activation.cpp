@@ -168,9 +168,10 @@ void add_cases(Suite& suite) {
                                         [=](Trial& t) { check_backward(t, kind, n, f, dtype, with_bias, 20); });
         }
       }
-      constexpr int64_t rows = 8192, cols = 3072;
+      constexpr int64_t cols = 3072;
+      const int64_t rows = suite.bench_rows(dtype, 8192, 40960);
       const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
-      const std::string name = fmt::format("{} N=8192 f=3072 bias C={}", kind.name, dtype_name(dtype));
+      const std::string name = fmt::format("{} N={} f=3072 bias C={}", kind.name, rows, dtype_name(dtype));
       suite.add_bench<ActivationForward>(name, [=](Trial& t) {
         t.time(ActivationForward{kind.kind, t.input(dtype, rows, wide).matrix(), t.input(dtype, 1, wide).matrix(),
                                  t.output(dtype, rows, cols).matrix()});

@@ -203,18 +203,20 @@ void add_cases(Suite& suite) {
   suite.add<EmbeddingForward>("rejections", check_rejections);
   suite.add<EmbeddingForward>("rejections of slices", check_slice_rejections);
 
-  constexpr Shape bench_shape{8, 1024, 768, 50304};
   for (const DTypes& dtypes : dtype_pairs) {
-    suite.add_bench<EmbeddingForward>(fmt::format("N=8192 h=768 V=50304 {}", name_of(dtypes)), [=](Trial& t) {
+    const Shape bench_shape{suite.bench_rows(dtypes.compute, 8192, 81920) / 1024, 1024, 768, 50304};
+    const int64_t rows = bench_shape.batch * bench_shape.tokens;
+    suite.add_bench<EmbeddingForward>(fmt::format("N={} h=768 V=50304 {}", rows, name_of(dtypes)), [=](Trial& t) {
       const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
       t.time(EmbeddingForward{tokens,
                               bench_shape.tokens,
                               t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
                               t.input(dtypes.compute, bench_shape.tokens, 768).matrix(),
                               {},
-                              t.output(dtypes.residual, 8192, 768).matrix()});
+                              t.output(dtypes.residual, rows, 768).matrix()});
     });
   }
+  constexpr Shape bench_shape{8, 1024, 768, 50304};
   for (const DType residual : {DType::f32, DType::bf16}) {
     suite.add_bench<EmbeddingBackward>(
         fmt::format("N=8192 h=768 V=50304 adding R={}", dtype_name(residual)), [=](Trial& t) {

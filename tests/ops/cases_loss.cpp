@@ -344,9 +344,10 @@ void add_cases(Suite& suite) {
                                   [=](Trial& t) { check_cross_entropy(t, shape, options, true); });
       }
     }
-    constexpr Shape bench_shape{1024, 50257, 50304};
+    const Shape bench_shape{suite.bench_rows(types.compute, 1024, 2048), 50257, 50304};
     suite.add_bench<CrossEntropy>(
-        fmt::format("N=1024 V=50257 logits={} C={}", dtype_name(types.logits), dtype_name(types.compute)),
+        fmt::format("N={} V=50257 logits={} C={}", bench_shape.rows, dtype_name(types.logits),
+                    dtype_name(types.compute)),
         [=](Trial& t) {
           const auto* const targets =
               Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(static_cast<size_t>(bench_shape.rows))));
@@ -377,11 +378,14 @@ void add_cases(Suite& suite) {
   suite.add<CrossEntropy>("slices, not finite", check_slices_not_finite);
   suite.add<CrossEntropyStatistics>("rejections", check_slice_rejections);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    suite.add_bench<CrossEntropyStatistics>(fmt::format("N=1024 slice of 25152 {}", dtype_name(dtype)), [=](Trial& t) {
-      const auto* const targets = Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(1024)));
-      t.time(CrossEntropyStatistics{50257, 0, targets, t.input(dtype, 1024, 25152).matrix(),
-                                    t.output(DType::f32, 3, 1024).matrix()});
-    });
+    const int64_t rows = suite.bench_rows(dtype, 1024, 5120);
+    suite.add_bench<CrossEntropyStatistics>(
+        fmt::format("N={} slice of 25152 {}", rows, dtype_name(dtype)), [=](Trial& t) {
+          const auto* const targets =
+              Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(static_cast<size_t>(rows))));
+          t.time(CrossEntropyStatistics{50257, 0, targets, t.input(dtype, rows, 25152).matrix(),
+                                        t.output(DType::f32, 3, rows).matrix()});
+        });
   }
   suite.add<CrossEntropy>("evaluation", check_evaluation);
   suite.add<CrossEntropy>("not finite", check_not_finite);

@@ -415,12 +415,12 @@ void check_rejections(Trial& trial) {
                         "rows that begin before the micro-batch");
 }
 
-constexpr int64_t bench_rows = 8192, bench_tokens = 1024, bench_cols = 768;
+constexpr int64_t bench_tokens = 1024, bench_cols = 768;
 
-void bench_norm_forward(Trial& trial, const DTypes& dtypes, double p) {
-  const Operand& x = trial.input(dtypes.residual, bench_rows, bench_cols);
-  const Operand& branch = trial.input(dtypes.compute, bench_rows, bench_cols);
-  const DropoutCase dropout(trial, p, bench_rows / bench_tokens, bench_tokens);
+void bench_norm_forward(Trial& trial, const DTypes& dtypes, int64_t rows, double p) {
+  const Operand& x = trial.input(dtypes.residual, rows, bench_cols);
+  const Operand& branch = trial.input(dtypes.compute, rows, bench_cols);
+  const DropoutCase dropout(trial, p, rows / bench_tokens, bench_tokens);
   NormForward op{};
   op.kind = NormKind::layernorm;
   op.eps = eps;
@@ -428,24 +428,24 @@ void bench_norm_forward(Trial& trial, const DTypes& dtypes, double p) {
   op.x = x.matrix();
   op.branch = branch.matrix();
   op.dropout = dropout.dropout;
-  op.x_out = trial.output(dtypes.residual, bench_rows, bench_cols).matrix();
+  op.x_out = trial.output(dtypes.residual, rows, bench_cols).matrix();
   op.gamma = trial.input(DType::f32, 1, bench_cols).matrix();
   op.beta = trial.input(DType::f32, 1, bench_cols).matrix();
-  op.y = trial.output(dtypes.compute, bench_rows, bench_cols).matrix();
-  op.mean = trial.output(DType::f32, 1, bench_rows).matrix();
-  op.rstd = trial.output(DType::f32, 1, bench_rows).matrix();
+  op.y = trial.output(dtypes.compute, rows, bench_cols).matrix();
+  op.mean = trial.output(DType::f32, 1, rows).matrix();
+  op.rstd = trial.output(DType::f32, 1, rows).matrix();
   trial.time(op);
 }
 
-void bench_norm_backward(Trial& trial, const DTypes& dtypes) {
+void bench_norm_backward(Trial& trial, const DTypes& dtypes, int64_t rows) {
   NormBackward op{};
   op.kind = NormKind::layernorm;
-  op.dy = trial.input(dtypes.compute, bench_rows, bench_cols).matrix();
-  op.x = trial.input(dtypes.residual, bench_rows, bench_cols).matrix();
+  op.dy = trial.input(dtypes.compute, rows, bench_cols).matrix();
+  op.x = trial.input(dtypes.residual, rows, bench_cols).matrix();
   op.gamma = trial.input(DType::f32, 1, bench_cols).matrix();
-  op.mean = trial.input(DType::f32, 1, bench_rows).matrix();
-  op.rstd = trial.input(DType::f32, 1, bench_rows).matrix();
-  op.dx_residual = op.dx = trial.in_out(dtypes.residual, bench_rows, bench_cols).matrix();
+  op.mean = trial.input(DType::f32, 1, rows).matrix();
+  op.rstd = trial.input(DType::f32, 1, rows).matrix();
+  op.dx_residual = op.dx = trial.in_out(dtypes.residual, rows, bench_cols).matrix();
   op.d_gamma = trial.in_out(DType::f32, 1, bench_cols).matrix();
   op.d_beta = trial.in_out(DType::f32, 1, bench_cols).matrix();
   op.accumulate = true;
@@ -504,23 +504,24 @@ void add_residual_cases(Suite& suite) {
 
 void add_benches(Suite& suite) {
   for (const DTypes& dtypes : dtype_pairs) {
+    const int64_t rows = suite.bench_rows(dtypes.compute, 8192, 81920);
     for (const double p : {0.0, 0.1}) {
-      const std::string name = fmt::format("N=8192 h=768 p={} {}", p, name_of(dtypes));
-      suite.add_bench<NormForward>(name, [=](Trial& t) { bench_norm_forward(t, dtypes, p); });
+      const std::string name = fmt::format("N={} h=768 p={} {}", rows, p, name_of(dtypes));
+      suite.add_bench<NormForward>(name, [=](Trial& t) { bench_norm_forward(t, dtypes, rows, p); });
       suite.add_bench<ResidualAdd>(name, [=](Trial& t) {
-        const DropoutCase dropout(t, p, bench_rows / bench_tokens, bench_tokens);
-        t.time(ResidualAdd{bench_tokens, t.input(dtypes.residual, bench_rows, bench_cols).matrix(),
-                           t.input(dtypes.compute, bench_rows, bench_cols).matrix(), dropout.dropout,
-                           t.output(dtypes.residual, bench_rows, bench_cols).matrix()});
+        const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
+        t.time(ResidualAdd{bench_tokens, t.input(dtypes.residual, rows, bench_cols).matrix(),
+                           t.input(dtypes.compute, rows, bench_cols).matrix(), dropout.dropout,
+                           t.output(dtypes.residual, rows, bench_cols).matrix()});
       });
       suite.add_bench<BranchBackward>(name, [=](Trial& t) {
-        const DropoutCase dropout(t, p, bench_rows / bench_tokens, bench_tokens);
-        t.time(BranchBackward{bench_tokens, t.input(dtypes.residual, bench_rows, bench_cols).matrix(), dropout.dropout,
-                              t.output(dtypes.compute, bench_rows, bench_cols).matrix()});
+        const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
+        t.time(BranchBackward{bench_tokens, t.input(dtypes.residual, rows, bench_cols).matrix(), dropout.dropout,
+                              t.output(dtypes.compute, rows, bench_cols).matrix()});
       });
     }
-    suite.add_bench<NormBackward>(fmt::format("N=8192 h=768 {}", name_of(dtypes)),
-                                  [=](Trial& t) { bench_norm_backward(t, dtypes); });
+    suite.add_bench<NormBackward>(fmt::format("N={} h=768 {}", rows, name_of(dtypes)),
+                                  [=](Trial& t) { bench_norm_backward(t, dtypes, rows); });
   }
 }
 

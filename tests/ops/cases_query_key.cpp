@@ -268,8 +268,8 @@ void check_slices(Trial& trial) {
   trial.expect_true(turned, "q and k are turned");
 }
 
-void bench(Trial& trial, DType dtype, bool with_norm, bool backward_too) {
-  constexpr int64_t rows = 8192, tokens = 1024, size = 64, heads = 12;
+void bench(Trial& trial, DType dtype, int64_t rows, bool with_norm, bool backward_too) {
+  constexpr int64_t tokens = 1024, size = 64, heads = 12;
   const Matrix q = trial.input(dtype, rows, heads * size).matrix();
   const Matrix k = trial.input(dtype, rows, heads * size).matrix();
   const Matrix gamma = trial.input(DType::f32, 1, size).matrix();
@@ -330,11 +330,12 @@ void add_cases(Suite& suite) {
     t.expect_rejected(op, "rotary with an odd head size");
   });
   for (const DType dtype : {DType::f32, DType::bf16}) {
+    const int64_t rows = suite.bench_rows(dtype, 8192, 65536);
     for (const bool with_norm : {false, true}) {
       const std::string name =
-          fmt::format("N=8192 H=G=12 D=64 rotary{} C={}", with_norm ? " norm" : "", dtype_name(dtype));
-      suite.add_bench<QueryKeyForward>(name, [=](Trial& t) { bench(t, dtype, with_norm, false); });
-      suite.add_bench<QueryKeyBackward>(name, [=](Trial& t) { bench(t, dtype, with_norm, true); });
+          fmt::format("N={} H=G=12 D=64 rotary{} C={}", rows, with_norm ? " norm" : "", dtype_name(dtype));
+      suite.add_bench<QueryKeyForward>(name, [=](Trial& t) { bench(t, dtype, rows, with_norm, false); });
+      suite.add_bench<QueryKeyBackward>(name, [=](Trial& t) { bench(t, dtype, rows, with_norm, true); });
     }
   }
 }

@@ -330,8 +330,9 @@ void add_update_cases(Suite& suite) {
 }
 
 void add_benches(Suite& suite) {
-  constexpr int64_t elements = 40'000'000;
-  suite.add_bench<SquaredNorm>("40 M gradients", [](Trial& t) {
+  const int64_t elements = suite.bench_rows(DType::bf16, 40'000'000, 64'000'000);
+  const auto named = [=](const char* what) { return fmt::format("{} M {}", elements / 1'000'000, what); };
+  suite.add_bench<SquaredNorm>(named("gradients"), [=](Trial& t) {
     const std::vector<SquaredNorm::Segment> segments{{0, elements, 0}};
     t.time(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)), 1,
                        t.output(DType::f32, 1, elements).matrix(), t.output(DType::f64, 1, 1).matrix()});
@@ -341,12 +342,11 @@ void add_benches(Suite& suite) {
                          Trial::pointer<StepState>(t.in_out_value(StepState{}))});
   });
   for (const bool with_weights : {false, true}) {
-    suite.add_bench<AdamW>(fmt::format("40 M elements{}", with_weights ? ", bf16 weights" : ""), [=](Trial& t) {
+    suite.add_bench<AdamW>(named(with_weights ? "elements, bf16 weights" : "elements"), [=](Trial& t) {
       const std::vector<AdamW::Segment> segments{{0, elements, 1}};
       StepState state;
       state.learning_rate = 1e-3F;
       state.gradient_scale = state.bias_correction1 = state.bias_correction2 = 1;
-      const std::vector<double> zeros(static_cast<size_t>(elements));
       AdamW op{};
       op.segments = Trial::pointer<const AdamW::Segment>(t.input_array(segments));
       op.num_segments = 1;
@@ -354,21 +354,19 @@ void add_benches(Suite& suite) {
       op.beta2 = beta2;
       op.eps = 1e-8;
       op.state = Trial::pointer<const StepState>(t.in_out_value(state));
-      op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
-      op.master = t.input(DType::f32, 1, elements, zeros).matrix();
-      op.exp_avg = t.input(DType::f32, 1, elements, zeros).matrix();
-      op.exp_avg_sq = t.input(DType::f32, 1, elements, zeros).matrix();
+      op.gradients = t.input(DType::f32, 1, elements, 0).matrix();
+      op.master = t.input(DType::f32, 1, elements, 0).matrix();
+      op.exp_avg = t.input(DType::f32, 1, elements, 0).matrix();
+      op.exp_avg_sq = t.input(DType::f32, 1, elements, 0).matrix();
       if (with_weights) op.weights = t.output(DType::bf16, 1, elements).matrix();
       t.time(op);
     });
   }
-  suite.add_bench<Add>("40 M elements", [](Trial& t) {
-    const std::vector<double> zeros(static_cast<size_t>(elements));
-    t.time(Add{t.input(DType::f32, 1, elements, zeros).matrix(), t.in_out(DType::f32, 1, elements).matrix()});
+  suite.add_bench<Add>(named("elements"), [=](Trial& t) {
+    t.time(Add{t.input(DType::f32, 1, elements, 0).matrix(), t.in_out(DType::f32, 1, elements).matrix()});
   });
-  suite.add_bench<Cast>("40 M elements f32 to bf16", [](Trial& t) {
-    const std::vector<double> zeros(static_cast<size_t>(elements));
-    t.time(Cast{t.input(DType::f32, 1, elements, zeros).matrix(), t.output(DType::bf16, 1, elements).matrix()});
+  suite.add_bench<Cast>(named("elements f32 to bf16"), [=](Trial& t) {
+    t.time(Cast{t.input(DType::f32, 1, elements, 0).matrix(), t.output(DType::bf16, 1, elements).matrix()});
   });
 }
 

@@ -19,6 +19,7 @@ constexpr double pi = 3.14159265358979323846;
 constexpr uint16_t guard_pattern = 0xFFA5;
 constexpr int poison_byte = 0xFF;  // NaN as f32, bf16, f16 and f64
 constexpr int64_t poisoned_scratch_bytes = 64 << 10;
+constexpr int64_t most_drawn = 1 << 20;
 
 void fill_guard(std::byte* from, std::byte* to) {
   for (std::byte* at = from; at + 1 < to; at += 2) std::memcpy(at, &guard_pattern, 2);
@@ -235,8 +236,16 @@ const Operand& Trial::input(DType dtype, int64_t rows, int64_t cols, double scal
 
 Operand& Trial::in_out(DType dtype, int64_t rows, int64_t cols, double scale, int64_t gap) {
   Operand& operand = add(dtype, rows, cols, gap, true);
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t col = 0; col < cols; ++col) operand.set(row, col, scale * random.normal());
+  if (rows * cols == 0) return operand;
+  const int64_t drawn_cols = std::min(cols, most_drawn), drawn_rows = std::min(rows, most_drawn / drawn_cols);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row < drawn_rows)
+      for (int64_t col = 0; col < drawn_cols; ++col) operand.set(row, col, scale * random.normal());
+    const std::byte* const from = operand.element(row % drawn_rows, 0);
+    for (int64_t col = row < drawn_rows ? drawn_cols : 0; col < cols; col += drawn_cols)
+      std::memcpy(operand.element(row, col), from,
+                  static_cast<size_t>(std::min(drawn_cols, cols - col) * dtype_bytes(dtype)));
+  }
   return operand;
 }
 

@@ -100,7 +100,8 @@ class Trial {
   const std::vector<std::string>& failures() const { return failures_; }
   void fail(const std::string& message) { failures_.push_back(message); }
 
-  // Normal numbers times `scale`. `gap`: elements between the end of a row and the start of the next.
+  // Normal numbers times `scale`, the same again and again after a million of them. `gap`: elements between the end of
+  // a row and the start of the next.
   const Operand& input(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
   Operand& output(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0);  // NaN
   // Read and written: normal numbers times `scale`.
@@ -199,6 +200,14 @@ using Body = std::function<void(Trial&)>;
 
 class Suite {
  public:
+  // large: benches are to be of sizes that a GPU's caches do not hold.
+  explicit Suite(bool large) : large_(large) {}
+
+  // Rows of a bench of operands in `dtype`. On a GPU what trains in f32 is not what counts.
+  int64_t bench_rows(DType dtype, int64_t usual, int64_t large) const {
+    return large_ && dtype == DType::bf16 ? large : usual;
+  }
+
   // `description` names shape and dtypes.
   template <typename Op>
   void add(std::string description, Body body) {
@@ -218,6 +227,7 @@ class Suite {
   const std::vector<Case>& benches() const { return benches_; }
 
  private:
+  bool large_;
   std::vector<Case> cases_;
   std::vector<Case> benches_;
 };

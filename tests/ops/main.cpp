@@ -1,5 +1,5 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
-//          [--without-f16]
+//          [--without-f16] [--list-ops] [--op NAME]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -24,13 +24,14 @@ std::vector<void (*)(Suite&)>& registrations() {
 }
 
 struct Options {
-  std::string filter;
+  std::string filter, op;
   bool bench = false;
   uint64_t seed = 1;
   std::string instruction_set;
   std::string backend = "cpu";
   int repeats = 3;
   bool without_f16 = false;
+  bool list_ops = false;
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -100,11 +101,12 @@ int count_ops_without(std::string_view what, const std::vector<Suite::Case>& cas
 
 int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& options) {
   int failed = 0;
-  if (options.filter.empty())
+  if (options.filter.empty() && options.op.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
   int run = 0, skipped = 0;
   for (const Suite::Case& test : suite.cases()) {
     if (title(test).find(options.filter) == std::string::npos) continue;
+    if (!options.op.empty() && test.op != options.op) continue;
     if (backend.thread_independent && !is_linear(test.op)) continue;
     ++run;
     const Outcome outcome = run_case(test, backend, options);
@@ -115,7 +117,8 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   fmt::print("{} cases on {} ({}), {} failed{}\n", run, backend.name, device_text(*backend.variants.front()), failed,
              left_out);
   if (run == 0 && !backend.thread_independent) {
-    fmt::print(stderr, "no case matches the filter \"{}\"\n", options.filter);
+    fmt::print(stderr, "no case matches the filter \"{}\"{}\n", options.filter,
+               options.op.empty() ? "" : fmt::format(" and is of the op \"{}\"", options.op));
     return 2;
   }
   return failed == 0 ? 0 : 1;
@@ -138,6 +141,10 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
       bench.body(trial);
     } catch (const NotOnThisBackend&) {
       continue;
+    } catch (const std::exception& error) {
+      fmt::print("FAIL {}: threw: {}\n", title(bench), error.what());
+      failed = true;
+      continue;
     }
     const Trial::Timing& timing = trial.timing();
     failed = failed || timing.seconds <= 0 || !trial.failures().empty();
@@ -153,12 +160,21 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
   return failed ? 1 : 0;
 }
 
+// For callers that run each op in a process of its own, which a fault of another on a device does not reach.
+int list_ops() {
+#define GPTRAIN_PRINT_OP(Op) fmt::print("{}\n", Op::name);
+  GPTRAIN_FOR_EACH_OP(GPTRAIN_PRINT_OP)
+#undef GPTRAIN_PRINT_OP
+  return 0;
+}
+
 int run_suite(const Options& options) {
+  if (options.list_ops) return list_ops();
   if (!options.instruction_set.empty() && options.instruction_set != select_kernels().name) {
     fmt::print("skipped: this machine runs the {} kernels, not {}\n", select_kernels().name, options.instruction_set);
     return exit_skipped;
   }
-  Suite suite;
+  Suite suite(options.backend == "cuda");
   for (const auto add_cases : registrations()) add_cases(suite);
   if (options.backend == "cuda" && num_cuda_devices() == 0) {
     fmt::print("skipped: there is no CUDA device\n");
@@ -183,12 +199,14 @@ int main(int argc, char** argv) {
   CLI::App app{"Checks and benches every op of every backend"};
   Options options;
   app.add_option("--filter", options.filter, "only cases whose \"op [description]\" contains this");
+  app.add_option("--op", options.op, "only cases of the op of this name");
   app.add_flag("--bench", options.bench, "measure instead of checking");
   app.add_option("--seed", options.seed, "seed of the operands");
   app.add_option("--backend", options.backend, "cpu or cuda; skipped (77) where there is no CUDA device")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--repeats", options.repeats, "times that an op runs on cuda, whose bits are compared")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--list-ops", options.list_ops, "print the names of all ops, and do nothing else");
   app.add_flag("--without-f16", options.without_f16, "skip what the CPU backend skips: cases in f16");
   app.add_option("--instruction-set", options.instruction_set,
                  "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
@@ -197,5 +215,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  // Whoever ends a process that hangs is to see how far it came.
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   return run_suite(options);
 }

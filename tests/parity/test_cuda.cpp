@@ -228,6 +228,41 @@ TEST_CASE("losses and norms of 20 steps agree with the CPU's", "[long]") {
   }
 }
 
+TEST_CASE("what cannot be captured runs op by op, and a warning says so once") {
+  const auto backend = cuda();
+  const auto memory = backend->allocate(512);
+  const std::vector<float> start = {1, 0};
+  auto* const one = reinterpret_cast<float*>(memory->data());
+  float* const sum = one + 64;
+  backend->upload(one, start.data(), 4);
+  int calls = 0;
+  // Runs the ops four times. A capture is of those that are called the second time.
+  const auto sum_of = [&](uint64_t key, bool refuses) {
+    backend->upload(sum, start.data() + 1, 4);
+    calls = 0;
+    for (int i = 0; i < 4; ++i) {
+      backend->run_recorded(key, [&] {
+        backend->run(Add{.from = Matrix(one, DType::f32, 1, 1), .to = Matrix(sum, DType::f32, 1, 1)});
+        if (++calls == 2 && refuses) throw Error(ExitCode::device, "it is not for graphs");
+      });
+    }
+    float value = 0;
+    backend->download(&value, sum, 4);
+    return value;
+  };
+  CHECK(sum_of(1, false) == 4);
+  CHECK(calls == 2);
+  CHECK(backend->take_warnings() == "");
+  CHECK(sum_of(2, true) == 4);
+  CHECK(calls == 5);
+  CHECK(backend->take_warnings() ==
+        "warning: some ops of the step run one by one and not as a CUDA graph, which is slower: it is not for graphs\n");
+  CHECK(sum_of(3, true) == 4);
+  CHECK(backend->take_warnings() == "");
+  CHECK(sum_of(1, true) == 4);
+  CHECK(calls == 0);
+}
+
 TEST_CASE("the same bits every time, in whatever order threads run") {
   for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"}) {
     const RunConfig config = small_config(Family::llama, {precision, "model.dropout=0.1", "run.device=cuda"});

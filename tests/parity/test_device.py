@@ -73,6 +73,7 @@ class Device(unittest.TestCase):
             out = f"ranks{number}"
             text = self.train(WITH_DEVICE, out, "cuda", "--ranks", "2", *layout)
             self.assertIn("one host-harness each", text)
+            self.assertEqual(text.count("in no CUDA graph"), number)
             # What they exchange is carried through 8 MiB of the host.
             _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", "--world-size",
                                              "2", *layout)

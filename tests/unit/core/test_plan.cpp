@@ -177,6 +177,23 @@ TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which s
   CHECK(fused.memory.frame_bytes < buffer);
 }
 
+TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU, unless a config says how many") {
+  // A micro-batch of 8192 rows, and little beside its logits.
+  const auto frame_bytes = [](const Target& target, const char* rows) {
+    return plan_step(preset_config("gpt2-124m", {"batch.global=8", "batch.micro=8", "model.num_layers=1",
+                                                 "model.num_heads=1", "model.hidden_size=64", rows}),
+                     target)
+        .memory.frame_bytes;
+  };
+  const int64_t row = 50304 * dtype_bytes(DType::bf16);
+  const Target gpu = find_target("h100");
+  CHECK(frame_bytes(gpu, "memory.loss_chunk_tokens=0") == frame_bytes(gpu, "memory.loss_chunk_tokens=8192"));
+  CHECK(frame_bytes(cpu_target(), "memory.loss_chunk_tokens=0") ==
+        frame_bytes(cpu_target(), "memory.loss_chunk_tokens=2048"));
+  CHECK(frame_bytes(gpu, "memory.loss_chunk_tokens=8192") - frame_bytes(gpu, "memory.loss_chunk_tokens=2048") ==
+        6144 * row);
+}
+
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());
