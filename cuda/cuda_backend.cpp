@@ -1,12 +1,17 @@
 // The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
 // on a device and, over the seams' other halves, on the host harness.
+#include <fmt/format.h>
 #include <optional>
+#include <set>
+#include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "fused_attention.h"
 #include "kernels/attention.h"
+#include "kernels/documents.h"
 #include "kernels/elements.h"
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
@@ -17,6 +22,8 @@
 #include "ops/backend.h"
 #include "ops/check.h"
 #include "ops/footprint.h"
+#include "ops/fused_attention_policy.h"
+#include "ops/shape_text.h"
 #include "products.h"
 #include "runtime.h"
 #include "scaled_products.h"
@@ -63,7 +70,7 @@ class CudaBackend final : public Backend {
   std::string algorithms() const override { return products_->algorithms(); }
   void use_algorithms(const std::string& record) override { products_->use_algorithms(record); }
   void set_choosing(bool choosing) override { choosing_ = choosing; }
-  std::string take_warnings() override { return products_->take_warnings(); }
+  std::string take_warnings() override { return products_->take_warnings() + std::exchange(warnings_, ""); }
   std::unique_ptr<SideQueue> make_side_queue() override { return runtime_->make_side_queue(); }
 
 #define GPTRAIN_CUDA_RUN(Op)        \
@@ -107,8 +114,36 @@ class CudaBackend final : public Backend {
 
   template <typename Op>
   void start_attention(const Op& op) {
-    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, scratch_, scratch_bytes_);
+    if (op.mask.max_documents > 0) return start_documents(op);
+    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, nullptr, scratch_, scratch_bytes_);
     start<Op>(op);
+  }
+
+  // Which sequences hold more documents than there is room for, is known to the device only: the own kernels run, too,
+  // and compute those.
+  template <typename Op>
+  void start_documents(const Op& op) {
+    const int64_t table_bytes = fused_attention_table_bytes(op);
+    std::byte* const rest = scratch_ + table_bytes;
+    const int64_t rest_bytes = scratch_bytes_ - table_bytes;
+    const DocumentPieces pieces = fused_attention_->pieces(op, rest_bytes);
+    if (pieces.sequences == 0) {
+      warn(fmt::format("{} {}: {}; own kernels mask the documents", Op::name, shape_text(op), pieces.refusal));
+      return start<Op>(op);
+    }
+    if (choosing_) return;
+    const DocumentTable table(scratch_, op.batch, pieces.sequences, op.mask.max_documents);
+    list_documents(table, op, runtime_->stream());
+    fused_attention_->run(op, &table, rest, rest_bytes);
+    if constexpr (std::is_same_v<Op, AttentionForward>) {
+      cuda_run(op, runtime_->stream(), table.overflow());
+    } else {
+      cuda_run(op, runtime_->stream(), rest, table.overflow());
+    }
+  }
+
+  void warn(const std::string& warning) {
+    if (warned_.insert(warning).second) warnings_ += warning + '\n';
   }
 
   std::unique_ptr<Runtime> runtime_;
@@ -120,6 +155,8 @@ class CudaBackend final : public Backend {
   bool choosing_ = false;
   std::unordered_map<uint64_t, std::unique_ptr<LaunchGraph>> graphs_;  // null: has run once
   std::optional<uint64_t> captured_;
+  std::string warnings_;
+  std::set<std::string> warned_;
 };
 
 }  // namespace

@@ -34,7 +34,8 @@ RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv
 
 
 def kernels(options, rows):
-    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op."""
+    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op; of
+    documents, by cuDNN and by the own kernels, the time."""
     products, sound = {}, True
     for line in options.log.read_text(encoding="utf-8").splitlines():
         if match := LIMITS_LINE.match(line):
@@ -47,6 +48,8 @@ def kernels(options, rows):
         if match["unit"] == "GB/s":
             if float(match["rate"]) * 1e9 * float(match["ms"]) / 1e3 >= LEAST_BYTES:
                 sound = rows.at_least(title, share, LEAST_COPY_SHARE, "% of copying", 0) and sound
+        elif "documents" in title:
+            rows.add(title, match["ms"], "ms")  # a rate would count what documents leave out
         elif "bf16" in title:
             op = title.split(" [")[0]
             products[op] = max(products.get(op, (0, "")), (share, title))

@@ -63,7 +63,8 @@ StepShape step_shape(const RunConfig& config, bool training) {
           .loss_chunk_tokens = config.memory.loss_chunk_tokens,
           .seed = config.run.seed,
           .training = training,
-          .mask_documents = config.data.mask_documents};
+          .mask_documents = config.data.mask_documents,
+          .max_documents = config.data.max_documents};
 }
 
 TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {

@@ -64,6 +64,7 @@ class Trainer {
     }
     step_.weights_changed();
   }
+  std::string take_warnings() { return backend_->take_warnings(); }
   bool took_what_was_planned() const { return step_.taken().bytes == memory_.arenas.bytes; }
   void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
@@ -160,6 +161,37 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
       CHECK(distance(in_fp16.at(name), expected.at(name)) < 0.3 * of_bf16);
     }
   }
+}
+
+// Samples of 19 documents and, among those of each step, one of 20, which is the own kernels'.
+TEST_CASE("documents that a library takes give what they give on the CPU") {
+  const std::vector<std::string> masked = {
+      "model.hidden_size=32", "model.sequence_length=128", "data.mask_documents=true", "batch.global=6",
+      "batch.micro=2",        "model.attention_window=6"};
+  const auto with = [&](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), masked.begin(), masked.end());
+    return small_config(Family::llama, overrides);
+  };
+  const RunConfig rounded = with({"precision.compute=bf16"});
+  const RunConfig in_room = with({"precision.compute=bf16", "data.max_documents=19"});
+  const State start = first_moments(with({}), cpu(), Trainer(with({}), cpu()).state());
+  const State expected = first_moments(with({}), cpu(), start), on_cpu = first_moments(rounded, cpu(), start);
+  Trainer trainer(in_room, cuda(), 1000), own(rounded, cuda(), 1000);
+  for (Trainer* each : {&trainer, &own}) {
+    each->set_weights(start);
+    each->run();
+  }
+  const State state = trainer.state();
+  // Only what is named in a warning is done by the same kernels.
+  CHECK((state == own.state()) == !trainer.take_warnings().empty());
+  for (const auto& [name, values] : state) {
+    if (!name.starts_with("exp_avg/")) continue;
+    INFO(name);
+    CHECK(distance(values, expected.at(name)) < 2 * distance(on_cpu.at(name), expected.at(name)));
+  }
+  // Recorded once, and played again with other documents.
+  for (int i = 0; i < 3; ++i) CHECK(trainer.run().loss == Approx(own.run().loss).epsilon(2e-3));
+  CHECK(trainer.took_what_was_planned());
 }
 
 TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest") {
