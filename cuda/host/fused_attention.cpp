@@ -126,9 +126,9 @@ class HostFusedAttention final : public FusedAttention {
   bool takes(const AttentionBackward&) const override { return false; }
 
   // Backward in smaller pieces than forward, as memory may ask for.
-  DocumentPieces pieces(const AttentionForward& op, int64_t) override { return pieces(op, op.batch); }
+  DocumentPieces pieces(const AttentionForward& op, int64_t) override { return pieces_of(op, op.batch); }
   DocumentPieces pieces(const AttentionBackward& op, int64_t) override {
-    return pieces(op, op.batch % 2 == 0 ? op.batch / 2 : 1);
+    return pieces_of(op, op.batch % 2 == 0 ? op.batch / 2 : 1);
   }
 
   void run(const AttentionForward& op, const DocumentTable* documents, std::byte*, int64_t) override {
@@ -151,7 +151,7 @@ class HostFusedAttention final : public FusedAttention {
 
  private:
   template <typename Op>
-  static DocumentPieces pieces(const Op& op, int64_t sequences) {
+  static DocumentPieces pieces_of(const Op& op, int64_t sequences) {
     if (!fused_attention_shape(op)) return {0, "not a shape for a library"};
     return {sequences, ""};
   }
