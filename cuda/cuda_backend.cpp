@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "fused_attention.h"
 #include "kernels/attention.h"
+#include "kernels/documents.h"
 #include "kernels/elements.h"
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
@@ -20,6 +23,8 @@
 #include "ops/backend.h"
 #include "ops/check.h"
 #include "ops/footprint.h"
+#include "ops/fused_attention_policy.h"
+#include "ops/shape_text.h"
 #include "products.h"
 #include "runtime.h"
 #include "scaled_products.h"
@@ -126,8 +131,36 @@ class CudaBackend final : public Backend {
 
   template <typename Op>
   void start_attention(const Op& op) {
-    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, scratch_, scratch_bytes_);
+    if (op.mask.max_documents > 0) return start_documents(op);
+    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, nullptr, scratch_, scratch_bytes_);
     start<Op>(op);
+  }
+
+  // Which sequences hold more documents than there is room for, is known to the device only: the own kernels run, too,
+  // and compute those.
+  template <typename Op>
+  void start_documents(const Op& op) {
+    const int64_t table_bytes = fused_attention_table_bytes(op);
+    std::byte* const rest = scratch_ + table_bytes;
+    const int64_t rest_bytes = scratch_bytes_ - table_bytes;
+    const DocumentPieces pieces = fused_attention_->pieces(op, rest_bytes);
+    if (pieces.sequences == 0) {
+      warn(fmt::format("{} {}: {}; own kernels mask the documents", Op::name, shape_text(op), pieces.refusal));
+      return start<Op>(op);
+    }
+    if (choosing_) return;
+    const DocumentTable table(scratch_, op.batch, pieces.sequences, op.mask.max_documents);
+    list_documents(table, op, runtime_->stream());
+    fused_attention_->run(op, &table, rest, rest_bytes);
+    if constexpr (std::is_same_v<Op, AttentionForward>) {
+      cuda_run(op, runtime_->stream(), table.overflow());
+    } else {
+      cuda_run(op, runtime_->stream(), rest, table.overflow());
+    }
+  }
+
+  void warn(const std::string& warning) {
+    if (warned_.insert(warning).second) warnings_ += "warning: " + warning + '\n';
   }
 
   std::unique_ptr<Runtime> runtime_;
@@ -144,6 +177,7 @@ class CudaBackend final : public Backend {
   std::unordered_map<uint64_t, Recording> recordings_;
   bool warned_of_captures_ = false;
   std::string warnings_;
+  std::set<std::string> warned_;
 };
 
 }  // namespace

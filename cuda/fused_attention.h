@@ -1,17 +1,29 @@
 // Attention as a library computes it: the seam between the CUDA backend and cuDNN.
 //
-// device/fused_attention.cpp is cuDNN's. host/fused_attention.cpp takes nothing, so that on the host harness all
-// attention runs in the own kernels.
+// device/fused_attention.cpp is cuDNN's. host/fused_attention.cpp takes nothing but ops whose documents have room, so
+// that on the host harness all other attention runs in the own kernels.
+//
+// An op whose documents have room (AttentionMask::max_documents) goes in pieces of some sequences. To the library each
+// document is a sequence of a ragged batch, by the lengths and offsets of a DocumentTable, which the caller has filled.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
+#include "kernels/documents.h"
 #include "ops/ops.h"
 #include "stream.h"
 
 namespace gptrain {
+
+// How the library takes an op whose documents have room: so many sequences at a time, which divide the batch. 0: not at
+// all, and why.
+struct DocumentPieces {
+  int64_t sequences = 0;
+  std::string refusal;
+};
 
 // What `takes` says depends on the op and on the device and library found at the start, never on timing; it is true
 // only for shapes of ops/fused_attention_policy.h. Forward and backward may go different ways: lse means the same in
@@ -23,7 +35,14 @@ class FusedAttention {
   virtual bool takes(const AttentionForward& op) const = 0;
   virtual bool takes(const AttentionBackward& op) const = 0;
 
-  // As ops.h says of the op, which `takes` must have accepted; queued on the stream. The bits of the results do not
+  // For ops whose documents have room, in the place of `takes`: it asks the library itself, once for a shape, and so
+  // builds what `run` needs.
+  virtual DocumentPieces pieces(const AttentionForward& op, int64_t scratch_bytes) = 0;
+  virtual DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) = 0;
+
+  // As ops.h says of the op, which `takes` or `pieces` must have accepted; `documents`: null, or the table of as many
+  // sequences to a piece as `pieces` says. Of a piece that holds more documents than it has room for, results may be
+  // anything. Queued on the stream. The bits of the results do not
   // change from run to run. `scratch` is at least the op's fused_attention_scratch_bytes, aligned to 256 bytes.
   //
   // A shape's first run builds what the library needs for it, which takes up to some seconds and some device memory of
@@ -31,8 +50,10 @@ class FusedAttention {
   // the device, and may be captured: the addresses of operands and scratch are part of what is captured.
   //
   // Throws Error (device) with the shape and the library's own text where the library fails or wants more scratch.
-  virtual void run(const AttentionForward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
-  virtual void run(const AttentionBackward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
+  virtual void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch,
+                   int64_t scratch_bytes) = 0;
+  virtual void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch,
+                   int64_t scratch_bytes) = 0;
 };
 
 // On the calling thread's current device. Throws Error (device).

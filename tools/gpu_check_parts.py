@@ -85,7 +85,8 @@ def each(options, rows):
 
 
 def kernels(options, rows):
-    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op."""
+    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op; of
+    documents, by cuDNN and by the own kernels, the time."""
     products, sound = {}, True
     for line in options.file.read_text(encoding="utf-8").splitlines():
         if line.startswith("FAIL "):
@@ -101,6 +102,8 @@ def kernels(options, rows):
         if match["unit"] == "GB/s":
             if float(match["rate"]) * 1e9 * float(match["ms"]) / 1e3 >= LEAST_BYTES:
                 sound = rows.at_least(title, share, LEAST_COPY_SHARE, "% of copying", 0) and sound
+        elif "documents" in title:
+            rows.add(title, match["ms"], "ms")  # a rate would count what documents leave out
         elif "bf16" in title:
             op = title.split(" [")[0]
             products[op] = max(products.get(op, (0, "")), (share, title))

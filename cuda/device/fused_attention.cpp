@@ -3,6 +3,11 @@
 // cuDNN describes operands as [B, H, T, D] with a stride for each dimension: our [B T, H D] matrix of row stride s is
 // {T s, D, s, 1}. Its `stats` [B, H, T, 1] is our lse: the natural log-sum-exp of scaled, masked scores. Backward wants
 // it packed.
+//
+// Documents are sequences of at most T tokens under a padding mask of their lengths, the same for queries and keys,
+// with a ragged offset for each operand, lse too, which tells where a document begins in the place of the batch's
+// stride. Causal masks and bands count from a document's first token. Those for which nothing is left have length 0 and
+// come last. No bound of all lengths' sum is set: it would let backward take lse's rows for packed ones.
 #include "fused_attention.h"
 
 #include <algorithm>
@@ -39,6 +44,9 @@ constexpr size_t oldest_cudnn_deterministic_on_blackwell = 91801;
 constexpr int64_t operand_alignment = 16;
 
 enum Operand : int64_t { id_q = 1, id_k, id_v, id_o, id_lse, id_d_o, id_dq, id_dk, id_dv };
+constexpr int64_t id_query_lengths = 10, id_key_lengths = 11;
+constexpr int64_t id_offsets = 20;  // of operand n: id_offsets + n
+static_assert(id_dv - id_q == static_cast<int64_t>(DocumentOperand::dv));
 
 void check_cudnn(cudnnStatus_t status, std::string_view what) {
   if (status != CUDNN_STATUS_SUCCESS)
@@ -73,7 +81,7 @@ struct Shape {
   int64_t batch, length, heads, kv_heads, head_size;
   float scale;
   bool causal;
-  int64_t window;
+  int64_t window, max_documents;
   std::array<int64_t, 8> strides;
   auto operator<=>(const Shape&) const = default;
 };
@@ -89,6 +97,7 @@ Shape shape_of(const Op& op) {
               .scale = static_cast<float>(op.scale),
               .causal = op.mask.causal,
               .window = op.mask.window,
+              .max_documents = op.mask.max_documents,
               .strides = {}};
   const auto all = operands(op);
   std::transform(all.begin(), all.end(), shape.strides.begin(), [](const Matrix& matrix) { return matrix.stride; });
@@ -113,19 +122,22 @@ void check_graph(const Op& op, const fe::error_t& status) {
 fe::DataType_t data_type(DType dtype) { return dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF; }
 
 // Gives a tensor its place in memory: `heads` heads of [B T, heads D] rows, or of a wider matrix's.
-void describe(fe::graph::Tensor_attributes& tensor, Operand id, const AttentionPiece& piece, const Matrix& matrix,
-              int64_t heads, int64_t length, int64_t head_size) {
+void describe(fe::graph::Tensor_attributes& tensor, Operand id, int64_t batch, const Matrix& matrix, int64_t heads,
+              int64_t length, int64_t head_size) {
   tensor.set_uid(id)
-      .set_dim({piece.batch, heads, length, head_size})
+      .set_dim({batch, heads, length, head_size})
       .set_stride({length * matrix.stride, head_size, matrix.stride, 1})
       .set_data_type(data_type(matrix.dtype));
 }
 
-void describe_lse(fe::graph::Tensor_attributes& tensor, int64_t batch, int64_t heads, int64_t length) {
-  tensor.set_uid(id_lse)
-      .set_dim({batch, heads, length, 1})
-      .set_stride({heads * length, length, 1, 1})
-      .set_data_type(fe::DataType_t::FLOAT);
+// Lengths or offsets of documents.
+Tensor list_tensor(fe::graph::Graph& graph, const char* name, int64_t id, int64_t count, fe::DataType_t type) {
+  return graph.tensor(fe::graph::Tensor_attributes()
+                          .set_name(name)
+                          .set_uid(id)
+                          .set_dim({count, 1, 1, 1})
+                          .set_stride({1, 1, 1, 1})
+                          .set_data_type(type));
 }
 
 // The one place that knows masks. The left bound is a length: keys with key + bound > query are seen.
@@ -141,7 +153,10 @@ template <typename Op>
 class GraphBuilder {
  public:
   GraphBuilder(const Op& op, const AttentionPiece& piece)
-      : op_(op), piece_(piece), heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
+      : op_(op),
+        piece_(piece),
+        batch_(piece.batch * fused_attention_room(op.mask)),
+        heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
     graph_->set_io_data_type(data_type(op.q.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -157,10 +172,30 @@ class GraphBuilder {
   void add_attention();
 
   void describe_queries(fe::graph::Tensor_attributes& tensor, Operand id, const Matrix& matrix) const {
-    describe(tensor, id, piece_, matrix, heads_, op_.sequence_length, op_.head_size);
+    describe(tensor, id, batch_, matrix, heads_, op_.sequence_length, op_.head_size);
+    set_offsets(tensor, id);
   }
   void describe_keys(fe::graph::Tensor_attributes& tensor, Operand id, const Matrix& matrix) const {
-    describe(tensor, id, piece_, matrix, piece_.kv_heads, op_.sequence_length, op_.head_size);
+    describe(tensor, id, batch_, matrix, piece_.kv_heads, op_.sequence_length, op_.head_size);
+    set_offsets(tensor, id);
+  }
+  void describe_lse(fe::graph::Tensor_attributes& tensor) const {
+    tensor.set_uid(id_lse)
+        .set_dim({batch_, heads_, op_.sequence_length, 1})
+        .set_stride({heads_ * op_.sequence_length, op_.sequence_length, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+    set_offsets(tensor, id_lse);
+  }
+  void set_offsets(fe::graph::Tensor_attributes& tensor, Operand id) const {
+    if (op_.mask.max_documents == 0) return;
+    tensor.set_ragged_offset(list_tensor(*graph_, "offsets", id_offsets + id, batch_ + 1, fe::DataType_t::INT64));
+  }
+  template <typename Attributes>
+  void set_lengths(Attributes& attributes) {
+    if (op_.mask.max_documents == 0) return;
+    attributes.set_padding_mask(true)
+        .set_seq_len_q(list_tensor(*graph_, "query_lengths", id_query_lengths, batch_, fe::DataType_t::INT32))
+        .set_seq_len_kv(list_tensor(*graph_, "key_lengths", id_key_lengths, batch_, fe::DataType_t::INT32));
   }
   Tensor queries(const char* name, Operand id, const Matrix& matrix) {
     fe::graph::Tensor_attributes tensor;
@@ -175,7 +210,7 @@ class GraphBuilder {
 
   const Op& op_;
   AttentionPiece piece_;
-  int64_t heads_;
+  int64_t batch_, heads_;
   std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
 };
 
@@ -184,10 +219,11 @@ void GraphBuilder<AttentionForward>::add_attention() {
   fe::graph::SDPA_attributes attributes;
   attributes.set_name("attention_forward").set_generate_stats(true).set_attn_scale(static_cast<float>(op_.scale));
   set_mask(attributes, op_.mask, op_.sequence_length);
+  set_lengths(attributes);
   const auto [o, lse] =
       graph_->sdpa(queries("q", id_q, op_.q), keys("k", id_k, op_.k), keys("v", id_v, op_.v), std::move(attributes));
   describe_queries(o->set_output(true), id_o, op_.o);
-  describe_lse(lse->set_output(true), piece_.batch, heads_, op_.sequence_length);
+  describe_lse(lse->set_output(true));
 }
 
 template <>
@@ -196,8 +232,9 @@ void GraphBuilder<AttentionBackward>::add_attention() {
   attributes.set_name("attention_backward").set_attn_scale(static_cast<float>(op_.scale));
   attributes.set_deterministic_algorithm(true);
   set_mask(attributes, op_.mask, op_.sequence_length);
+  set_lengths(attributes);
   fe::graph::Tensor_attributes lse;
-  describe_lse(lse.set_name("lse"), piece_.batch, heads_, op_.sequence_length);
+  describe_lse(lse.set_name("lse"));
   const auto [dq, dk, dv] = graph_->sdpa_backward(
       queries("q", id_q, op_.q), keys("k", id_k, op_.k), keys("v", id_v, op_.v), queries("o", id_o, op_.o),
       queries("d_o", id_d_o, op_.d_o), graph_->tensor(lse), std::move(attributes));
@@ -264,17 +301,37 @@ void set_pointers(Pointers& pointers, const AttentionBackward& op, int64_t seque
   pointers[id_dv] = at_keys(op, op.dv, sequence, kv_head);
 }
 
+// Offsets that the op has no operand for are never read.
+void add_documents(Pointers& pointers, const DocumentTable& documents, int64_t piece, Operand last) {
+  pointers[id_query_lengths] = pointers[id_key_lengths] = documents.lengths(piece);
+  for (int64_t id = id_q; id <= last; ++id)
+    pointers[id_offsets + id] = documents.offsets(piece, static_cast<DocumentOperand>(id - id_q));
+}
+
+Operand last_operand(const AttentionForward&) { return id_lse; }
+Operand last_operand(const AttentionBackward&) { return id_dv; }
+
 // One op's graphs, by shape.
 template <typename Op>
 class Plans {
  public:
-  void run(const Op& op, cudnnHandle_t handle, std::byte* scratch, int64_t scratch_bytes) {
+  DocumentPieces pieces(const Op& op, cudnnHandle_t handle, int64_t scratch_bytes) {
     const Shape shape = shape_of(op);
-    auto found = plans_.find(shape);
-    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle, scratch_bytes)).first;
-    const Plan& plan = found->second;
+    const auto refused = refused_.find(shape);
+    if (refused != refused_.end()) return {0, refused->second};
+    try {
+      return {plan(op, shape, handle, scratch_bytes).piece.batch, ""};
+    } catch (const Error& error) {
+      return {0, refused_[shape] = error.what()};
+    }
+  }
+
+  void run(const Op& op, cudnnHandle_t handle, const DocumentTable* documents, std::byte* scratch,
+           int64_t scratch_bytes) {
+    const Plan& plan = this->plan(op, shape_of(op), handle, scratch_bytes);
     Pointers pointers;
     for (int64_t sequence = 0; sequence < op.batch; sequence += plan.piece.batch) {
+      if (documents != nullptr) add_documents(pointers, *documents, sequence / plan.piece.batch, last_operand(op));
       for (int64_t kv_head = 0; kv_head < op.num_kv_heads; kv_head += plan.piece.kv_heads) {
         set_pointers(pointers, op, sequence, kv_head);
         check_graph(op, plan.graph->execute(handle, pointers, scratch));
@@ -283,7 +340,14 @@ class Plans {
   }
 
  private:
+  const Plan& plan(const Op& op, const Shape& shape, cudnnHandle_t handle, int64_t scratch_bytes) {
+    auto found = plans_.find(shape);
+    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle, scratch_bytes)).first;
+    return found->second;
+  }
+
   std::map<Shape, Plan> plans_;
+  std::map<Shape, std::string> refused_;  // and why
 };
 
 struct DestroyHandle {
@@ -317,14 +381,27 @@ class CudnnAttention final : public FusedAttention {
     return backward_ && fused_attention_shape(op) && operands_fit(op);
   }
 
-  void run(const AttentionForward& op, std::byte* scratch, int64_t scratch_bytes) override {
-    forward_plans_.run(op, handle_.get(), scratch, scratch_bytes);
+  DocumentPieces pieces(const AttentionForward& op, int64_t scratch_bytes) override {
+    if (!takes(op)) return {0, not_taken};
+    return forward_plans_.pieces(op, handle_.get(), scratch_bytes);
   }
-  void run(const AttentionBackward& op, std::byte* scratch, int64_t scratch_bytes) override {
-    backward_plans_.run(op, handle_.get(), scratch, scratch_bytes);
+  DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) override {
+    if (!takes(op)) return {0, not_taken};
+    return backward_plans_.pieces(op, handle_.get(), scratch_bytes);
+  }
+
+  void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch,
+           int64_t scratch_bytes) override {
+    forward_plans_.run(op, handle_.get(), documents, scratch, scratch_bytes);
+  }
+  void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch,
+           int64_t scratch_bytes) override {
+    backward_plans_.run(op, handle_.get(), documents, scratch, scratch_bytes);
   }
 
  private:
+  static constexpr const char* not_taken = "not a shape or device for cuDNN's attention";
+
   std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
   bool forward_ = false, backward_ = false;
   Plans<AttentionForward> forward_plans_;

@@ -9,8 +9,9 @@
 
 namespace gptrain {
 
-void cuda_run(const AttentionForward& op, Stream stream);
-// `scratch` has gpu_scratch_bytes(op) bytes.
-void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch);
+// `wanted`, [B] in device memory: sequences with 0 are left as they are. Null: none is.
+void cuda_run(const AttentionForward& op, Stream stream, const int32_t* wanted = nullptr);
+// `scratch` has gpu_scratch_bytes(op) bytes, or as many without documents' room.
+void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted = nullptr);
 
 }  // namespace gptrain

@@ -29,7 +29,7 @@ __global__ void row_sums(BackwardOperands<T> op) {
   const Sizes& sizes = op.sizes;
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * delta_threads + threadIdx.x) / 32;
   const int64_t row = index / sizes.heads, head = index % sizes.heads;
-  if (row >= sizes.batch * sizes.tokens) return;
+  if (row >= sizes.batch * sizes.tokens || sizes.leaves_out(row / sizes.tokens)) return;
   const T* const o = op.o.at(row, head * sizes.head_size);
   const T* const d_o = op.d_o.at(row, head * sizes.head_size);
   float sum = 0;
@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
   const int64_t groups = sizes.batch * sizes.kv_heads;
   const int64_t group = blockIdx.x % groups;
   const int64_t sequence = group / sizes.kv_heads, kv_head = group % sizes.kv_heads;
+  if (sizes.leaves_out(sequence)) return;
   // The first keys first: under a causal mask the most queries see them.
   const int64_t key = blockIdx.x / groups * tile_size;
   const Head<const T> k = sizes.head(op.k, sequence, kv_head);
@@ -161,6 +162,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
   const int64_t heads = sizes.batch * sizes.heads;
   const int64_t block_head = blockIdx.x % heads;
   const int64_t sequence = block_head / sizes.heads, head = block_head % sizes.heads;
+  if (sizes.leaves_out(sequence)) return;
   const int64_t query = (num_tiles(sizes.tokens) - 1 - blockIdx.x / heads) * tile_size;
   const int64_t kv_head = head / sizes.heads_of_group();
   const Head<const T> q = sizes.head(op.q, sequence, head);
@@ -192,7 +194,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
 }  // namespace
 }  // namespace attention
 
-void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch) {
+void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
     using E = decltype(engine);
     using T = typename E::Element;
@@ -207,7 +209,7 @@ void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch) {
                                                   Rows<T>(op.dk),
                                                   Rows<T>(op.dv),
                                                   reinterpret_cast<float*>(scratch),
-                                                  attention::sizes_of(op, {op.q, op.k, op.v, op.d_o}),
+                                                  attention::sizes_of(op, {op.q, op.k, op.v, op.d_o}, wanted),
                                                   attention::DropoutOfHeads(op.dropout)};
     const int64_t tiles = attention::num_tiles(op.sequence_length);
     const int64_t rows_of_heads = op.batch * op.sequence_length * op.num_heads;

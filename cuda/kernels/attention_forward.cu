@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   const int64_t heads = sizes.batch * sizes.heads;
   const int64_t block_head = blockIdx.x % heads;
   const int64_t sequence = block_head / sizes.heads, head = block_head % sizes.heads;
+  if (sizes.leaves_out(sequence)) return;
   // The last queries first: under a causal mask they see the most keys.
   const int64_t query = (num_tiles(sizes.tokens) - 1 - blockIdx.x / heads) * tile_size;
   const int64_t kv_head = head / sizes.heads_of_group();
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
 }  // namespace
 }  // namespace attention
 
-void cuda_run(const AttentionForward& op, Stream stream) {
+void cuda_run(const AttentionForward& op, Stream stream, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
     using E = decltype(engine);
     using T = typename E::Element;
@@ -145,7 +146,7 @@ void cuda_run(const AttentionForward& op, Stream stream) {
                                                  Rows<const T>(op.v),
                                                  Rows<T>(op.o),
                                                  Rows<float>(op.lse),
-                                                 attention::sizes_of(op, {op.q, op.k, op.v}),
+                                                 attention::sizes_of(op, {op.q, op.k, op.v}, wanted),
                                                  attention::DropoutOfHeads(op.dropout)};
     const int64_t blocks = op.batch * op.num_heads * attention::num_tiles(op.sequence_length);
     launch(stream, {blocks, E::threads, sizeof(attention::BlockMemory<E, n, 1>)}, attention::forward<E, n>, operands);

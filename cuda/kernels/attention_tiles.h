@@ -42,11 +42,13 @@ struct Sizes {
   bool causal, packs;
   int window;                      // 0: none
   const int32_t* document_starts;  // [batch, tokens] or null
+  const int32_t* wanted;           // [batch] or null
 
   template <typename T>
   __device__ Head<T> head(const Rows<T>& matrix, int64_t sequence, int64_t head) const {
     return {matrix.at(sequence * tokens, head * head_size), matrix.stride, tokens, head_size, packs};
   }
+  __device__ bool leaves_out(int64_t sequence) const { return wanted != nullptr && wanted[sequence] == 0; }
   __device__ int64_t heads_of_group() const { return heads / kv_heads; }
   // The keys that the queries of a tile see end here.
   __device__ int64_t end_key(int64_t first_query) const {
@@ -246,7 +248,7 @@ __device__ __forceinline__ void store_sums(const typename E::Values (&sums)[chun
 
 // What both ops say of their sizes. `operands`: all matrices of heads.
 template <typename Op>
-Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands) {
+Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands, const int32_t* wanted) {
   return {op.batch,
           op.sequence_length,
           op.num_heads,
@@ -256,7 +258,8 @@ Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands) {
           op.mask.causal,
           op.head_size % pack_width == 0 && in_packs(operands),
           static_cast<int>(std::min(op.mask.window, op.sequence_length)),
-          op.mask.document_starts};
+          op.mask.document_starts,
+          wanted};
 }
 
 // Calls body(engine, number of 64 features' chunks as a constant). Tensor cores up to the head size whose backward sums

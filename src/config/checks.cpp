@@ -33,6 +33,7 @@ class Settler {
     check_dropout();
     settle_model();
     check_attention_window();
+    check_max_documents();
     check_tensor_parallel();
     settle_batch();
     settle_precision();
@@ -110,6 +111,13 @@ class Settler {
     const int64_t length = config_.model.sequence_length;
     if (!sound({"model.attention_window", "model.sequence_length"}) || config_.model.attention_window <= length) return;
     fault("model.attention_window", fmt::format("must be at most model.sequence_length = {}", length),
+          fmt::format("{}", length));
+  }
+
+  void check_max_documents() {
+    const int64_t length = config_.model.sequence_length;
+    if (!sound({"data.max_documents", "model.sequence_length"}) || config_.data.max_documents <= length) return;
+    fault("data.max_documents", fmt::format("must be at most model.sequence_length = {}", length),
           fmt::format("{}", length));
   }
 

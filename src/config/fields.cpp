@@ -207,6 +207,13 @@ void add_data_and_batch(std::vector<Field>& table) {
               .changeable(),
           field("data.mask_documents", &RunConfig::data, &DataConfig::mask_documents, BooleanRule{},
                 "a token attends to the tokens of its own document only; positions count on through a sample"),
+          field("data.max_documents", &RunConfig::data, &DataConfig::max_documents, IntegerRule{0, 1 << 24, {}},
+                "documents per sample for which cuDNN has room, on average over those that it takes at once; samples "
+                "with more, and all with 0, are masked by the own kernels")
+              .usually("8")
+              .only_with({"data.mask_documents", "data.mask_documents is true",
+                          [](const RunConfig& config) { return config.data.mask_documents; }})
+              .changeable(),
           field("batch.global", &RunConfig::batch, &BatchConfig::global,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
                 "sequences per step; default: micro * accumulation")

@@ -46,6 +46,7 @@ struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;  // may be empty
   bool mask_documents = false;         // a token attends to its own document only
+  int64_t max_documents = 0;           // of a sample on average, that cuDNN has room for; 0: the own kernels mask
 };
 
 struct BatchConfig {

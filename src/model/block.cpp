@@ -86,7 +86,9 @@ void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& 
 }
 
 AttentionMask Units::attention_mask(const UnitCall& call) const {
-  return {.window = shape_.model.attention_window, .document_starts = call.document_starts};
+  return {.window = shape_.model.attention_window,
+          .document_starts = call.document_starts,
+          .max_documents = shape_.mask_documents ? shape_.max_documents : 0};
 }
 
 void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& part) {

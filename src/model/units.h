@@ -29,6 +29,7 @@ struct StepShape {
   uint64_t seed = 0;            // of dropout
   bool training = true;         // false: no dropout
   bool mask_documents = false;  // tokens attend within their document only
+  int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
 
   int64_t rows() const { return batch * sequence_length; }
 };

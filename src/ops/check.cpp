@@ -134,6 +134,8 @@ void check_attention(const Checker& checker, const Op& op) {
   checker.require(op.mask.window >= 0, "the window is negative");
   checker.require(op.mask.causal || (op.mask.window == 0 && op.mask.document_starts == nullptr),
                   "a window and documents need a causal mask");
+  checker.require(op.mask.max_documents >= 0 && (op.mask.max_documents == 0 || op.mask.document_starts != nullptr),
+                  "room for documents is negative, or given without documents");
 }
 
 // The gammas, rstd and sizes of both directions; q and k are what is turned.

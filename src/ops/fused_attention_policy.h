@@ -5,9 +5,11 @@
 // alternative adds up dq with atomics). The workspace is bounded by taking an op in pieces: some sequences, or some
 // key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
 //
-// A window is the library's diagonal band. Masks of documents are the own kernel's: to the library each document would
-// be a sequence of a ragged batch, and its backward keeps T x T gradients of the scores for each of as many sequences
-// as there might be documents.
+// A window is the library's diagonal band. Where AttentionMask gives documents room, each document is to the library a
+// sequence of a ragged batch, by a table of lengths and offsets that a kernel writes: a piece of some sequences has
+// room for max_documents times as many documents, and what is not needed of it is sequences of length 0. Backward keeps
+// T x T gradients of the scores for each, as any document may be as long as a sequence. The own kernels compute what
+// sequences of a piece have, that holds more documents, again.
 #pragma once
 
 #include <algorithm>
@@ -50,6 +52,24 @@ AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
   return {1, divisor(op.num_kv_heads, most_groups)};
 }
 
+// How many sequences the library sees of one of ours.
+inline int64_t fused_attention_room(const AttentionMask& mask) {
+  return mask.max_documents > 0 ? mask.max_documents : 1;
+}
+
+// The table of a piece that has room for so many documents: for each its first row and its length, and where it begins
+// in each of the at most nine operands. All arrays have the size of one of 64-bit numbers, one more than documents.
+constexpr int64_t document_operands = 9;
+
+constexpr int64_t document_array_bytes(int64_t documents) {
+  return ((documents + 1) * dtype_bytes(DType::i64) + 255) / 256 * 256;
+}
+constexpr int64_t document_piece_bytes(int64_t documents) {
+  return (2 + document_operands) * document_array_bytes(documents);
+}
+// Of each sequence, whether its piece holds too many documents: 32-bit numbers before the pieces.
+constexpr int64_t document_overflow_bytes(int64_t batch) { return (batch * dtype_bytes(DType::i32) + 255) / 256 * 256; }
+
 // What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
 // scores in 16 bits, T sums of d_o o in f32, and its share of dk and dv in 16 bits where there are several.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
@@ -57,7 +77,7 @@ inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t scores = length * length * dtype_bytes(DType::bf16);
   const int64_t sums = length * dtype_bytes(DType::f32);
   const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
-  return query_heads * (scores + sums + shares);
+  return fused_attention_room(op.mask) * query_heads * (scores + sums + shares);
 }
 
 // How many key/value heads, over all sequences, a piece of backward has at most.
@@ -76,7 +96,8 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
 // Whether the library may serve the op: its shape, not where its operands lie.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
-  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.mask.document_starts == nullptr &&
+  return op.q.dtype != DType::f32 && op.dropout.p == 0 &&
+         (op.mask.document_starts == nullptr || op.mask.max_documents > 0) &&
          op.head_size <= fused_attention_most_head_size && op.head_size % fused_attention_head_multiple == 0 &&
          op.sequence_length % fused_attention_length_multiple == 0 &&
          fused_attention_bound(op) <= fused_attention_most_bytes;
@@ -87,6 +108,13 @@ bool fused_attention_shape(const Op& op) {
 template <typename Op>
 int64_t fused_attention_scratch_bytes(const Op& op) {
   return fused_attention_shape(op) ? fused_attention_bound(op) : 0;
+}
+
+// Bytes of the tables of all pieces. Pieces of several sequences need no more than as many of one.
+template <typename Op>
+int64_t fused_attention_table_bytes(const Op& op) {
+  if (op.mask.max_documents == 0 || !fused_attention_shape(op)) return 0;
+  return document_overflow_bytes(op.batch) + op.batch * document_piece_bytes(op.mask.max_documents);
 }
 
 }  // namespace gptrain

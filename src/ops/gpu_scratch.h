@@ -94,11 +94,14 @@ inline int64_t gpu_scratch_bytes(const Quantize& op) {
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }
 
 // Where cuDNN takes the op, its workspace. Elsewhere AttentionBackward keeps the sum over features of d_o o for each
-// query and head.
-inline int64_t gpu_scratch_bytes(const AttentionForward& op) { return fused_attention_scratch_bytes(op); }
+// query and head. Both come behind the table of documents, if there is one.
+inline int64_t gpu_scratch_bytes(const AttentionForward& op) {
+  return fused_attention_table_bytes(op) + fused_attention_scratch_bytes(op);
+}
 
 inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
-  return std::max(op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32),
+  return fused_attention_table_bytes(op) +
+         std::max(op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32),
                   fused_attention_scratch_bytes(op));
 }
 

@@ -208,6 +208,9 @@ struct AttentionMask {
   // Device memory, [B, T]: the place in its sequence where the document of token t begins, in [0, t], never less than
   // that of token t - 1. Null: a sequence is one document. Only with causal.
   const int32_t* document_starts = nullptr;
+  // As many documents as a sequence has at most on average, for which a GPU's library has room: it takes each as a
+  // sequence of its own, and what holds more goes to the own kernels. 0: so does all. Only with document_starts.
+  int64_t max_documents = 0;
 };
 
 // o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /

@@ -21,6 +21,7 @@ std::string attention_text(const Op& op) {
                                  op.num_kv_heads, op.head_size, dtype_name(op.q.dtype));
   if (op.mask.window > 0) text += fmt::format(" window={}", op.mask.window);
   if (op.mask.document_starts != nullptr) text += " documents";
+  if (op.mask.max_documents > 0) text += fmt::format(" in room for {}", op.mask.max_documents);
   return text;
 }
 

@@ -70,7 +70,8 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .loss_chunk_tokens = loss_chunk_tokens(config, target),
           .seed = config.run.seed,
           .training = training,
-          .mask_documents = config.data.mask_documents};
+          .mask_documents = config.data.mask_documents,
+          .max_documents = config.data.max_documents};
 }
 
 TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {

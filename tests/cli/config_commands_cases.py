@@ -22,6 +22,7 @@ FAULTS = [
     ("model.dropout", "1", "must be at least 0 and less than 1 (try 0.1)"),
     ("model.attention_window", "17", "must be at most model.sequence_length = 16 (try 16)"),
     ("data.mask_documents", "1", "must be true or false (try"),
+    ("data.max_documents", "8", "has no effect unless data.mask_documents is true (try leaving it out)"),
     ("model.norm_eps", "0", "must be greater than 0 and at most 1 (try 1e-05)"),
     ("model.rope_theta", "500000", "has no effect unless model.positions is rope (try leaving it out)"),
     ("data.train", '"corpus"', "must be an array of data sources (try"),

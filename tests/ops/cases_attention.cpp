@@ -23,6 +23,7 @@ struct Shape {
   int64_t gap = 0;
   int64_t window = 0;
   Documents documents = Documents::unmasked;
+  int64_t max_documents = 0;  // for which a device's library has room
 
   int64_t rows() const { return batch * tokens; }
   int64_t q_cols() const { return heads * head_size; }
@@ -77,6 +78,18 @@ const Shape masked_shapes[] = {
     {1, 128, 2, 2, 32, true, 0, 0, 0, 0, Documents::several},
 };
 
+// Documents that a device's library takes: fewer than there is room for, as many, and more; all in one sequence and
+// none in the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts
+// of wider ones. Backward may have smaller pieces, of which some hold too many.
+const Shape document_shapes[] = {
+    {1, 128, 1, 1, 8, true, 0, 0, 0, 0, Documents::one, 3},
+    {2, 128, 2, 1, 8, true, 0, 0, 0, 0, Documents::one_per_token, 128},
+    {1, 128, 1, 1, 16, true, 0, 0, 0, 0, Documents::one_per_token, 127},
+    {2, 128, 4, 2, 24, true, 0, 0, 8, 0, Documents::several, 6},
+    {3, 256, 2, 1, 16, true, 0, 0, 0, 37, Documents::several, 6},
+    {4, 128, 1, 1, 32, true, 0, 0, 16, 0, Documents::several, 4},
+};
+
 const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
 
 // Global sample numbers that need both words.
@@ -106,6 +119,7 @@ AttentionMask mask_of(Trial& trial, const Shape& shape) {
   AttentionMask mask{.causal = shape.causal, .window = shape.window};
   if (shape.documents != Documents::unmasked)
     mask.document_starts = Trial::pointer<int32_t>(trial.input_array(document_starts(shape)));
+  mask.max_documents = shape.max_documents;
   return mask;
 }
 
@@ -480,6 +494,8 @@ void rejected_case(Trial& trial) {
   reject({.causal = false, .window = 2}, "a window without a causal mask");
   reject({.causal = false, .document_starts = Trial::pointer<int32_t>(starts)}, "documents without a causal mask");
   reject({.window = -1}, "a negative window");
+  reject({.max_documents = 1}, "room for documents without documents");
+  reject({.document_starts = Trial::pointer<int32_t>(starts), .max_documents = -1}, "negative room for documents");
 }
 
 std::string_view documents_text(Documents documents) {
@@ -488,12 +504,12 @@ std::string_view documents_text(Documents documents) {
 }
 
 std::string describe(const Shape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads, shape.kv_heads,
-                     shape.head_size, shape.causal ? " causal" : "",
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
+                     shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
                      shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
                      shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "",
                      shape.window > 0 ? fmt::format(" window {}", shape.window) : "", documents_text(shape.documents),
-                     rest);
+                     shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
 }
 
 void add_cases(Suite& suite) {
@@ -502,6 +518,14 @@ void add_cases(Suite& suite) {
   for (const Shape& shape : all) {
     for (const DType dtype : compute_dtypes) {
       if (is_left_out(dtype, &shape - all.data() + 2) && shape.head_size < 256) continue;
+      const std::string description = describe(shape, dtype_name(dtype));
+      suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
+      suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
+    }
+  }
+  for (const Shape& shape : document_shapes) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      if (is_left_out(dtype, &shape - document_shapes)) continue;
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
       suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
@@ -553,8 +577,11 @@ void add_benches(Suite& suite) {
   for (const Shape& shape :
        {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
         Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128},
-        Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256}, Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one}}) {
+        Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256}, Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one},
+        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several},
+        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several, 8}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
+      if (dtype == DType::f32 && shape.documents == Documents::several) continue;
       const std::string description = describe(shape, dtype_name(dtype));
       suite.add_bench<AttentionForward>(description, [=](Trial& trial) { bench(trial, shape, dtype, false); });
       suite.add_bench<AttentionBackward>(description, [=](Trial& trial) { bench(trial, shape, dtype, true); });

@@ -1,4 +1,5 @@
 // A training step on the CUDA backend against the same on the CPU: on a device, or on the host harness.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <map>
 #include <string>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
@@ -64,6 +66,7 @@ class Trainer {
     }
     step_.weights_changed();
   }
+  std::string take_warnings() { return backend_->take_warnings(); }
   bool took_what_was_planned() const { return step_.taken().bytes == memory_.arenas.bytes; }
   void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
@@ -110,8 +113,9 @@ State after_ten_steps(const RunConfig& config) {
 }
 
 // One step with fresh moments from given weights: exp_avg is (1 - beta1) times the clipped gradient.
-State first_moments(const RunConfig& config, std::unique_ptr<Backend> backend, const State& start) {
-  Trainer trainer(config, std::move(backend), 1000);
+State first_moments(const RunConfig& config, std::unique_ptr<Backend> backend, const State& start,
+                    int64_t first_sample = 1000) {
+  Trainer trainer(config, std::move(backend), first_sample);
   trainer.set_weights(start);
   trainer.run();
   return trainer.state();
@@ -160,6 +164,51 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
       CHECK(distance(in_fp16.at(name), expected.at(name)) < 0.3 * of_bf16);
     }
   }
+}
+
+// Samples of 19 documents, but for the last of the first step, which has 20 and is the own kernels'.
+TEST_CASE("documents that a library takes give what they give on the CPU") {
+  const auto with = [&](const std::vector<std::string>& overrides) {
+    std::vector<std::string> all = {"model.num_layers=1",       "model.hidden_size=32", "model.sequence_length=128",
+                                    "data.mask_documents=true", "batch.micro=2",        "model.attention_window=6"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return small_config(Family::llama, all);
+  };
+  constexpr int64_t first_sample = 1002;
+  const RunConfig exact = with({}), rounded = with({"precision.compute=bf16"});
+  const RunConfig in_room = with({"precision.compute=bf16", "data.max_documents=19"});
+  const State start = first_moments(exact, cpu(), Trainer(exact, cpu()).state(), 0);
+  const State expected = first_moments(exact, cpu(), start, first_sample);
+  const State on_cpu = first_moments(rounded, cpu(), start, first_sample);
+  Trainer trainer(in_room, cuda(), first_sample), own(rounded, cuda(), first_sample);
+  for (Trainer* each : {&trainer, &own}) {
+    each->set_weights(start);
+    each->run();
+  }
+  const State state = trainer.state();
+  // Only what a warning names is done by the same kernels.
+  CHECK((state == own.state()) == !trainer.take_warnings().empty());
+  for (const auto& [name, values] : state) {
+    if (!name.starts_with("exp_avg/")) continue;
+    INFO(name);
+    CHECK(distance(values, expected.at(name)) < 2 * distance(on_cpu.at(name), expected.at(name)));
+  }
+  // Recorded once, and played again with other documents.
+  for (int i = 0; i < 3; ++i) CHECK(trainer.run().loss == Approx(own.run().loss).epsilon(2e-3));
+  CHECK(trainer.took_what_was_planned());
+}
+
+TEST_CASE("documents that no library takes are the own kernels', which is said once") {
+  const auto run = [](const std::vector<std::string>& overrides) {
+    Trainer trainer(small_config(Family::gpt2, overrides), cuda());
+    for (int i = 0; i < 2; ++i) trainer.run();
+    return std::pair(trainer.state(), trainer.take_warnings());
+  };
+  const auto [state, warnings] = run({"data.mask_documents=true", "data.max_documents=4"});
+  CHECK(state == run({"data.mask_documents=true"}).first);
+  CHECK(warnings.starts_with("attention_forward B=4 T=19 H=3 G=3 D=12 f32 documents in room for 4: not a shape "));
+  CHECK(warnings.find("; own kernels mask the documents\nattention_backward B=4 ") != std::string::npos);
+  CHECK(std::count(warnings.begin(), warnings.end(), '\n') == 2);
 }
 
 TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest") {

@@ -39,6 +39,7 @@ const std::map<std::string, Sample> samples = {
     {"data.train", {R"([{"path":"a","weight":2.0}])", {}}},
     {"data.validation", {R"([{"path":"b","weight":1.0}])", {}}},
     {"data.mask_documents", {"true", {}}},
+    {"data.max_documents", {"16", {"data.mask_documents=true"}}},
     {"batch.global", {"32", {}}},
     {"batch.micro", {"4", {}}},
     {"batch.accumulation", {"4", {"batch.micro=4"}}},

@@ -33,6 +33,15 @@ TEST_CASE("an attention window is no longer than a sequence") {
         "model.attention_window = -1: must be at least 0 and at most 16777216 (try 0)");
 }
 
+TEST_CASE("room for documents is at most a sequence's tokens, and for masked documents") {
+  CHECK(parse({"data.mask_documents=true"}).data.max_documents == 0);
+  CHECK(parse({"data.mask_documents=true", "data.max_documents=256"}).data.max_documents == 256);
+  CHECK(fault({"data.mask_documents=true", "data.max_documents=257"}) ==
+        "data.max_documents = 257: must be at most model.sequence_length = 256 (try 256)");
+  CHECK(fault({"data.max_documents=8"}) ==
+        "data.max_documents = 8: has no effect unless data.mask_documents is true (try leaving it out)");
+}
+
 TEST_CASE("the width of the MLP follows from the activation") {
   CHECK(parse({}).model.ffn_hidden_size == 4 * 768);
   CHECK(parse({"model.activation=swiglu"}).model.ffn_hidden_size == 2048);

@@ -87,6 +87,20 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   // The library has no part in masks of documents: its workspace for the gradients of the scores is not needed.
   const Target gpu = find_target("h100");
   CHECK(plan_step(masked, gpu).memory.scratch_bytes < plan_step(plain, gpu).memory.scratch_bytes);
+  // With room for documents it has: gradients of the scores for each, as large pieces of them as before, and the table.
+  const auto with_room = [&](int64_t documents) {
+    const RunConfig config =
+        preset_config("gpt2-124m", {"data.mask_documents=true", "data.max_documents=" + std::to_string(documents)});
+    CHECK(plan_step(config, cpu_target()).memory.scratch_bytes == after.memory.scratch_bytes);
+    return plan_step(config, gpu).memory.scratch_bytes;
+  };
+  const int64_t micro = plain.batch.micro, heads = plain.model.num_heads, length = plain.model.sequence_length;
+  const auto needed = [&](int64_t sequences, int64_t documents) {
+    const int64_t table = 256 + micro * 11 * ((8 * (documents + 1) + 255) / 256 * 256);
+    return table + (8 << 20) + sequences * heads * documents * (2 * length * length + 4 * length);
+  };
+  CHECK(with_room(2) == needed(micro, 2));
+  CHECK(with_room(33) == needed(1, 33));  // more sequences in a piece would take more than is preferred
 }
 
 TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
