@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
     }
     const Launch launch = find_launch();
     WorldOptions options;
-    options.timeout_seconds = timeout_seconds;
+    options.timeout.seconds = timeout_seconds;
     options.facts = {{"config", fault == "config" && launch.rank == faulty ? "b" : "a"}};
     const auto world = make_process_world(launch, options);
     run_rank(*world, fault, faulty);

@@ -2,7 +2,7 @@
 """Runs of many ranks that lose, stop or starve one of them: each ends in bounded time with one report, nothing is left,
 and the run goes on to the bits of the one that nothing disturbed.
 
-Run as test_ranks.py GPTRAIN HAS_MPI [--rounds N] [--seed N] [options of unittest].
+Run as test_ranks.py GPTRAIN HAS_MPI [--rounds N] [--seed N] [--every-mesh] [options of unittest].
 """
 import argparse
 import json
@@ -59,20 +59,21 @@ def free_port():
 class Ranks:
     """The processes of one run. Output goes to LOG (rank 0, or mpirun) and to LOG.RANK."""
 
-    def __init__(self, case, mode, command, log, prefix=(), prefixed_rank=None):
+    def __init__(self, case, mode, command, log, prefix=(), prefixed_rank=None, size=RANKS):
         self.mode = mode
+        self.size = size
         self.logs = []
         self.processes = []
-        place = {"WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        place = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         if mode == "tcp":
-            for rank in range(RANKS):
+            for rank in range(size):
                 before = prefix if rank == prefixed_rank else ()
                 self._start([*before, *command], log.with_name(f"{log.name}.{rank}") if rank else log, RANK=rank,
                             LOCAL_RANK=rank, **place)
         elif mode == "mpi":
-            self._start(["mpirun", "--oversubscribe", "-n", str(RANKS), *command], log)
+            self._start(["mpirun", "--oversubscribe", "-n", str(size), *command], log)
         else:
-            self._start([*command, "--ranks", str(RANKS)], log)
+            self._start([*command, "--ranks", str(size)], log)
         self.known = {}
         case.addCleanup(self.kill)
 
@@ -105,7 +106,7 @@ class Ranks:
         return self.known
 
     def await_ranks(self):
-        wait_for(self, lambda: len(self.rank_ids()) == len(self.processes if self.mode != "mpi" else range(RANKS)))
+        wait_for(self, lambda: len(self.rank_ids()) == len(self.processes if self.mode != "mpi" else range(self.size)))
         return self.rank_ids()
 
     def send(self, rank, number):
@@ -222,7 +223,19 @@ class RanksTest(unittest.TestCase):
 class Reference(RanksTest):
     def test_every_transport_has_its_bits(self):
         for mode in self.modes("tcp", "mpi"):
-            self.finish(self.new_run(mode), mode)
+            run = self.new_run(mode)
+            self.finish(run, mode)
+            self.check_memory(run, "--world-size")
+        self.check_memory(self.reference, "--ranks")
+
+    def check_memory(self, run, ranks):
+        """What was taken is what the dry run says, of processes what they receive in, too."""
+        planned = test_crash.gptrain(*run.command("--dry-run", "--json", ranks, RANKS)[1:])
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        planned = json.loads(planned.stdout)
+        taken = json.loads((run.out / "run.json").read_text(encoding="utf-8"))
+        self.assertEqual(taken, {key: planned[key] for key in taken})
+        self.assertEqual(taken["communication_bytes"], 0 if ranks == "--ranks" else (RANKS + 2 + 2) << 18)
 
     def test_files_are_written_by_one_rank(self):
         self.assertEqual(sorted(os.listdir(self.reference.checkpoint(STEPS))),
@@ -230,6 +243,41 @@ class Reference(RanksTest):
         self.assertEqual([int(record["step"]) for record in test_crash.steps_only(self.reference.records())],
                          list(range(1, STEPS + 1)))
         self.assertEqual(len(os.listdir(self.reference.out / "tb")), 1)
+
+
+class EveryMesh(RanksTest):
+    """What tests/parallel compares with one rank, as threads, has the same bits as processes."""
+
+    MODEL = {"num_layers": 3, "hidden_size": 120, "num_heads": 60, "vocab_size": 257, "sequence_length": 60}
+    SIZES = {(1, 2), (1, 3), (1, 5), (1, 6), (1, 8), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (4, 1), (4, 2),
+             (5, 1), (6, 1)}  # tensor, data
+
+    def meshes(self):
+        for tensor, data in sorted(self.SIZES):
+            for zero in range(4 if data > 1 else 1):
+                for sequence in ("false", "true") if tensor > 1 else ("false",):
+                    yield tensor * data, (f"parallel.tensor={tensor}", f"parallel.zero={zero}",
+                                          f"parallel.sequence={sequence}", "batch.micro=1")
+
+    def test_processes_have_the_bits_of_threads(self):
+        if not options.every_mesh:
+            self.skipTest("takes minutes: only with --every-mesh")
+        for number, (size, mesh) in enumerate(self.meshes()):
+            settings = ("run.threads=1", "run.steps=2", f"batch.global={2 * size}", "precision.compute=bf16",
+                        "checkpoint.every_steps=0", "precision.reduce=" + ("fp32", "bf16")[number % 2])
+            states = {}
+            for mode in self.modes("threads", "tcp", "mpi"):
+                run = self.new_run(f"mesh-{number}-{mode}")
+                run.change(model=self.MODEL)
+                ranks = Ranks(self, mode, run.command(mesh=(*mesh, *settings)), run.log, size=size)
+                self.assertEqual(set(ranks.wait()), {0}, ranks.output())
+                states[mode] = (run.state(2), run.records())
+                self.assertEqual(len(states[mode][0]), size)
+                shutil.rmtree(run.out)
+            with self.subTest(ranks=size, mesh=mesh):
+                for mode, state in states.items():
+                    self.assertTrue(state == states["threads"], f"{mode}: other bits than those of threads")
+        print(f"{number + 1} meshes, as threads and as processes")
 
 
 class Loss(RanksTest):
@@ -486,6 +534,22 @@ class Faults(RanksTest):
                            r"gptrain: rank 3 \(.+\) has other data than rank 0 \(.+\):\n +training data: \d+ tokens")
         self.assertFalse((run.out / "metrics.jsonl").exists())
 
+    def test_another_checkpoint_on_one_rank(self):
+        run = self.new_run("other-checkpoint")
+        run.change(run={"out": "out"})  # wherever a rank is started
+        other = self.folder / "elsewhere else"
+        other.mkdir()
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        for folder, seed in ((other, 12), (run.out.parent, 11)):
+            os.chdir(folder)
+            done = run.train("--ranks", RANKS, "--steps", 2, *overrides(*MESH, f"run.seed={seed}"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        moved = ["bash", "-c", f"cd '{other}'; exec \"$0\" \"$@\""]
+        self.check_refusal(run.start_ranks(self, "tcp", prefix=moved, prefixed_rank=3), CHECKPOINT,
+                           r"gptrain: out/checkpoints/step-00000002 is of step 2, checksum \w+ on rank 3 \(.+\), of step "
+                           r"2, checksum \w+ on rank 0 \(.+\): all ranks must see the same folder\n")
+
     def test_a_config_that_no_rank_can_use(self):
         for mode in self.modes("tcp", "mpi"):
             run = self.new_run(f"config-{mode}")
@@ -566,6 +630,7 @@ def main():
     parser.add_argument("gptrain", type=os.path.abspath, help="the executable")
     parser.add_argument("has_mpi", choices=["yes", "no"], help="whether the executable was built with MPI")
     parser.add_argument("--rounds", type=int, default=4, help="how often each kind is killed (default: %(default)s)")
+    parser.add_argument("--every-mesh", action="store_true", help="compare all meshes over all transports, too")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
     _, rest = parser.parse_known_args(namespace=options)
     unittest.main(argv=[sys.argv[0], *rest])
