@@ -31,10 +31,47 @@ std::string name_of(const std::vector<int>& ranks) {
   return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
 }
 
+// Where nobody watches over the processes yet, or any more, MPI waits without end for one that does not come. While one
+// of these lives, the timeout ends this process with a message; those of higher rank a little later, as the launcher
+// ends them with the first. `doing` completes "waits for others to ...".
+class Limit {
+ public:
+  Limit(const Launch& launch, const Timeout& timeout, const char* doing)
+      : thread_(start_thread("limits a wait", [this, launch, timeout, doing] { run(launch, timeout, doing); })) {}
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+  ~Limit() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void run(const Launch& launch, const Timeout& timeout, const char* doing) {
+    const auto grace = std::chrono::seconds(3 * std::min(launch.rank, 2));
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, seconds_duration(timeout.seconds) + grace, [this] { return done_; })) return;
+    fmt::print(stderr,
+               "gptrain: {} on {} waits for others to {}, and not all did so within {}: see which of the "
+               "processes hangs or was never started\n",
+               describe(launch), launch.host, doing, describe(timeout));
+    std::fflush(stderr);
+    _exit(static_cast<int>(ExitCode::device));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;  // last: starts when everything else is there
+};
+
 class ProcessWorld final : public World {
  public:
   ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const Timeout& timeout)
-      : rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
+      : launch_(launch), timeout_(timeout), rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
     for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
     heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout, activity_,
                                              [links = links_.get()](bool reporter) { links->end_process(reporter); });
@@ -56,6 +93,12 @@ class ProcessWorld final : public World {
     all_.reset();
     heartbeat_->leave(finished);
     links_->close(finished);
+    try {
+      const Limit limit(launch_, timeout_, "end");
+      links_.reset();
+    } catch (const Error&) {
+      // The end is not limited where there are no more threads.
+    }
   }
 
   int rank() const override { return rank_; }
@@ -78,6 +121,8 @@ class ProcessWorld final : public World {
                                       name_of(ranks), only_meets);
   }
 
+  const Launch launch_;
+  const Timeout timeout_;
   int rank_;
   int size_;
   int exceptions_at_start_ = std::uncaught_exceptions();
@@ -86,42 +131,6 @@ class ProcessWorld final : public World {
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<Communicator> all_;  // for the end
   int num_groups_ = 0;
-};
-
-// MPI waits at its start without end for a process that does not come. While one of these lives, the timeout ends this
-// process with a message; those of higher rank a little later, as the launcher ends them with the first.
-class StartLimit {
- public:
-  StartLimit(const Launch& launch, const Timeout& timeout)
-      : thread_(start_thread("limits the start of MPI", [this, launch, timeout] { run(launch, timeout); })) {}
-  StartLimit(const StartLimit&) = delete;
-  StartLimit& operator=(const StartLimit&) = delete;
-  ~StartLimit() {
-    {
-      const std::lock_guard lock(mutex_);
-      started_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
- private:
-  void run(const Launch& launch, const Timeout& timeout) {
-    const auto grace = std::chrono::seconds(3 * std::min(launch.rank, 2));
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, seconds_duration(timeout.seconds) + grace, [this] { return started_; })) return;
-    fmt::print(stderr,
-               "gptrain: {} on {} waits for others to start MPI, and not all did so within {}: see which of the "
-               "processes hangs or was never started\n",
-               describe(launch), launch.host, describe(timeout));
-    std::fflush(stderr);
-    _exit(static_cast<int>(ExitCode::device));
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool started_ = false;
-  std::thread thread_;  // last: starts when everything else is there
 };
 
 std::vector<Fact> all_facts(const WorldOptions& options) {
@@ -149,7 +158,7 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   if (launch.size == 1) return world_of_one();
   if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
   const bool yielding = !settle_on_node(launch);
-  std::optional<StartLimit> limit(std::in_place, launch, options.timeout);
+  std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI");
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI knows where rank 0 is, and no port needs to be agreed on.
   Launch meeting_place = launch;

@@ -307,6 +307,15 @@ class Start(Processes):
         self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
 
 
+    def test_a_rank_that_never_ends_mpi(self):
+        began = time.monotonic()
+        [(code, _, errors)] = self.mpi(3, COMM_RANKS, "end", "1").finish()
+        self.assertEqual(code, DEVICE, errors)
+        self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to end, and not all did so "
+                                 r"within 2 s")
+        self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
+
+
 class Loss(Processes):
     """A rank is lost in the middle of a collective."""
 
