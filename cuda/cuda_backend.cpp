@@ -94,8 +94,7 @@ class CudaBackend final : public Backend {
       if (fault.empty()) fault = error.what();
     }
     if (!std::exchange(warned_of_captures_, true)) {
-      warnings_ += fmt::format(
-          "warning: some ops of the step run one by one and not as a CUDA graph, which is slower: {}\n", fault);
+      warn(fmt::format("some ops of the step run one by one and not as a CUDA graph, which is slower: {}", fault));
     }
     return nullptr;
   }
@@ -160,7 +159,7 @@ class CudaBackend final : public Backend {
   }
 
   void warn(const std::string& warning) {
-    if (warned_.insert(warning).second) warnings_ += "warning: " + warning + '\n';
+    if (warned_.insert(warning).second) warnings_ += warning + '\n';
   }
 
   std::unique_ptr<Runtime> runtime_;

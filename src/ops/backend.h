@@ -69,7 +69,7 @@ class Backend {
   // While it is on, a linear only finds its fastest algorithm, if none is known, and leaves anything in its outputs; all
   // other ops are left out.
   virtual void set_choosing(bool /*choosing*/) {}
-  // What the user should be told since the last call: lines, mostly none.
+  // What the user should be warned of since the last call: lines, mostly none.
   virtual std::string take_warnings() { return {}; }
   // Another queue of the same device (ops/side_queue.h). Null where the device's memory is the host's, which collectives
   // read and write themselves.
