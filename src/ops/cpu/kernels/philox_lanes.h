@@ -55,7 +55,7 @@ struct PhiloxCounters {
   uint32_t c1, c2, c3;
 };
 
-using Words [[gnu::vector_size(philox_bytes)]] = uint32_t;
+using DrawnWords [[gnu::vector_size(philox_bytes)]] = uint32_t;
 
 // Calls body(n, front, back): words 4 i + w of counters first + i, i < philox_counters, are front's lanes and then
 // back's from word n on.
@@ -93,8 +93,8 @@ inline void for_philox_words(const Counters& at, uint32_t first, const Body& bod
   for (int i = 0; i < philox_vectors; ++i) {
     const PhiloxWords first_pair = (c0[i] & 0xffffffffU) | (c1[i] << 32);
     const PhiloxWords second_pair = (c2[i] & 0xffffffffU) | (c3[i] << 32);
-    const auto front = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, low));
-    const auto back = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, high));
+    const auto front = reinterpret_cast<DrawnWords>(__builtin_shuffle(first_pair, second_pair, low));
+    const auto back = reinterpret_cast<DrawnWords>(__builtin_shuffle(first_pair, second_pair, high));
     body(i * 4 * philox_lanes, front, back);
   }
 }
@@ -103,7 +103,7 @@ inline void for_philox_words(const Counters& at, uint32_t first, const Body& bod
 inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
   using Factors [[gnu::vector_size(philox_bytes)]] = float;
   const Factors keep = Factors{} + at.keep_scale;
-  for_philox_words(at, first, [&](int word, Words front, Words back) {
+  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
     const Factors results[2] = {front < at.threshold ? Factors{} : keep, back < at.threshold ? Factors{} : keep};
     std::memcpy(factors + word, results, sizeof results);
   });
@@ -111,8 +111,8 @@ inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t 
 
 // words[4 i + w], i < philox_counters: word w of counter first + i.
 inline void philox_words(uint32_t* words, const PhiloxCounters& at, uint32_t first) {
-  for_philox_words(at, first, [&](int word, Words front, Words back) {
-    const Words results[2] = {front, back};
+  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
+    const DrawnWords results[2] = {front, back};
     std::memcpy(words + word, results, sizeof results);
   });
 }
