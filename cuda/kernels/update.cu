@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/philox.h"
 #include "kernels/update.h"
 #include "kernels/values.h"
 #include "launch.h"
@@ -124,22 +125,38 @@ struct AdamWBuffers {
   float *master, *exp_avg, *exp_avg_sq;
 };
 
+// An element's new weight; its moments become those after the update.
+class AdamWStep {
+ public:
+  __device__ AdamWStep(const AdamWFactors& factors, const StepState& state)
+      : f_(factors),
+        scale_(state.gradient_scale),
+        correction1_(static_cast<float>(1.0 / static_cast<double>(state.bias_correction1))),
+        correction2_(static_cast<float>(1.0 / static_cast<double>(state.bias_correction2))),
+        rate_(state.learning_rate) {}
+
+  __device__ float decay_of(const AdamW::Segment& segment) const {
+    return segment.decay != 0 ? static_cast<float>(static_cast<double>(rate_) * f_.weight_decay) : 0.0F;
+  }
+  __device__ void update(float g, float& w, float& m, float& v, float decay) const {
+    g *= scale_;
+    m = f_.beta1 * m + f_.one_minus_beta1 * g;
+    v = f_.beta2 * v + f_.one_minus_beta2 * g * g;
+    w = w - rate_ * (m * correction1_ / (sqrtf(v * correction2_) + f_.eps)) - decay * w;
+  }
+
+ private:
+  AdamWFactors f_;
+  float scale_, correction1_, correction2_, rate_;
+};
+
 template <typename C, bool has_weights>
 __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, AdamWFactors f, const StepState* state,
                       AdamWBuffers buffers, C* weights) {
   if (state->skip != 0) return;
-  const float scale = state->gradient_scale;
-  const auto correction1 = static_cast<float>(1.0 / static_cast<double>(state->bias_correction1));
-  const auto correction2 = static_cast<float>(1.0 / static_cast<double>(state->bias_correction2));
-  const float rate = state->learning_rate;
+  const AdamWStep step(f, *state);
   for_each_chunk(segments, num_segments, [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
-    const float decay = segment.decay != 0 ? static_cast<float>(static_cast<double>(rate) * f.weight_decay) : 0.0F;
-    const auto update = [&](float g, float& w, float& m, float& v) {
-      g *= scale;
-      m = f.beta1 * m + f.one_minus_beta1 * g;
-      v = f.beta2 * v + f.one_minus_beta2 * g * g;
-      w = w - rate * (m * correction1 / (sqrtf(v * correction2) + f.eps)) - decay * w;
-    };
+    const float decay = step.decay_of(segment);
     const bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, buffers.exp_avg + first,
                                       buffers.exp_avg_sq + first, weights + (has_weights ? first : 0));
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
@@ -150,7 +167,7 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
         auto v = load<width>(buffers.exp_avg_sq + i);
         Pack<C, width> rounded;
         for (int n = 0; n < width; ++n) {
-          update(g.at[n], w.at[n], m.at[n], v.at[n]);
+          step.update(g.at[n], w.at[n], m.at[n], v.at[n], decay);
           if constexpr (has_weights) rounded.at[n] = rounded_to<C>(w.at[n]);
         }
         store(buffers.master + i, w);
@@ -159,7 +176,8 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
         if constexpr (has_weights) store(weights + i, rounded);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
-          update(buffers.gradients[rest], buffers.master[rest], buffers.exp_avg[rest], buffers.exp_avg_sq[rest]);
+          step.update(buffers.gradients[rest], buffers.master[rest], buffers.exp_avg[rest], buffers.exp_avg_sq[rest],
+                      decay);
           if constexpr (has_weights) weights[rest] = rounded_to<C>(buffers.master[rest]);
         }
       }
@@ -167,15 +185,70 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
   });
 }
 
+// The word that element `index` of a tensor draws (see AdamW in ops/ops.h), and its three neighbours'.
+__device__ auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
+  const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
+  return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
+                      static_cast<uint32_t>(step >> 32)});
+}
+
+// Weights without masters.
+__global__ void adamw_rounding(const AdamW::Segment* segments, int64_t num_segments, AdamWFactors f,
+                               const StepState* state, AdamWBuffers buffers, bf16* weights) {
+  if (state->skip != 0) return;
+  const AdamWStep step(f, *state);
+  const int64_t updates = state->updates;
+  for_each_chunk(segments, num_segments, [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
+    const float decay = step.decay_of(segment);
+    const IndexMap& map = segment.map;
+    const bool packs = in_whole_packs(buffers.gradients + first, weights + first, buffers.exp_avg + first,
+                                      buffers.exp_avg_sq + first);
+    for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
+      const int64_t index = map.index(i - segment.offset);
+      const auto words = rounding_words(segment.key, index, updates);
+      // A pack's elements follow one another in the tensor, and draw the words of one counter.
+      const bool together =
+          index % width == 0 &&
+          (map.cols == map.stride || (map.first + i - segment.offset) % map.cols + width <= map.cols);
+      if (packs && together && i + width <= end) {
+        const auto g = load<width>(buffers.gradients + i);
+        auto w = load<width>(weights + i);
+        auto m = load<width>(buffers.exp_avg + i);
+        auto v = load<width>(buffers.exp_avg_sq + i);
+#pragma unroll
+        for (int n = 0; n < width; ++n) {
+          float wide = to_float(w.at[n]);
+          step.update(g.at[n], wide, m.at[n], v.at[n], decay);
+          w.at[n] = stochastic_bf16(wide, words[static_cast<size_t>(n)]);
+        }
+        store(weights + i, w);
+        store(buffers.exp_avg + i, m);
+        store(buffers.exp_avg_sq + i, v);
+      } else {
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
+          const int64_t own = map.index(rest - segment.offset);
+          float wide = to_float(weights[rest]);
+          step.update(buffers.gradients[rest], wide, buffers.exp_avg[rest], buffers.exp_avg_sq[rest], decay);
+          weights[rest] = stochastic_bf16(wide, rounding_words(segment.key, own, updates)[static_cast<size_t>(own % 4)]);
+        }
+      }
+    }
+  });
+}
+
+AdamWFactors factors_of(const AdamW& op) {
+  return {static_cast<float>(op.beta1),       static_cast<float>(1.0 - op.beta1), static_cast<float>(op.beta2),
+          static_cast<float>(1.0 - op.beta2), static_cast<float>(op.eps),         op.weight_decay};
+}
+
+AdamWBuffers buffers_of(const AdamW& op) {
+  return {op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(), op.exp_avg_sq.as<float>()};
+}
+
 template <typename C, bool has_weights>
 void launch_adamw(const AdamW& op, Stream stream) {
-  const AdamWFactors factors{static_cast<float>(op.beta1), static_cast<float>(1.0 - op.beta1),
-                             static_cast<float>(op.beta2), static_cast<float>(1.0 - op.beta2),
-                             static_cast<float>(op.eps),   op.weight_decay};
-  const AdamWBuffers buffers{op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(),
-                             op.exp_avg_sq.as<float>()};
-  launch(stream, shape_for(gpu_norm_chunks_bound(op.master.cols, op.num_segments)), adamw<C, has_weights>, op.segments,
-         op.num_segments, factors, op.state, buffers, op.weights.as<C>());
+  launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), adamw<C, has_weights>,
+         op.segments, op.num_segments, factors_of(op), op.state, buffers_of(op), op.weights.as<C>());
 }
 
 }  // namespace
@@ -195,6 +268,10 @@ void cuda_run(const PrepareUpdate& op, Stream stream) {
 }
 
 void cuda_run(const AdamW& op, Stream stream) {
+  if (!op.master.given()) {
+    return launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), adamw_rounding,
+                  op.segments, op.num_segments, factors_of(op), op.state, buffers_of(op), op.weights.as<bf16>());
+  }
   if (!op.weights.given()) return launch_adamw<float, false>(op, stream);
   if (op.weights.dtype == DType::f32) return launch_adamw<float, true>(op, stream);
   if (op.weights.dtype == DType::bf16) return launch_adamw<bf16, true>(op, stream);

@@ -70,6 +70,16 @@ constexpr bf16 to_bf16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
+// Stochastic rounding: away from zero with the probability that the value's distance from its neighbour towards zero
+// has in the distance of the two (the 16 bits cut off, over 2^16), so that the expectation is the value itself.
+// `random` is uniform over 32 bits, of which the upper 16 count. A value that bf16 holds, infinities included, is kept;
+// NaN stays NaN.
+constexpr bf16 stochastic_bf16(float value, uint32_t random) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  return {static_cast<uint16_t>((is_nan ? bits | 0x400000U : bits + (random >> 16)) >> 16)};
+}
+
 // Storage of one IEEE 754 binary16: 5 bits of exponent, 10 of fraction, largest number 65504, smallest 2^-24.
 // Conversion rounds to nearest, ties to even, to subnormals and infinities too; NaN stays NaN.
 struct f16 {

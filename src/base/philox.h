@@ -36,6 +36,7 @@ enum class RandomUse : uint32_t {
   branch_dropout = 4,     // (sample, token, feature), one key per layer and site
   data_order = 5,         // (epoch or cycle, source)
   sampling = 6,           // (token), text generation
+  update_rounding = 7,    // (tensor, element, update)
 };
 
 // A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated

@@ -71,8 +71,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
   return std::nullopt;
 }
 
-BoxCopy::BoxCopy(const Box& source, const Box& target, float* target_data, FloatMemory* memory)
-    : target_data_(target_data), memory_(memory) {
+BoxCopy::BoxCopy(const Box& source, const Box& target, DType dtype, void* target_data, SliceMemory* memory)
+    : dtype_(dtype), target_data_(static_cast<std::byte*>(target_data)), memory_(memory) {
   const auto shared = intersect(source, target);
   if (!shared) return;
   pending_ = true;
@@ -93,17 +93,18 @@ BoxCopy::BoxCopy(const Box& source, const Box& target, float* target_data, Float
   for (size_t d = 0; d < loops; ++d) loops_.push_back({shared->shape[d], 0, source_strides[d], target_strides[d]});
 }
 
-void BoxCopy::feed(int64_t first, const float* elements, int64_t count) {
+void BoxCopy::feed(int64_t first, const void* elements, int64_t count) {
+  const int64_t element = dtype_bytes(dtype_);
   while (pending_) {
     const int64_t begin = source_at_ + copied_;
     if (begin >= first + count) return;
     const int64_t n = std::min(run_ - copied_, first + count - begin);
-    float* const to = target_data_ + target_at_ + copied_;
-    const float* const from = elements + (begin - first);
+    std::byte* const to = target_data_ + (target_at_ + copied_) * element;
+    const std::byte* const from = static_cast<const std::byte*>(elements) + (begin - first) * element;
     if (memory_ != nullptr) {
-      memory_->write(to, from, n);
+      memory_->write(to, from, n * element);
     } else {
-      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+      std::memcpy(to, from, static_cast<size_t>(n * element));
     }
     copied_ += n;
     if (copied_ == run_) next_run();

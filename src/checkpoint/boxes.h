@@ -1,6 +1,7 @@
 // Boxes of a global tensor: what a checkpoint's slices are, and how one layout's slices fill another's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -8,6 +9,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/dtype.h"
 
 namespace gptrain {
 
@@ -36,13 +39,13 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
 // Memory that copies reach by calls of their own, as a device's.
-class FloatMemory {
+class SliceMemory {
  public:
-  virtual ~FloatMemory() = default;
-  // Passes the elements on from front to back, in pieces that `take` may use until it returns.
-  using Take = std::function<void(const float* piece, int64_t count)>;
-  virtual void read(const float* from, int64_t count, const Take& take) = 0;
-  virtual void write(float* to, const float* from, int64_t count) = 0;
+  virtual ~SliceMemory() = default;
+  // Passes the bytes on from front to back, in pieces that `take` may use until it returns.
+  using Take = std::function<void(const std::byte* piece, int64_t bytes)>;
+  virtual void read(const std::byte* from, int64_t bytes, const Take& take) = 0;
+  virtual void write(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 };
 
 // Copies what a source box shares with a target box, while the source's elements arrive from front to back in pieces.
@@ -50,13 +53,15 @@ class FloatMemory {
 class BoxCopy {
  public:
   // `target_data` holds the target box, in `memory` (null: the host's); the caller owns both.
-  BoxCopy(const Box& source, const Box& target, float* target_data, FloatMemory* memory = nullptr);
+  BoxCopy(const Box& source, const Box& target, DType dtype, void* target_data, SliceMemory* memory = nullptr);
+
+  DType dtype() const { return dtype_; }
 
   // Whether anything is left to copy.
   bool pending() const { return pending_; }
 
   // The source's elements [first, first + count), the pieces in order and without gaps.
-  void feed(int64_t first, const float* elements, int64_t count);
+  void feed(int64_t first, const void* elements, int64_t count);
 
  private:
   // A dim over which the contiguous runs repeat.
@@ -69,8 +74,9 @@ class BoxCopy {
 
   void next_run();
 
-  float* target_data_;
-  FloatMemory* memory_;
+  DType dtype_;
+  std::byte* target_data_;
+  SliceMemory* memory_;
   std::vector<Loop> loops_;  // outermost first
   int64_t run_ = 1;          // elements that are contiguous in both boxes
   int64_t copied_ = 0;       // of the current run

@@ -66,6 +66,10 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
                   format_shape(tensor->second.global_shape), contents.checkpoint.string(),
                   format_shape(slice.global_shape));
     }
+    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32) {
+      throw Error(ExitCode::checkpoint, "tensor \"{}\" is {} in {}, but {} in this run, which would round it",
+                  slice.name, dtype_name(tensor->second.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
+    }
     const Box box{slice.offset, slice.shape};
     if (!is_inside(box, slice.global_shape)) {
       throw Error(ExitCode::checkpoint, "a slice asked of tensor \"{}\" does not lie in its shape {}", slice.name,
@@ -102,11 +106,19 @@ void run_transfers(const Contents& contents, std::vector<Transfer> transfers) {
     if (i == 0 || stored.file != transfers[i - 1].stored->file) {
       file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
     }
+    const DType dtype = stored.entry.tensor.dtype;
+    std::vector<float> wide;
     read_box(*file, stored, [&](const std::byte* data, int64_t offset, int64_t bytes) {
-      constexpr int64_t element = dtype_bytes(DType::f32);
-      for (BoxCopy& copy : transfers[i].copies) {
-        copy.feed(offset / element, reinterpret_cast<const float*>(data), bytes / element);
+      const int64_t first = offset / dtype_bytes(dtype);
+      const int64_t count = bytes / dtype_bytes(dtype);
+      const auto is_same = [&](const BoxCopy& copy) { return copy.dtype() == dtype; };
+      if (!std::all_of(transfers[i].copies.begin(), transfers[i].copies.end(), is_same)) {
+        const auto* const narrow = reinterpret_cast<const bf16*>(data);
+        wide.resize(static_cast<size_t>(count));
+        std::transform(narrow, narrow + count, wide.begin(), [](bf16 value) { return to_float(value); });
       }
+      for (BoxCopy& copy : transfers[i].copies)
+        copy.feed(first, is_same(copy) ? static_cast<const void*>(data) : wide.data(), count);
     });
   }
 }
@@ -204,7 +216,7 @@ void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
     for (const StoredBox& stored : contents.tensors.at(name).boxes) {
       Transfer transfer{&stored, {}};
       for (const Slice* target : targets) {
-        BoxCopy copy(stored.box, {target->offset, target->shape}, target->data, target->memory);
+        BoxCopy copy(stored.box, {target->offset, target->shape}, target->dtype, target->data, target->memory);
         if (copy.pending()) transfer.copies.push_back(std::move(copy));
       }
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));

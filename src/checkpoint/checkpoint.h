@@ -1,8 +1,8 @@
 // Checkpoints: safetensors files whose slices name their place in the global tensor, and one manifest, written last.
 //
 // OUT/checkpoints/step-00000120/
-//   rank-00000.safetensors   slices "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" of f32; each one's box in the
-//                            global tensor in __metadata__
+//   rank-00000.safetensors   slices "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" of f32 (with bf16-pure weights of
+//                            bf16); each one's box in the global tensor in __metadata__
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
 //
@@ -24,15 +24,16 @@
 
 namespace gptrain {
 
-// A box of one global tensor (true shape, never padding), f32, in row-major order at `data`, which the caller owns and
-// which lies in `memory`.
+// A box of one global tensor (true shape, never padding), f32 or bf16, in row-major order at `data`, which the caller
+// owns and which lies in `memory`.
 struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"
   std::vector<int64_t> global_shape;
   std::vector<int64_t> offset;  // of the box in the global tensor
   std::vector<int64_t> shape;   // of the box
-  float* data = nullptr;
-  FloatMemory* memory = nullptr;  // null: the host's
+  void* data = nullptr;
+  SliceMemory* memory = nullptr;  // null: the host's
+  DType dtype = DType::f32;
 };
 
 // What a checkpoint says about the run beside the tensors.
@@ -82,8 +83,9 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 void verify_checkpoint(const std::filesystem::path& checkpoint);
 
-// Fills every slice asked for from whichever boxes the checkpoint holds (any layout). Verifies checksums of what it
-// reads. Throws Error(checkpoint) if a tensor is missing, has another global shape, or is not fully covered.
+// Fills every slice asked for from whichever boxes the checkpoint holds (any layout). A bf16 tensor fills f32 slices,
+// too, exactly. Verifies checksums of what it reads. Throws Error(checkpoint) if a tensor is missing, has another
+// global shape, is not fully covered, or is f32 where bf16 is asked for (which would round).
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
 
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every

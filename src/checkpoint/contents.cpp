@@ -87,12 +87,20 @@ void add_file(Contents& contents, size_t index) {
     if (crc == record.slices_crc32c.end()) throw fault(fmt::format("the manifest does not list slice \"{}\"", key));
     const auto text = header.metadata.find(key);
     const auto place = text == header.metadata.end() ? std::nullopt : parse_place(text->second);
-    if (!place || entry.tensor.dtype != DType::f32 || !num_elements(place->global_shape) ||
+    const DType dtype = entry.tensor.dtype;
+    if (!place || (dtype != DType::f32 && dtype != DType::bf16) || !num_elements(place->global_shape) ||
         !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
-      throw fault(fmt::format("slice \"{}\" is not an F32 box of a global tensor", key));
+      throw fault(fmt::format("slice \"{}\" is not an F32 or BF16 box of a global tensor", key));
     }
     const auto [tensor, is_new] = contents.tensors.try_emplace(place->tensor);
-    if (is_new) tensor->second.global_shape = place->global_shape;
+    if (is_new) {
+      tensor->second.global_shape = place->global_shape;
+      tensor->second.dtype = dtype;
+    }
+    if (tensor->second.dtype != dtype) {
+      throw fault(fmt::format("slice \"{}\" is of a tensor of {}, another slice of it of {}", key, dtype_name(dtype),
+                              dtype_name(tensor->second.dtype)));
+    }
     if (tensor->second.global_shape != place->global_shape) {
       throw fault(fmt::format("slice \"{}\" is of a tensor of shape {}, another slice of it of shape {}", key,
                               format_shape(place->global_shape), format_shape(tensor->second.global_shape)));
@@ -103,12 +111,11 @@ void add_file(Contents& contents, size_t index) {
 
 // Returns the data's checksum.
 uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
-  const int64_t count = *num_elements(slice.shape);
-  if (slice.memory == nullptr) return writer.write(slice.data, count * dtype_bytes(DType::f32));
+  const int64_t bytes = *num_elements(slice.shape) * dtype_bytes(slice.dtype);
+  if (slice.memory == nullptr) return writer.write(slice.data, bytes);
   uint32_t crc = 0;
-  slice.memory->read(slice.data, count, [&](const float* piece, int64_t elements) {
-    crc = writer.write(piece, elements * dtype_bytes(DType::f32), crc);
-  });
+  slice.memory->read(static_cast<const std::byte*>(slice.data), bytes,
+                     [&](const std::byte* piece, int64_t count) { crc = writer.write(piece, count, crc); });
   return crc;
 }
 
@@ -119,7 +126,7 @@ FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vect
   std::vector<SafetensorsTensor> tensors;
   SafetensorsMetadata metadata;
   for (const Slice& slice : slices) {
-    tensors.push_back({slice_key(slice), DType::f32, slice.shape});
+    tensors.push_back({slice_key(slice), slice.dtype, slice.shape});
     try {
       metadata[slice_key(slice)] = format_place(slice);
     } catch (const json::exception&) {

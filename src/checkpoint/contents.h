@@ -28,6 +28,7 @@ struct StoredBox {
 
 struct StoredTensor {
   std::vector<int64_t> global_shape;
+  DType dtype = DType::f32;      // or bf16
   std::vector<StoredBox> boxes;  // disjoint; by file, then by offset in the file
 };
 

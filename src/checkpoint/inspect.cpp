@@ -40,7 +40,7 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   fmt::format_to(out, "\n{:<{}}  {:<{}}  dtype  slices\n", "tensor", name_width, "shape", shape_width);
   for (const auto& [name, tensor] : contents.tensors) {
     fmt::format_to(out, "{:<{}}  {:<{}}  {:<5}  {}\n", name, name_width, format_shape(tensor.global_shape), shape_width,
-                   dtype_name(DType::f32), tensor.boxes.size());
+                   dtype_name(tensor.dtype), tensor.boxes.size());
   }
   return text;
 }

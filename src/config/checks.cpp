@@ -209,18 +209,20 @@ class Settler {
     PrecisionConfig& precision = config_.precision;
     if (!sound({"precision.compute", "precision.residual"})) return;
     if (!is_given("precision.residual")) precision.residual = precision.compute;
+    const auto compute_word = find_field("precision.compute")->get(config_).get<std::string>();
+    const std::string dtype_word = precision.pure ? "bf16" : compute_word;
     if (precision.residual != DType::f32 && precision.residual != precision.compute) {
-      const auto compute = find_field("precision.compute")->get(config_).get<std::string>();
       const char* const or_fp32 = precision.compute == DType::f32 ? "" : " or fp32";
-      fault("precision.residual", fmt::format("must be {}{} with precision.compute = {}", compute, or_fp32, compute),
-            fmt::format("\"{}\"", compute));
+      fault("precision.residual",
+            fmt::format("must be {}{} with precision.compute = {}", dtype_word, or_fp32, compute_word),
+            fmt::format("\"{}\"", dtype_word));
     }
     if (precision.scales_loss()) check_fp16();
     if (!sound({"precision.linears"})) return;
     if (!is_given("precision.linears")) precision.linears = precision.compute;
     if (is_fp8(precision.linears)) return check_fp8_linears();
     if (precision.linears != precision.compute) {
-      const std::string compute = show_value(find_field("precision.compute")->get(config_));
+      const std::string compute = show_value(dtype_word);
       fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", compute), compute);
     }
   }

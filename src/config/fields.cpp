@@ -102,6 +102,26 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
   return builder;
 }
 
+constexpr const char* pure = "bf16-pure";
+
+// That is bf16 with a mark of its own: nothing but the update knows the difference.
+Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refused) {
+  Builder builder = words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute,
+                                                  dtypes, std::move(refused),
+                                                  "weights, activations and matrix products; bf16-pure: updates go to "
+                                                  "the bf16 weights, rounded stochastically, and "
+                                                  "only norms have fp32 masters");
+  std::get<WordRule>(builder.rule).words.emplace_back(pure);
+  builder.get = [get = builder.get](const RunConfig& config) {
+    return config.precision.pure ? Json(pure) : get(config);
+  };
+  builder.set = [set = builder.set](RunConfig& config, const Json& json) {
+    config.precision.pure = json == pure;
+    set(config, config.precision.pure ? Json("bf16") : json);
+  };
+  return builder;
+}
+
 Builder preset_field() {
   Builder builder = field("model.preset", &RunConfig::model, &ModelConfig::preset, WordRule{preset_names(), {}},
                           "a published model shape; the other keys of the section override it");
@@ -239,9 +259,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   const std::vector<RefusedWord> refused = {
       {"fp8", "only the linears of blocks have fp8: precision.linears", "bf16"},
   };
-  std::vector<RefusedWord> refused_compute = refused, refused_reduce = refused;
-  refused_compute.push_back(
-      {"bf16-pure", "weights without fp32 masters need stochastic rounding, which this build does not have", "bf16"});
+  std::vector<RefusedWord> refused_reduce = refused;
   refused_reduce.push_back({"fp16", "sums of gradients leave the range of fp16", "bf16"});
   Words<DType> linears = dtypes;
   linears.push_back({"fp8", DType::f8e4m3});
@@ -262,8 +280,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .only_with({"parallel.tensor", "parallel.tensor is greater than 1",
                           [](const RunConfig& config) { return config.parallel.tensor > 1; }})
               .changeable(),
-          words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes,
-                                        refused_compute, "weights, activations and matrix products"),
+          compute_field(dtypes, refused),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
                                         refused, "the residual stream; default: compute")
               .derived(R"("fp32")"),

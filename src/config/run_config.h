@@ -69,6 +69,7 @@ struct PrecisionConfig {
   DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
   int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
   int64_t loss_scale_window = 2000;
+  bool pure = false;  // "compute": "bf16-pure": bf16, and no fp32 master weights but of norms
 
   bool scales_loss() const { return compute == DType::f16; }
 };

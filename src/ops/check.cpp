@@ -351,9 +351,13 @@ void check(const PrepareUpdate& op) {
 
 void check(const AdamW& op) {
   const Checker checker(op.name);
-  const int64_t elements = op.master.cols;
+  const int64_t elements = op.gradients.cols;
   checker.matrix("gradients", op.gradients, DType::f32, 1, elements);
-  checker.matrix("master", op.master, DType::f32, 1, elements);
+  if (op.master.given()) {
+    checker.matrix("master", op.master, DType::f32, 1, elements);
+  } else {
+    checker.matrix("weights without masters", op.weights, DType::bf16, 1, elements);
+  }
   checker.matrix("exp_avg", op.exp_avg, DType::f32, 1, elements);
   checker.matrix("exp_avg_sq", op.exp_avg_sq, DType::f32, 1, elements);
   if (op.weights.given()) {

@@ -158,8 +158,9 @@ Footprint footprint(const SquaredNorm& op, const Target& target) {
 Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }
 
 Footprint footprint(const AdamW& op, const Target&) {
-  return {.bytes_moved = moved(
-              {op.gradients, op.master, op.master, op.exp_avg, op.exp_avg, op.exp_avg_sq, op.exp_avg_sq, op.weights})};
+  const Matrix& read = op.master.given() ? op.master : op.weights;
+  return {.bytes_moved =
+              moved({op.gradients, read, op.master, op.exp_avg, op.exp_avg, op.exp_avg_sq, op.exp_avg_sq, op.weights})};
 }
 
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }

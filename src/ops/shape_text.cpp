@@ -92,8 +92,9 @@ std::string shape_text(const SquaredNorm& op) { return elements_text(op.gradient
 std::string shape_text(const PrepareUpdate& op) { return fmt::format("tensors={}", op.partials.count()); }
 
 std::string shape_text(const AdamW& op) {
-  std::string text = elements_text(op.master);
+  std::string text = elements_text(op.gradients);
   if (op.weights.given()) text += fmt::format(", {} weights", dtype_name(op.weights.dtype));
+  if (!op.master.given()) text += " only";
   return text;
 }
 

@@ -21,7 +21,8 @@ class AdamWRule : public UpdateRule {
   // Uploads the segment tables to `tables` (device, table_bytes of them). Decay applies to the tensors that the spec
   // says decay. `copies` is null where the device's memory is the host's. Borrows everything.
   // loss_scale_window: 0 without loss scaling.
-  AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, const ModelSpec& spec,
+  // seed: of stochastic rounding.
+  AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, uint64_t seed, const ModelSpec& spec,
             const std::vector<TensorShard>& shards, const ParameterStore& parameters, std::byte* tables,
             StepState* state, RankGroups& groups, Backend& backend, SideQueue* copies);
 
@@ -47,11 +48,17 @@ class AdamWRule : public UpdateRule {
  private:
   struct Segments {
     std::vector<SquaredNorm::Segment> norm;
-    std::vector<AdamW::Segment> update;  // unit after unit
-    std::vector<int64_t> first_update;   // by unit, and the end
+    std::vector<AdamW::Segment> update;  // unit after unit, norms first
+    std::vector<int64_t> first_update;   // of a unit's norms, of its other tensors; by unit, and the end
   };
   static Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                const ParameterStore& parameters);
+                                const ParameterStore& parameters, uint64_t seed);
+  static void add_update_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                  const ParameterStore& parameters, uint64_t seed, int64_t unit, bool norms,
+                                  std::vector<AdamW::Segment>& segments);
+  // One op for elements [first, first + elements) of the unit's range, with segments [first_segment, end_segment).
+  void run_update(const UpdateRange& range, int64_t first, int64_t elements, float* master, std::byte* weights,
+                  int64_t first_segment, int64_t end_segment);
   struct Tables {
     double* partials;  // by tensor; then the number of ranks that ask to stop
     SquaredNorm::Segment* norm;

@@ -146,10 +146,14 @@ CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t 
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
     // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
     const NormPiece own = parameters.norm_piece(unit);
-    backend.upload(whole.norms, parameters.zeros(), count * dtype_bytes(DType::f32));
-    if (own.count > 0) {
+    auto* const norms = reinterpret_cast<float*>(whole.norms);
+    const int64_t before = std::min(own.first, count);
+    const int64_t after = count - before - own.count;
+    if (before > 0) backend.upload(norms, parameters.zeros(), before * dtype_bytes(DType::f32));
+    if (after > 0) backend.upload(norms + count - after, parameters.zeros(), after * dtype_bytes(DType::f32));
+    if (own.count > 0 && own.master != norms + own.first) {
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
-                       .to = Matrix(reinterpret_cast<float*>(whole.norms) + own.first, DType::f32, 1, own.count)});
+                       .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
     stream.all_reduce(data, whole.norms, count, DType::f32);
   }

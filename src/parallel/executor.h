@@ -50,8 +50,8 @@ struct PartialSum {
 std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                      const ParameterLayout& layout, bool sequence);
 
-// Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): the compute weights, and
-// where these are not f32 the norms' masters. The ticket is of both.
+// Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
+// and where that is not f32 the norms' masters. The ticket is of both.
 CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
                                       Backend& backend);
 

@@ -15,7 +15,7 @@ namespace gptrain {
 
 // One arena each, taken once at start.
 enum class MemoryClass : uint8_t {
-  weights,        // in the compute dtype; with fp32 compute they are the master weights
+  weights,        // in the compute dtype; with fp32 and bf16-pure what updates go to
   gradients,      // f32
   master,         // f32 master weights of mixed precision
   moments,        // both of Adam's, f32

@@ -22,8 +22,6 @@ SlotOffsets slot_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
-bool keeps_norms_apart(const Sharding& sharding) { return sharding.has_master() && sharding.zero >= 1; }
-
 // Where each unit's norms start among all, in elements; the last is the end.
 std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   std::vector<int64_t> offsets{0};
@@ -46,7 +44,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  const int64_t norms = keeps_norms_apart(sharding) ? norm_offsets(layout).back() : 0;
+  const int64_t norms = sharding.keeps_norms_apart() ? norm_offsets(layout).back() : 0;
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
@@ -79,9 +77,9 @@ UnitParameters ParameterStore::whole(int64_t unit) const {
                        .norms = nullptr,
                        .gradients = sharding_.zero >= 2 ? buffers_.gradient_buckets + slot * f32_bytes
                                                         : buffers_.gradients + range(unit).offset * f32_bytes};
-  if (!sharding_.has_master()) {
+  if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
-  } else if (sharding_.zero == 0) {
+  } else if (!sharding_.keeps_norms_apart()) {
     whole.norms = buffers_.master + range(unit).offset * f32_bytes;
   } else {
     const int64_t held = layout_.elements / (sharding_.zero == 3 ? layout_.pieces : 1);
@@ -96,13 +94,14 @@ std::byte* ParameterStore::reduce_bucket(int64_t unit) const {
 }
 
 int64_t ParameterStore::apart_norm_elements(int64_t unit) const {
-  return keeps_norms_apart(sharding_) ? range(unit).norm_elements : 0;
+  return sharding_.keeps_norms_apart() ? range(unit).norm_elements : 0;
 }
 
 NormPiece ParameterStore::norm_piece(int64_t unit) const {
   const UpdateRange held = update_range(unit);
   const int64_t end = std::min(held.first + held.elements, range(unit).norm_elements);
-  return {held.first, std::max<int64_t>(end - held.first, 0), held.master};
+  float* const master = sharding_.pure ? reinterpret_cast<float*>(whole(unit).norms) + held.first : held.master;
+  return {held.first, std::max<int64_t>(end - held.first, 0), master};
 }
 
 std::byte* ParameterStore::weights_piece(int64_t unit) const {
@@ -127,13 +126,16 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
   const int64_t in_weights = whole_unit ? range(unit).offset : offset_of_piece(unit, sharding_.zero == 3);
   const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
   const bool has_master = sharding_.has_master();
+  const bool is_master = sharding_.compute == DType::f32;
   return {.first = whole_unit ? 0 : piece_first(unit),
           .elements = whole_unit ? range(unit).elements : piece_elements(unit),
           .gradients = as_floats(buffers_.gradients, in_gradients),
-          .master = has_master ? as_floats(buffers_.master, in_state) : as_floats(buffers_.weights, in_weights),
+          .master = has_master  ? as_floats(buffers_.master, in_state)
+                    : is_master ? as_floats(buffers_.weights, in_weights)
+                                : nullptr,
           .exp_avg = as_floats(buffers_.moments, in_state),
           .exp_avg_sq = as_floats(buffers_.moments, held + in_state),
-          .weights = has_master ? buffers_.weights + in_weights * dtype_bytes(sharding_.compute) : nullptr};
+          .weights = is_master ? nullptr : buffers_.weights + in_weights * dtype_bytes(sharding_.compute)};
 }
 
 std::vector<StatePiece> ParameterStore::state(bool written_only) const {
@@ -161,9 +163,18 @@ void ParameterStore::add_state(size_t tensor, const ShardBox& box, int64_t first
   const int64_t unit = spec_.tensors[tensor].unit;
   const UpdateRange held = update_range(unit);
   const int64_t start = layout_.segments[tensor].offset - range(unit).offset + box.local_offset - held.first;
+  const bool is_norm = spec_.tensors[tensor].norm_use != NormUse::no_norm;
+  const bool narrow = sharding_.pure && !is_norm;
+  float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
   const auto add = [&](std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
-    state.push_back({static_cast<int64_t>(tensor), std::move(offset), std::move(shape), held.master + start + at,
-                     held.exp_avg + start + at, held.exp_avg_sq + start + at, held.gradients + start + at});
+    state.push_back({.tensor = static_cast<int64_t>(tensor),
+                     .offset = std::move(offset),
+                     .shape = std::move(shape),
+                     .weight = narrow ? nullptr : master + start + at,
+                     .narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + start + at : nullptr,
+                     .exp_avg = held.exp_avg + start + at,
+                     .exp_avg_sq = held.exp_avg_sq + start + at,
+                     .gradient = held.gradients + start + at});
   };
   if (box.shape.size() == 1) {
     add({box.offset[0] + first}, {end - first}, first);

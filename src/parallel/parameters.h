@@ -16,22 +16,35 @@ namespace gptrain {
 
 // How parameters are shared by the ranks of the data axis. Every unit is cut into `data_size` equal pieces; `zero` says
 // of what a rank holds its piece only: 1 optimizer state, 2 also gradients, 3 also weights. 0 where data_size is 1.
+//
+// Weights are in the compute dtype. With f32 they are the masters; with bf16 and f16 there are f32 masters beside them,
+// which updates go to (arXiv 1710.03740). With `pure` there are none but of the norms: updates go to the bf16 weights
+// themselves and are rounded stochastically, so that the small ones count on the average (arXiv 2010.06192). That is 4
+// bytes less for each parameter, of 18. What is not narrowed, and why:
+// - Norms, whose ops read f32 (see NormUse), are some ten thousandths of the parameters. Near 1, bf16 numbers are
+//   2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
+// - Gradients are f32, as in the other precisions: the sum over micro-batches is rounded once, when it is used.
+// - Moments are f32. In bf16 a second moment with beta2 near 1 moves by less than half a place in each step: it would
+//   need random bits of its own, and its noise goes into every step's size.
 struct Sharding {
   int64_t zero = 0;
   int64_t data_size = 1;
   int64_t data_rank = 0;
   DType compute = DType::f32;
   DType reduce = DType::f32;  // gradients on their way over the data axis
+  bool pure = false;          // compute is bf16, and only norms have masters
 
   bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
-  bool has_master() const { return compute != DType::f32; }  // else the weights are the master weights
+  bool has_master() const { return compute != DType::f32 && !pure; }  // else the weights are what updates go to
+  // Norms in f32 lie in one buffer for all ranks of the data axis, beside the weights: masters in pieces, and `pure`.
+  bool keeps_norms_apart() const { return compute != DType::f32 && (zero >= 1 || pure); }
 };
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
-  int64_t weights = 0;           // compute dtype; and f32 norms, where masters are in pieces
+  int64_t weights = 0;           // compute dtype; and f32 norms, where they are kept apart
   int64_t gradients = 0;         // f32
-  int64_t master = 0;            // f32; 0 with f32 weights
+  int64_t master = 0;            // f32; 0 with f32 weights and without masters
   int64_t moments = 0;           // f32, both
   int64_t gathered_weights = 0;  // slots for whole weights (ZeRO 3)
   int64_t gradient_buckets = 0;  // slots for whole gradients, f32 (ZeRO 2 and 3)
@@ -55,7 +68,7 @@ struct UpdateRange {
   int64_t first;     // elements from the unit's start
   int64_t elements;  // of the range
   float* gradients;
-  float* master;
+  float* master;  // null without masters
   float* exp_avg;
   float* exp_avg_sq;
   std::byte* weights;  // compute dtype; null where the master is the weight
@@ -65,7 +78,9 @@ struct UpdateRange {
 struct StatePiece {
   int64_t tensor;  // index in the spec
   std::vector<int64_t> offset, shape;
-  float* weight;  // master
+  // What updates go to: `weight`, or where only norms have masters `narrow_weight`. The other is null.
+  float* weight;
+  bf16* narrow_weight;
   float* exp_avg;
   float* exp_avg_sq;
   float* gradient;  // of the last step, summed, before clipping
@@ -73,7 +88,8 @@ struct StatePiece {
   int64_t count() const;
 };
 
-// This rank's part of a unit's norms: elements [first, first + count) of the unit.
+// This rank's part of a unit's norms: elements [first, first + count) of the unit. `master` is theirs, also where only
+// norms have masters: then it lies in the buffer of all of them.
 struct NormPiece {
   int64_t first = 0;
   int64_t count = 0;
@@ -94,8 +110,8 @@ class ParameterStore {
   UnitParameters whole(int64_t unit) const;
   // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients.
   std::byte* weights_piece(int64_t unit) const;
-  // Norms in f32 of a unit whose masters are in pieces, kept apart from its weights in another dtype: their number (0
-  // where they are not kept apart), this rank's part, and as many zeros in host memory.
+  // Norms in f32 of a unit that are kept apart from its weights: their number (0 where they are not kept apart), this
+  // rank's part, and as many zeros in host memory.
   int64_t apart_norm_elements(int64_t unit) const;
   NormPiece norm_piece(int64_t unit) const;
   const float* zeros() const { return zeros_.data(); }

@@ -204,7 +204,7 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
   } else {
     text += row("time", "?", "give --tokens-per-second, or measure it: a run's own speed is used once it has started");
   }
-  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec))));
+  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config.precision))));
   return text;
 }
 
@@ -231,7 +231,14 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelSpec& spec) { return 3 * spec.parameters() * dtype_bytes(DType::f32); }
+int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision) {
+  int64_t bytes = 0;
+  for (const TensorSpec& tensor : spec.tensors) {
+    const bool narrow = precision.pure && tensor.norm_use == NormUse::no_norm;
+    bytes += tensor.count() * (2 * dtype_bytes(DType::f32) + dtype_bytes(narrow ? DType::bf16 : DType::f32));
+  }
+  return bytes;
+}
 
 std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target) {
   const int64_t missing = memory.total() - target.memory_bytes;
@@ -243,6 +250,8 @@ std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, c
   if (states > target.memory_bytes) {
     text += fmt::format(" Weights, gradients and optimizer state alone take {}:",
                         format_bytes(static_cast<double>(states)));
+    if (config.precision.compute == DType::bf16 && !config.precision.pure)
+      text += " precision.compute = \"bf16-pure\" does without master weights;";
     if (config.parallel.zero < 3)
       return text +
              fmt::format(
@@ -287,7 +296,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["steps"] = input.config.run.steps;
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
-  json["checkpoint_bytes"] = checkpoint_bytes(input.spec);
+  json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config.precision);
   json.update(world_json(input));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =

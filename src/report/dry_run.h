@@ -56,8 +56,8 @@ std::string dry_run_json(const DryRunInput& input);
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 
-// Bytes of one checkpoint's tensors: f32 weights and both moments.
-int64_t checkpoint_bytes(const ModelSpec& spec);
+// Bytes of one checkpoint's tensors: weights and both moments, f32 (with bf16-pure weights of bf16 but for norms).
+int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision);
 
 // Empty if the plan fits; else how much is missing and which settings would shrink it most, one sentence each.
 std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target);

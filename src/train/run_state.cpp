@@ -15,60 +15,61 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// On their way to a file, floats come through two pieces of pinned memory: one is filled while the other is written.
-class DeviceFloats final : public FloatMemory {
+// On its way to a file, state comes through two pieces of pinned memory: one is filled while the other is written.
+class DeviceState final : public SliceMemory {
  public:
-  explicit DeviceFloats(Backend& backend) : backend_(backend) {}
-  void read(const float* from, int64_t count, const Take& take) override {
+  explicit DeviceState(Backend& backend) : backend_(backend) {}
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
     if (queue_ == nullptr) {
       queue_ = backend_.make_side_queue();
-      pinned_ = queue_->allocate_host(2 * piece_elements * dtype_bytes(DType::f32));
+      pinned_ = queue_->allocate_host(2 * piece_bytes);
     }
-    const auto elements = [&](int64_t piece) { return std::min(count - piece * piece_elements, piece_elements); };
-    const auto place = [&](int64_t piece) {
-      return reinterpret_cast<float*>(pinned_->data()) + piece % 2 * piece_elements;
-    };
+    const auto bytes_of = [&](int64_t piece) { return std::min(bytes - piece * piece_bytes, piece_bytes); };
+    const auto place = [&](int64_t piece) { return pinned_->data() + piece % 2 * piece_bytes; };
     const auto fetch = [&](int64_t piece) {
-      queue_->queue_download(place(piece), from + piece * piece_elements, elements(piece) * dtype_bytes(DType::f32));
+      queue_->queue_download(place(piece), from + piece * piece_bytes, bytes_of(piece));
       queue_->mark_work(static_cast<int>(piece % 2));
     };
     queue_->mark_ops(0);
     queue_->follow_ops(0);
-    const int64_t pieces = (count + piece_elements - 1) / piece_elements;
+    const int64_t pieces = (bytes + piece_bytes - 1) / piece_bytes;
     if (pieces > 0) fetch(0);
     for (int64_t piece = 0; piece < pieces; ++piece) {
       if (piece + 1 < pieces) fetch(piece + 1);
       queue_->await_work(static_cast<int>(piece % 2));
-      take(place(piece), elements(piece));
+      take(place(piece), bytes_of(piece));
     }
   }
-  void write(float* to, const float* from, int64_t count) override {
-    backend_.upload(to, from, count * dtype_bytes(DType::f32));
-  }
+  void write(std::byte* to, const std::byte* from, int64_t bytes) override { backend_.upload(to, from, bytes); }
   // What slices say of their data: a CPU's memory is the host's.
-  FloatMemory* of_slices() { return backend_.target().kind == Target::Kind::cpu ? nullptr : this; }
+  SliceMemory* of_slices() { return backend_.target().kind == Target::Kind::cpu ? nullptr : this; }
 
  private:
-  static constexpr int64_t piece_elements = int64_t{1} << 20;
+  static constexpr int64_t piece_bytes = int64_t{4} << 20;
 
   Backend& backend_;
   std::unique_ptr<SideQueue> queue_;  // from the first read on
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
-std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceFloats& memory) {
+std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceState& memory) {
   std::vector<Slice> slices;
   for (const StatePiece& piece : step.state(written_only)) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](const char* kind, float* data) {
+    const auto add = [&](const char* kind, void* data, DType dtype = DType::f32) {
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
                         .global_shape = spec.shape,
                         .offset = piece.offset,
                         .shape = piece.shape,
                         .data = data,
-                        .memory = memory.of_slices()});
+                        .memory = memory.of_slices(),
+                        .dtype = dtype});
     };
-    add("weight", piece.weight);
+    if (piece.weight != nullptr) {
+      add("weight", piece.weight);
+    } else {
+      add("weight", piece.narrow_weight, DType::bf16);
+    }
     add("exp_avg", piece.exp_avg);
     add("exp_avg_sq", piece.exp_avg_sq);
   }
@@ -93,7 +94,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .algorithms = step.backend().algorithms(),
                           .loss_scale = step.loss_scale()};
   const fs::path out = config.run.out;
-  DeviceFloats memory(step.backend());
+  DeviceState memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
   agree_on(all, world, [&] {
     if (leads) begin_checkpoint(out, progress.step);
@@ -117,7 +118,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   Manifest manifest;
-  DeviceFloats memory(step.backend());
+  DeviceState memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
     step.clear_state();

@@ -109,8 +109,12 @@ std::vector<bool> recomputed_units(const RunConfig& config) {
 
 // Over one data rank a piece is the whole, whatever the stage.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
-  return {groups.data_size() > 1 ? config.parallel.zero : 0, groups.data_size(), groups.data_rank(),
-          config.precision.compute, config.precision.reduce};
+  return {groups.data_size() > 1 ? config.parallel.zero : 0,
+          groups.data_size(),
+          groups.data_rank(),
+          config.precision.compute,
+          config.precision.reduce,
+          config.precision.pure};
 }
 
 ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& groups) {
@@ -190,9 +194,9 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   evaluation_units_ =
       std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, spec_, shards_, *parameters_,
-                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
-                                        backend_, copies_.get());
+  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, spec_, shards_,
+                                        *parameters_, arena(MemoryClass::state) + align_up(sizeof(StepState)), state_,
+                                        groups_, backend_, copies_.get());
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(*copies_, data.data() + data.bytes() - micro_batch_bytes(config),
@@ -235,7 +239,7 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 uint32_t TrainingStep::weights_checksum() const {
   if (sharding_.zero == 3) return 0;
   groups_.stream().wait_all();
-  return checksum(arena(MemoryClass::weights), layout_.elements * dtype_bytes(config_.precision.compute), 0);
+  return checksum(arena(MemoryClass::weights), parameter_bytes(layout_, sharding_).weights, 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -295,6 +299,14 @@ void TrainingStep::clear_state() {
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
+// A chunk of at most upload_chunk_elements, rounded to nearest where the piece's weights are bf16.
+void TrainingStep::upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count) {
+  if (piece.weight != nullptr) return backend_.upload(piece.weight + first, values, count * dtype_bytes(DType::f32));
+  std::vector<bf16> rounded(static_cast<size_t>(count));
+  std::transform(values, values + count, rounded.begin(), to_bf16);
+  backend_.upload(piece.narrow_weight + first, rounded.data(), count * dtype_bytes(DType::bf16));
+}
+
 void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   clear_state();
   std::vector<float> chunk(static_cast<size_t>(std::min(layout_.elements, upload_chunk_elements)));
@@ -312,7 +324,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
       for (int64_t done = 0; done < run; done += upload_chunk_elements) {
         const int64_t count = std::min(upload_chunk_elements, run - done);
         initial_values(tensor, config_.run.seed, first + done, count, chunk.data());
-        backend_.upload(piece.weight + start + done, chunk.data(), count * dtype_bytes(DType::f32));
+        upload_weights(piece, start + done, chunk.data(), count);
         drawn += count;
         if (progress) progress(drawn);
       }
@@ -326,7 +338,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 void TrainingStep::weights_changed() {
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const UpdateRange range = parameters_->update_range(unit);
-    if (range.weights != nullptr)
+    if (range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, config_.precision.compute, 1, range.elements)});
   }

@@ -80,7 +80,7 @@ class TrainingStep {
   void initialize(const std::function<void(int64_t)>& progress = {});
   // Zero weights and moments, padding too, which no tensor's values reach. Before they are written from outside.
   void clear_state();
-  // Call after the master weights were written from outside: makes the compute weights from them, on all ranks.
+  // Call after the state's weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run: bias corrections follow
   void set_loss_scale(const LossScale& scale);
@@ -113,8 +113,8 @@ class TrainingStep {
   // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
   std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
-  // CRC-32C of what other ranks hold alike: the compute weights over the data axis (0 with ZeRO 3, where none does),
-  // and the norms over the tensor axis.
+  // CRC-32C of what other ranks hold alike: the weights, norms kept apart included, over the data axis (0 with ZeRO 3,
+  // where none does), and the norms over the tensor axis.
   uint32_t weights_checksum() const;
   uint32_t norms_checksum() const;
 
@@ -126,6 +126,7 @@ class TrainingStep {
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
   ArenaMemory arena_memory() const;
   uint32_t checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const;
+  void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
   void zero(std::byte* buffer, int64_t bytes);
   // Writes the pattern over the buffer, as often as it fits.
   void fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern);

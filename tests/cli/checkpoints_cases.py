@@ -138,6 +138,39 @@ class Resume(CheckpointCase):
         self.assertEqual(self.records()[-1]["step"], 8)
 
 
+class Pure(CheckpointCase):
+    """Weights in bf16 without masters."""
+
+    def test_the_weights_are_saved_as_they_are_and_gone_on_with(self):
+        pure = overrides("precision.compute=bf16-pure")
+        self.train(self.config, *pure, *overrides("run.out=whole"))
+        self.train(self.config, *pure, *overrides("run.out=part"), "--steps", "3")
+        self.train(self.config, *pure, *overrides("run.out=part"), "--resume")
+        self.assert_same_steps(self.records("part"), self.records("whole"))
+        self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "whole"))
+        self.assertLess(self.records("whole")[-1]["loss"], self.records("whole")[0]["loss"])
+        self.assertIn("sound", self.succeed("checkpoint", "verify", "whole"))
+        text = self.succeed("checkpoint", "inspect", "whole")
+        for pattern in [r"(?m)^weight/embedding\.token +\[257, 8\] +bf16 +1$", r"(?m)^exp_avg/embedding\.token .* f32 +1$",
+                        r"(?m)^weight/blocks\.0\.norm1\.weight +\[8\] +f32 +1$"]:
+            self.assertRegex(text, pattern)
+        self.refuse(USAGE, ['precision.compute: "bf16-pure" in the checkpoint, "bf16" in the config'],
+                    "train", self.config, "--resume", *overrides("run.out=whole", "precision.compute=bf16"))
+        generated = self.succeed("generate", "--checkpoint", "whole", "--prompt", "ab", "--tokens", "9")
+        self.assertTrue(generated.startswith("ab"), generated)
+        tensors = {}
+        for dtype in ("fp32", "bf16"):
+            self.succeed("checkpoint", "export", "whole", "--hf", f"hf-{dtype}", "--dtype", dtype)
+            data = (self.path(f"hf-{dtype}") / "model.safetensors").read_bytes()
+            end = 8 + int.from_bytes(data[:8], "little")
+            first, last = json.loads(data[8:end])["transformer.wte.weight"]["data_offsets"]
+            tensors[dtype] = data[end + first:end + last]
+        # The upper halves of the floats are all there is of them.
+        halves = [tensors["fp32"][i:i + 2] for i in range(0, len(tensors["fp32"]), 2)]
+        self.assertEqual(set(halves[0::2]), {b"\0\0"})
+        self.assertEqual(b"".join(halves[1::2]), tensors["bf16"])
+
+
 class Damage(CheckpointCase):
     def damages(self):
         return {

@@ -30,7 +30,7 @@ FAULTS = [
     ("batch.global", "0", "must be at least 1 and at most 16777216 (try 1)"),
     ("batch.micro", "3", "must divide batch.global = 4 (try 4 or 2)"),
     ("batch.accumulation", "4", "must be batch.global / batch.micro = 4 / 2 (try 2)"),
-    ("precision.compute", '"fp64"', "must be one of fp32, bf16, fp16 (try"),
+    ("precision.compute", '"fp64"', "must be one of fp32, bf16, fp16, bf16-pure (try"),
     ("precision.residual", '"bf16"', 'must be fp32 with precision.compute = fp32 (try "fp32")'),
     ("precision.loss_scale", "1024", "has no effect unless precision.compute is fp16 (try leaving it out)"),
     ("optimizer.type", '"sgd"', 'must be one of adamw (try "adamw")'),
@@ -51,8 +51,6 @@ FAULTS = [
 # What later work brings, and the reason that is given.
 REFUSED = [
     ("parallel.pipeline", "4", "this build has no pipeline parallelism (try 1)"),
-    ("precision.compute", '"bf16-pure"',
-     'weights without fp32 masters need stochastic rounding, which this build does not have (try "bf16")'),
     ("precision.compute", '"fp8"', 'only the linears of blocks have fp8: precision.linears (try "bf16")'),
     ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),
 ]

@@ -1,5 +1,6 @@
 #include "ranks.h"
 
+#include <algorithm>
 #include <barrier>
 #include <bit>
 #include <fmt/format.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr const char* kinds[] = {"weight", "exp_avg", "exp_avg_sq"};
 
-float* data_of(const StatePiece& piece, size_t kind) {
+const float* data_of(const StatePiece& piece, size_t kind) {
   return kind == 0 ? piece.weight : kind == 1 ? piece.exp_avg : piece.exp_avg_sq;
 }
 
@@ -31,9 +32,15 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
   }
 }
 
-std::vector<float> download(const TrainingStep& step, const StatePiece& piece, const float* data) {
+std::vector<float> download(const TrainingStep& step, const StatePiece& piece, size_t kind) {
   std::vector<float> values(static_cast<size_t>(piece.count()));
-  step.backend().download(values.data(), data, piece.count() * dtype_bytes(DType::f32));
+  if (const float* const data = data_of(piece, kind); data != nullptr) {
+    step.backend().download(values.data(), data, piece.count() * dtype_bytes(DType::f32));
+    return values;
+  }
+  std::vector<bf16> narrow(values.size());
+  step.backend().download(narrow.data(), piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
+  std::transform(narrow.begin(), narrow.end(), values.begin(), [](bf16 value) { return to_float(value); });
   return values;
 }
 
@@ -55,7 +62,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
     for (size_t kind = 0; kind < std::size(kinds); ++kind) {
       std::vector<float>& values = state[fmt::format("{}/{}", kinds[kind], tensor.name)];
       values.resize(static_cast<size_t>(tensor.count()));
-      const std::vector<float> data = download(step, piece, data_of(piece, kind));
+      const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { values[global] = data[local]; });
     }
     std::vector<int>& counts = owners[tensor.name];
@@ -71,7 +78,7 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < std::size(kinds); ++kind) {
       const std::vector<float>& values = state.at(fmt::format("{}/{}", kinds[kind], tensor.name));
-      const std::vector<float> data = download(step, piece, data_of(piece, kind));
+      const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
         if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))
           torn = tensor.name;

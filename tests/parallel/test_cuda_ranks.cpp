@@ -103,7 +103,7 @@ TEST_CASE("first moments of layouts on CUDA agree with those of one CUDA rank") 
 
 TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does the same run again") {
   require_device();
-  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
     const auto run = [&](int zero) {
       return train(Family::llama, {2, 2, {precision, fmt::format("parallel.zero={}", zero)}}, 2);
     };

@@ -61,6 +61,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
           {"batch.micro=1"},
           {"memory.recompute=block"},
           {"model.dropout=0.1", "precision.compute=bf16"},
+          {"precision.compute=bf16-pure"},
           {"model.hidden_size=48", "model.ffn_hidden_size=112", "model.sequence_length=20", "run.device=auto",
            "precision.compute=bf16", "precision.linears=fp8"},
           {"precision.compute=bf16", "precision.residual=fp32", "memory.recompute=every_nth",

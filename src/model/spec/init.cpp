@@ -4,12 +4,10 @@
 #include <cmath>
 #include <numbers>
 
-#include "base/philox.h"
-
 namespace gptrain {
 namespace {
 
-// FNV-1a, so that a tensor's numbers depend on its name and not on its place in the list.
+// FNV-1a.
 uint64_t name_hash(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -30,14 +28,17 @@ std::array<float, 4> four_normals(PhiloxKey key, uint64_t group) {
 
 }  // namespace
 
+PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use) {
+  const uint64_t hash = name_hash(tensor.name);
+  return random_key(seed, use, static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32));
+}
+
 void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out) {
   if (tensor.init != Init::normal) {
     std::fill_n(out, count, tensor.init == Init::ones ? 1.0F : 0.0F);
     return;
   }
-  const uint64_t hash = name_hash(tensor.name);
-  const PhiloxKey key =
-      random_key(seed, RandomUse::initial_weights, static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32));
+  const PhiloxKey key = tensor_key(tensor, seed, RandomUse::initial_weights);
   const auto std_dev = static_cast<float>(tensor.init_std);
   const int64_t first_group = first / 4;
   const int64_t last_group = (first + count + 3) / 4;

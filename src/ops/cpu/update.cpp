@@ -90,7 +90,7 @@ void cpu_adamw(const AdamW& op, const CpuContext& context) {
   if (op.state->skip != 0) return;
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
-                   context.kernels->adamw(op, segment.decay != 0, first, end);
+                   context.kernels->adamw(op, segment, first, end);
                  });
 }
 

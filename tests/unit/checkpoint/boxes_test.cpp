@@ -62,7 +62,7 @@ TEST_CASE("BoxCopy copies what two random boxes share, whatever the pieces", "[b
     for (size_t s = 0; s < sources.size(); ++s) {
       const auto size = static_cast<int64_t>(source_parts.storage[s].size());
       for (size_t t = 0; t < targets.size(); ++t) {
-        BoxCopy copy(sources[s], targets[t], copied.storage[t].data());
+        BoxCopy copy(sources[s], targets[t], DType::f32, copied.storage[t].data());
         for (int64_t at = 0; at < size;) {
           const int64_t n = std::min(size - at, 1 + random_below(random, 9));
           // The piece alone: reading beyond it would be seen by the address sanitizer.

@@ -246,6 +246,47 @@ TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpo
                        "weight/b   [300, 33]  f32    1", "exp_avg/a  [5, 7]     f32    1"}) == "");
 }
 
+// Elements [first, first + rows) of a tensor of [rows of 5], each its index: exact in bf16.
+Slice rows_of(const char* name, int64_t first, std::vector<bf16>& data) {
+  const auto rows = static_cast<int64_t>(data.size()) / 5;
+  return {name, {20, 5}, {first, 0}, {rows, 5}, data.data(), nullptr, DType::bf16};
+}
+
+TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never rounded", "[checkpoint]") {
+  const TempFolder out;
+  std::vector<bf16> upper(60), lower(40);
+  for (size_t i = 0; i < 100; ++i) (i < 60 ? upper[i] : lower[i - 60]) = to_bf16(static_cast<float>(i));
+  std::vector<float> moments(100, 1.25F);
+  save_checkpoint(out.path(), make_manifest(3),
+                  {rows_of("weight/m", 0, upper),
+                   rows_of("weight/m", 12, lower),
+                   {"exp_avg/m", {20, 5}, {0, 0}, {20, 5}, moments.data()}});
+  const fs::path saved = list_checkpoints(out.path()).front().path;
+  CHECK_NOTHROW(verify_checkpoint(saved));
+  CHECK(lacking(inspect_checkpoint(saved), {"weight/m   [20, 5]  bf16   2", "exp_avg/m  [20, 5]  f32    1"}) == "");
+
+  // Rows 10 to 14 lie in both boxes; one load fills slices of either type.
+  std::vector<bf16> narrow(25);
+  std::vector<float> wide(25);
+  load_slices(saved, {rows_of("weight/m", 10, narrow), {"weight/m", {20, 5}, {10, 0}, {5, 5}, wide.data()}});
+  for (size_t i = 0; i < 25; ++i) {
+    CHECK(to_float(narrow[i]) == static_cast<float>(50 + i));
+    CHECK(wide[i] == static_cast<float>(50 + i));
+  }
+  CHECK(lacking(error_of([&] { load_slices(saved, {rows_of("exp_avg/m", 0, narrow)}); }),
+                {"tensor \"exp_avg/m\" is f32 in ", "but bf16 in this run, which would round it"}) == "");
+}
+
+TEST_CASE("The boxes of a tensor have one dtype", "[checkpoint]") {
+  const TempFolder out;
+  std::vector<bf16> upper(60);
+  std::vector<float> lower(40);
+  save_checkpoint(out.path(), make_manifest(3),
+                  {rows_of("weight/m", 0, upper), {"weight/m", {20, 5}, {12, 0}, {8, 5}, lower.data()}});
+  CHECK(lacking(error_of([&] { verify_checkpoint(list_checkpoints(out.path()).front().path); }),
+                {"is damaged: slice \"weight/m@12,0\" is of a tensor of f32, another slice of it of bf16"}) == "");
+}
+
 TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpoint]") {
   const std::string result = in_child([] {
     const TempFolder out;

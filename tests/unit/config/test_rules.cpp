@@ -59,6 +59,23 @@ TEST_CASE("dropout sets both kinds and excludes them") {
         "model.attention_dropout = 0.1: is also set by model.dropout (try leaving one of them out)");
 }
 
+TEST_CASE("bf16-pure is bf16 but for the update") {
+  const PrecisionConfig precision = parse({"precision.compute=bf16-pure"}).precision;
+  CHECK(precision.pure);
+  CHECK(precision.compute == DType::bf16);
+  CHECK(precision.residual == DType::bf16);
+  CHECK(precision.linears == DType::bf16);
+  CHECK_FALSE(parse({"precision.compute=bf16"}).precision.pure);
+  CHECK(parse({"precision.compute=bf16-pure", "precision.residual=fp32"}).precision.residual == DType::f32);
+  CHECK(parse({"precision.compute=bf16-pure", "precision.linears=fp8"}).precision.linears == DType::f8e4m3);
+  CHECK(fault({"precision.compute=bf16-pure", "precision.residual=fp16"}) ==
+        R"(precision.residual = "fp16": must be bf16 or fp32 with precision.compute = bf16-pure (try "bf16"))");
+  CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp32"}) ==
+        R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
+  CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})) ==
+        R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
+}
+
 TEST_CASE("FP8 linears want bf16, a GPU, whole tensors and sizes in multiples of 16") {
   const auto fp8_fault = [](Overrides overrides) {
     overrides.insert(overrides.begin(), {"precision.compute=bf16", "precision.linears=fp8"});

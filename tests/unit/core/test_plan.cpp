@@ -14,11 +14,12 @@ using gptrain::testing::small_config;
 
 namespace {
 
-RunConfig preset_config(const std::string& name, const std::vector<std::string>& overrides = {}) {
+RunConfig preset_config(const std::string& name, const std::vector<std::string>& overrides = {},
+                        int64_t world_size = 1) {
   return parse_config(R"({"model": {"preset": ")" + name + R"("}, "data": {"train": [{"path": "x"}]},
                           "batch": {"global": 8, "micro": 2}, "precision": {"compute": "bf16"},
                           "optimizer": {"lr": 1e-3}, "run": {"steps": 10, "out": "x"}})",
-                      overrides, "test");
+                      overrides, "test", world_size);
 }
 
 Target cpu_target() {
@@ -73,6 +74,29 @@ TEST_CASE("an attention window takes model FLOPs by pairs and executed ones by t
     const int64_t pairs_less = window == length ? 0 : length * length / 2 - pairs;
     CHECK(static_cast<int64_t>(all.model_flops - total.model_flops) == 2 * 64 * 6 * heads * pairs_less);
     CHECK(static_cast<int64_t>(all.executed_flops - total.executed_flops) == 2 * 64 * 7 * heads * 64 * 64 * tiles_less);
+  }
+}
+
+TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a parameter instead of 18") {
+  for (const int zero : {0, 1, 2, 3}) {
+    INFO("zero " << zero);
+    const std::string stage = fmt::format("parallel.zero={}", zero);
+    const auto plan_of = [&](const char* compute, int world_size) {
+      const std::string precision = std::string("precision.compute=") + compute;
+      return plan_step(preset_config("gpt2-124m", {precision, stage}, world_size), cpu_target(), world_size, 0);
+    };
+    const StepPlan mixed = plan_of("bf16", 2), pure = plan_of("bf16-pure", 2);
+    const MemoryPlan &a = mixed.memory.arenas, &b = pure.memory.arenas;
+    CHECK(a[MemoryClass::master] > 0);
+    CHECK(b[MemoryClass::master] == 0);
+    // Masters of all norms lie beside the weights: 25 layer norms with bias, on every rank.
+    CHECK(b[MemoryClass::weights] - a[MemoryClass::weights] == (zero == 0 ? 4 * 25 * 2 * 768 : 0));
+    for (const MemoryClass c : {MemoryClass::gradients, MemoryClass::moments, MemoryClass::gathered,
+                                MemoryClass::buckets, MemoryClass::activations})
+      CHECK(a[c] == b[c]);
+    // The update reads and writes 2 bytes of weights each, where it reads and writes 4 and writes 2.
+    const auto moved = [](const StepPlan& plan) { return plan.ops[static_cast<size_t>(OpIndex::AdamW)].bytes_moved; };
+    CHECK(moved(pure) < moved(mixed) * 27 / 32);
   }
 }
 
@@ -223,6 +247,9 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   CHECK(json["reference_flops_per_step"].get<int64_t>() ==
         static_cast<int64_t>(reference_flops_formula(config.model, 8)));
   CHECK(json["checkpoint_bytes"] == 12 * int64_t{124'439'808});
+  PrecisionConfig pure = config.precision;
+  pure.pure = true;
+  CHECK(checkpoint_bytes(plan.spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
   CHECK(json["total_seconds"].get<double>() == Approx(8 * 1024 * 10 / 1000.0));
   CHECK(json["sources"][0]["epochs"] == 2.5);
   const std::string text = dry_run_text(input);
@@ -241,6 +268,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
   small.memory_bytes = int64_t{4} << 30;
   CHECK(memory_shortage(config, plan.memory.arenas, small).find("a higher parallel.zero than 0") != std::string::npos);
+  CHECK(memory_shortage(config, plan.memory.arenas, small).find("\"bf16-pure\"") != std::string::npos);
   RunConfig shared = config;
   shared.parallel.zero = 3;
   CHECK(memory_shortage(shared, plan.memory.arenas, small).find("choose a smaller model") != std::string::npos);

@@ -21,6 +21,32 @@ TEST_CASE("Philox4x32-10 gives the published answers") {
         std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
 }
 
+TEST_CASE("stochastic rounding to bf16 takes either neighbour as often as its share, and keeps what bf16 holds") {
+  // Of all 16 random bits, as many round away from zero as the bits that are cut off say.
+  const auto ups = [](float value) {
+    int64_t count = 0;
+    const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);
+    const float above = std::bit_cast<float>((std::bit_cast<uint32_t>(value) & 0xffff0000U) + 0x10000U);
+    for (uint32_t random = 0; random < 65536; ++random) {
+      const float result = to_float(stochastic_bf16(value, random << 16 | 0x1234U));
+      if (result != below && result != above) return int64_t{-1};
+      count += result == above ? 1 : 0;
+    }
+    return count;
+  };
+  CHECK(ups(1.0F) == 0);
+  CHECK(ups(-0x1p-130F) == 0);
+  CHECK(ups(1.0F + 0x1p-9F) == 16384);
+  CHECK(ups(-(1.0F + 0x1p-9F)) == 16384);
+  CHECK(ups(1.0F + 0x1p-23F) == 1);
+  CHECK(ups(2.0F - 0x1p-23F) == 65535);  // to the next power of two
+  for (const uint32_t random : {0U, 0xffffffffU}) {
+    CHECK(to_float(stochastic_bf16(-INFINITY, random)) == -INFINITY);
+    for (const uint32_t nan : {0x7f800001U, 0xffffffffU, 0x7fffffffU})
+      CHECK(std::isnan(to_float(stochastic_bf16(std::bit_cast<float>(nan), random))));
+  }
+}
+
 TEST_CASE("bf16 rounds to nearest, ties to even, and keeps what is not finite") {
   CHECK(to_float(to_bf16(1.0F)) == 1.0F);
   CHECK(to_float(to_bf16(1.0F + 0x1p-8F)) == 1.0F);                // tie, even below

@@ -1,5 +1,5 @@
-// Dropout's factors from Philox words (base/philox.h), many counters side by side. Included only by sources that are
-// compiled once per instruction set; everything has internal linkage.
+// Philox words (base/philox.h), many counters side by side, and dropout's factors from them. Included only by sources
+// that are compiled once per instruction set; everything has internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ constexpr int philox_bytes = 16;
 // of a 64-bit product serve as two words without being taken apart.
 using PhiloxWords [[gnu::vector_size(philox_bytes)]] = uint64_t;
 constexpr int philox_lanes = philox_bytes / 8;
-// Counters whose factors are computed at a time. Two vectors, so that one's products run while the other's are awaited.
+// Counters whose words are computed at a time. Two vectors, so that one's products run while the other's are awaited.
 constexpr int philox_vectors = 2;
 constexpr int philox_counters = philox_vectors * philox_lanes;
 
@@ -49,8 +49,18 @@ struct DropoutCounters {
   float keep_scale;
 };
 
-// factors[4 i + w], i < philox_counters: 0 where word w of counter first + i drops its element, else keep_scale.
-inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
+// The same without what dropout makes of the words.
+struct PhiloxCounters {
+  uint32_t k0, k1;
+  uint32_t c1, c2, c3;
+};
+
+using DrawnWords [[gnu::vector_size(philox_bytes)]] = uint32_t;
+
+// Calls body(n, front, back): words 4 i + w of counters first + i, i < philox_counters, are front's lanes and then
+// back's from word n on.
+template <typename Counters, typename Body>
+inline void for_philox_words(const Counters& at, uint32_t first, const Body& body) {
   // Lanes hold the counters in the order in which pairs of words are interleaved below.
   PhiloxWords order, low, high;
   for (int lane = 0; lane < philox_lanes; ++lane) {
@@ -80,17 +90,31 @@ inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t 
     k0 += 0x9E3779B9U;
     k1 += 0xBB67AE85U;
   }
-  using Words [[gnu::vector_size(philox_bytes)]] = uint32_t;
-  using Factors [[gnu::vector_size(philox_bytes)]] = float;
-  const Factors keep = Factors{} + at.keep_scale;
   for (int i = 0; i < philox_vectors; ++i) {
     const PhiloxWords first_pair = (c0[i] & 0xffffffffU) | (c1[i] << 32);
     const PhiloxWords second_pair = (c2[i] & 0xffffffffU) | (c3[i] << 32);
-    const auto front = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, low));
-    const auto back = reinterpret_cast<Words>(__builtin_shuffle(first_pair, second_pair, high));
-    const Factors results[2] = {front < at.threshold ? Factors{} : keep, back < at.threshold ? Factors{} : keep};
-    std::memcpy(factors + i * 4 * philox_lanes, results, sizeof results);
+    const auto front = reinterpret_cast<DrawnWords>(__builtin_shuffle(first_pair, second_pair, low));
+    const auto back = reinterpret_cast<DrawnWords>(__builtin_shuffle(first_pair, second_pair, high));
+    body(i * 4 * philox_lanes, front, back);
   }
+}
+
+// factors[4 i + w], i < philox_counters: 0 where word w of counter first + i drops its element, else keep_scale.
+inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
+  using Factors [[gnu::vector_size(philox_bytes)]] = float;
+  const Factors keep = Factors{} + at.keep_scale;
+  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
+    const Factors results[2] = {front < at.threshold ? Factors{} : keep, back < at.threshold ? Factors{} : keep};
+    std::memcpy(factors + word, results, sizeof results);
+  });
+}
+
+// words[4 i + w], i < philox_counters: word w of counter first + i.
+inline void philox_words(uint32_t* words, const PhiloxCounters& at, uint32_t first) {
+  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
+    const DrawnWords results[2] = {front, back};
+    std::memcpy(words + word, results, sizeof results);
+  });
 }
 
 }  // namespace
