@@ -63,13 +63,13 @@ class Backend {
   virtual void start_recording(uint64_t /*key*/) {}
   virtual void end_recording() {}
 
-  // The algorithms of a library that serve the linears, where they are chosen by timing: they decide speed, and bits.
-  // A text for checkpoints and other ranks; empty where there is no choice.
+  // The algorithms of a library that serve the linears and FP8 products, where they are chosen by timing: they decide
+  // speed, and bits. A text for checkpoints and other ranks; empty where there is no choice.
   virtual std::string algorithms() const { return {}; }
   // Takes over another's. Before the first step. What is of another device or library is left, with a warning.
   virtual void use_algorithms(const std::string& /*record*/) {}
-  // While it is on, a linear only finds its fastest algorithm, if none is known, and leaves anything in its outputs; all
-  // other ops are left out.
+  // While it is on, such a product only finds its fastest algorithm, if none is known, and leaves anything in its
+  // outputs; all other ops are left out.
   virtual void set_choosing(bool /*choosing*/) {}
   // What the user should be told since the last call: lines, mostly none.
   virtual std::string take_warnings() { return {}; }
