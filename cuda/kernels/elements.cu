@@ -185,7 +185,7 @@ __global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy
 }
 
 // With room for the maxima, where the amax is asked for.
-LaunchShape shape_of_elements(int64_t rows, int64_t cols, int width, const Matrix& amax) {
+LaunchShape shape_with_amax(int64_t rows, int64_t cols, int width, const Matrix& amax) {
   LaunchShape shape = shape_of_elements(rows, cols, width);
   if (amax.given()) shape.shared_bytes = sizeof(WarpMaxima);
   return shape;
@@ -197,7 +197,7 @@ void launch_activation(const ActivationForward& op, Stream stream) {
   const Rows<C> y(op.y);
   const int64_t rows = op.y.rows, cols = op.y.cols;
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_of_elements(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), y, rows, cols,
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), y, rows, cols,
            op.amax.as<float>());
   };
   if (op.kind == ActivationKind::swiglu) return start(swiglu_forward<C, N>);
@@ -212,11 +212,11 @@ void launch_activation(const ActivationBackward& op, Stream stream) {
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
   if (op.kind == ActivationKind::swiglu) {
     const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    return launch(stream, shape_of_elements(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(),
+    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(),
                   dy, d_gates, d_ups, rows, cols, op.amax.as<float>());
   }
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_of_elements(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols,
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols,
            op.amax.as<float>());
   };
   if (op.kind == ActivationKind::gelu) return start(activation_backward<Gelu, C, N>);
@@ -276,7 +276,7 @@ void cuda_run(const BranchBackward& op, Stream stream) {
         using R = decltype(residual);
         using C = decltype(compute);
         constexpr int n = decltype(width)::value;
-        launch(stream, shape_of_elements(op.dx.rows, op.dx.cols, n, op.amax), branch_backward<R, C, n>,
+        launch(stream, shape_with_amax(op.dx.rows, op.dx.cols, n, op.amax), branch_backward<R, C, n>,
                Rows<const R>(op.dx), Rows<C>(op.d_branch), DropoutMask(op.dropout, op.sequence_length), op.dx.rows,
                op.dx.cols, op.amax.as<float>());
       });
