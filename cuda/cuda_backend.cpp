@@ -27,7 +27,6 @@
 #include "ops/shape_text.h"
 #include "products.h"
 #include "runtime.h"
-#include "scaled_products.h"
 
 namespace gptrain {
 namespace {
@@ -37,7 +36,6 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(int device)
       : runtime_(make_runtime(device)),
         products_(make_products(runtime_->stream())),
-        scaled_products_(make_scaled_products(runtime_->stream())),
         fused_attention_(make_fused_attention(runtime_->stream())) {}
 
   const Target& target() const override { return runtime_->target(); }
@@ -116,9 +114,7 @@ class CudaBackend final : public Backend {
   void start(const LinearForward& op) { start_product(op); }
   void start(const LinearBackwardInput& op) { start_product(op); }
   void start(const LinearBackwardWeight& op) { start_product(op); }
-  void start(const ScaledProduct& op) {
-    if (!choosing_) scaled_products_->run(op, scratch_, scratch_bytes_);
-  }
+  void start(const ScaledProduct& op) { start_product(op); }
   void start(const AttentionForward& op) { start_attention(op); }
   void start(const AttentionBackward& op) { start_attention(op); }
 
@@ -164,7 +160,6 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<Products> products_;
-  std::unique_ptr<ScaledProducts> scaled_products_;
   std::unique_ptr<FusedAttention> fused_attention_;
   std::byte* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;

@@ -30,7 +30,8 @@
 namespace gptrain {
 
 // Operands and scratch are memory of the stream's device; `scratch` is at least the op's gpu_scratch_bytes, aligned to
-// 256 bytes. One thread calls at a time. Throws Error(device), naming the op and its shape, when the library fails.
+// 256 bytes. One thread calls at a time. Throws Error(device), naming the op and its shape, when the library fails, and
+// where it has no FP8 products for the device: all others have an own kernel, too.
 class Products {
  public:
   virtual ~Products() = default;
@@ -41,13 +42,15 @@ class Products {
   virtual void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) = 0;
+  virtual void run(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes) = 0;
 
   // Finds the fastest algorithm by running several on the op's own operands, where none is recorded yet. Waits for the
-  // device. What y, dx and dw hold afterwards is undefined; the bias' gradient is left alone. Not while a CUDA graph is
-  // captured. Does nothing where there is no choice.
+  // device. What y, dx, dw and c hold afterwards is undefined; the bias' gradient is left alone. Not while a CUDA graph
+  // is captured. Does nothing where there is no choice.
   virtual void choose(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void choose(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void choose(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) = 0;
+  virtual void choose(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes) = 0;
 
   // What serves each product that was run or chosen or that a record named, as AlgorithmRecord::text gives it.
   virtual std::string algorithms() const = 0;

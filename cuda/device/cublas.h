@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cublasLt.h>
+#include <string_view>
 
 #include "base/dtype.h"
 
@@ -11,6 +12,9 @@ namespace gptrain {
 
 constexpr uintptr_t workspace_alignment = 256;
 constexpr int most_candidates = 8;  // algorithms that are looked at for a product
+
+// Throws Error(device) unless the call has succeeded. `what`: the thing that was done.
+void check_cublas(cublasStatus_t status, std::string_view what);
 
 inline cudaDataType_t cuda_type(DType dtype) {
   switch (dtype) {

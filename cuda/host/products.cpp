@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "host/device_memory.h"
 #include "host/recording.h"
+#include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/linear.h"
 #include "unfused.h"
 
@@ -48,10 +49,17 @@ class HostProducts final : public Products {
   void run(const LinearForward& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t bytes) override { start(op, scratch, bytes); }
+  void run(const ScaledProduct& op, std::byte*, int64_t) override {
+    simt::start(stream_, [op] {
+      const simt::DeviceAccess access;
+      cpu_scaled_product(op, 1);
+    });
+  }
 
   void choose(const LinearForward&, std::byte*, int64_t) override {}
   void choose(const LinearBackwardInput&, std::byte*, int64_t) override {}
   void choose(const LinearBackwardWeight&, std::byte*, int64_t) override {}
+  void choose(const ScaledProduct&, std::byte*, int64_t) override {}
   std::string algorithms() const override { return record_.text(); }
   void use_algorithms(const std::string& record) override {
     const std::string warning = record_.take(record);

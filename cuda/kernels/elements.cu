@@ -1,6 +1,7 @@
 // Ops that make each element of the output from the same place of their inputs.
 #include <cmath>
 
+#include "kernels/amax.h"
 #include "kernels/elements.h"
 #include "kernels/rows.h"
 
@@ -43,7 +44,9 @@ __global__ void residual_add(Rows<const R> x, Rows<const C> branch, Rows<R> x_ou
 }
 
 template <typename R, typename C, int N>
-__global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask dropout, int64_t rows, int64_t cols) {
+__global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask dropout, int64_t rows, int64_t cols,
+                                float* parts) {
+  RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     const auto in = load<N>(dx.at(row, column));
     float values[N];
@@ -52,7 +55,9 @@ __global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask 
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(values[i]);
     store(d_branch.at(row, column), out);
+    amax.see(out);
   });
+  amax.leave();
 }
 
 struct ValueAndSlope {
@@ -124,19 +129,24 @@ __device__ void load_with_bias(const Rows<const C>& x, const C* bias, int64_t ro
 }
 
 template <typename Function, typename C, int N>
-__global__ void activation_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols) {
+__global__ void activation_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols,
+                                   float* parts) {
+  RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float values[N];
     load_with_bias(x, bias, row, column, values);
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(Function::of(values[i]).value);
     store(y.at(row, column), out);
+    amax.see(out);
   });
+  amax.leave();
 }
 
 template <typename Function, typename C, int N>
 __global__ void activation_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> dx, int64_t rows,
-                                    int64_t cols) {
+                                    int64_t cols, float* parts) {
+  RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float values[N];
     load_with_bias(x, bias, row, column, values);
@@ -144,12 +154,15 @@ __global__ void activation_backward(Rows<const C> x, const C* bias, Rows<const C
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * Function::of(values[i]).slope);
     store(dx.at(row, column), out);
+    amax.see(out);
   });
+  amax.leave();
 }
 
 // x = [gate | up], each of `cols` columns.
 template <typename C, int N>
-__global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols) {
+__global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
+  RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
     load_with_bias(x, bias, row, column, gate);
@@ -157,14 +170,17 @@ __global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * sigmoid(gate[i]).value * up[i]);
     store(y.at(row, column), out);
+    amax.see(out);
   });
+  amax.leave();
 }
 
 // Both halves of the gradient of x come as matrices of their own: of stores through one pointer, the compiler takes
 // those of the second half for single words.
 template <typename C, int N>
 __global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups,
-                                int64_t rows, int64_t cols) {
+                                int64_t rows, int64_t cols, float* parts) {
+  RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
     load_with_bias(x, bias, row, column, gate);
@@ -179,7 +195,17 @@ __global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy
     }
     store(d_gates.at(row, column), d_gate);
     store(d_ups.at(row, column), d_up);
+    amax.see(d_gate);
+    amax.see(d_up);
   });
+  amax.leave();
+}
+
+// With room for the maxima, where the amax is asked for.
+LaunchShape shape_with_amax(int64_t rows, int64_t cols, int width, const Matrix& amax) {
+  LaunchShape shape = shape_of_elements(rows, cols, width);
+  if (amax.given()) shape.shared_bytes = sizeof(WarpMaxima);
+  return shape;
 }
 
 template <typename C, int N>
@@ -188,7 +214,8 @@ void launch_activation(const ActivationForward& op, Stream stream) {
   const Rows<C> y(op.y);
   const int64_t rows = op.y.rows, cols = op.y.cols;
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_of_elements(rows, cols, N), kernel, x, op.bias.as<const C>(), y, rows, cols);
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), y, rows, cols,
+           op.amax.as<float>());
   };
   if (op.kind == ActivationKind::swiglu) return start(swiglu_forward<C, N>);
   if (op.kind == ActivationKind::gelu) return start(activation_forward<Gelu, C, N>);
@@ -202,11 +229,12 @@ void launch_activation(const ActivationBackward& op, Stream stream) {
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
   if (op.kind == ActivationKind::swiglu) {
     const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    return launch(stream, shape_of_elements(rows, cols, N), swiglu_backward<C, N>, x, op.bias.as<const C>(), dy,
-                  d_gates, d_ups, rows, cols);
+    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(),
+                  dy, d_gates, d_ups, rows, cols, op.amax.as<float>());
   }
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_of_elements(rows, cols, N), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols);
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols,
+           op.amax.as<float>());
   };
   if (op.kind == ActivationKind::gelu) return start(activation_backward<Gelu, C, N>);
   start(activation_backward<GeluTanh, C, N>);
@@ -265,8 +293,9 @@ void cuda_run(const BranchBackward& op, Stream stream) {
         using R = decltype(residual);
         using C = decltype(compute);
         constexpr int n = decltype(width)::value;
-        launch(stream, shape_of_elements(op.dx.rows, op.dx.cols, n), branch_backward<R, C, n>, Rows<const R>(op.dx),
-               Rows<C>(op.d_branch), DropoutMask(op.dropout, op.sequence_length), op.dx.rows, op.dx.cols);
+        launch(stream, shape_with_amax(op.dx.rows, op.dx.cols, n, op.amax), branch_backward<R, C, n>,
+               Rows<const R>(op.dx), Rows<C>(op.d_branch), DropoutMask(op.dropout, op.sequence_length), op.dx.rows,
+               op.dx.cols, op.amax.as<float>());
       });
     });
   });

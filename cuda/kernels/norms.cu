@@ -2,6 +2,7 @@
 // the same columns of all rows that its block takes, so that it can sum them for the parameters' gradients.
 #include <stdexcept>
 
+#include "kernels/amax.h"
 #include "kernels/column_sums.h"
 #include "kernels/norms.h"
 #include "kernels/rows.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t most_threads = 512;
 constexpr int64_t forward_blocks = 2112;
+static_assert(forward_blocks <= amax_parts && gpu_norm_most_blocks <= amax_parts);
 
 // How a row of h columns is shared by a block's threads: packs of N columns, at most P to a thread.
 struct RowShape {
@@ -70,13 +72,16 @@ struct ForwardOperands {
   float *mean, *rstd;
   float eps;
   int64_t rows, cols;
+  float* amax;  // of y, or null
 };
+static_assert(sizeof(WarpMaxima) <= sizeof(TwoSums));
 
 template <typename R, typename C, int N, int P>
 __global__ void __launch_bounds__(most_threads)
     norm_forward(ForwardOperands<R, C> op, DropoutMask dropout, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
+  RunningAmax amax(op.amax);
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     float values[P][N] = {};
     float sum = 0, squares = 0;
@@ -123,12 +128,14 @@ __global__ void __launch_bounds__(most_threads)
       Pack<C, N> y;
       for (int i = 0; i < N; ++i) y.at[i] = rounded_to<C>((values[p][i] - mean) * rstd * gamma.at[i] + shift.at[i]);
       store(op.y.at(row, column), y);
+      amax.see(y);
     });
     if (threadIdx.x == 0) {
       if (centred) op.mean[row] = mean;
       op.rstd[row] = rstd;
     }
   }
+  amax.leave();
 }
 
 template <typename R, typename C>
@@ -140,6 +147,7 @@ struct BackwardOperands {
   float* partials;  // [blocks, 2, cols] of d_gamma and d_beta, or [blocks, cols]
   bool has_beta;
   int64_t rows, cols;
+  float* amax;  // of dx, or null
 };
 
 template <int N>
@@ -155,6 +163,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
   float d_gamma[P][N] = {}, d_beta[P][N] = {};
   constexpr bool ahead = P <= 2;
+  RunningAmax amax(op.amax);
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
@@ -187,6 +196,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
         dx.at[i] = rounded_to<R>(to_float(residual[p].at[i]) + own);
       }
       store(op.dx.at(row, column), dx);
+      amax.see(dx);
     });
   }
   float* const partials = op.partials + static_cast<int64_t>(blockIdx.x) * (op.has_beta ? 2 : 1) * op.cols;
@@ -194,6 +204,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
     store_sums(partials + column, d_gamma[p]);
     if (op.has_beta) store_sums(partials + op.cols + column, d_beta[p]);
   });
+  amax.leave();
 }
 
 // Calls body(width, packs per thread) as constants, for rows that fit.
@@ -228,7 +239,8 @@ void cuda_run(const NormForward& op, Stream stream) {
                                            op.rstd.as<float>(),
                                            static_cast<float>(op.eps),
                                            op.x.rows,
-                                           op.x.cols};
+                                           op.x.cols,
+                                           op.amax.as<float>()};
       const bool packs = in_packs({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y});
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;
@@ -258,7 +270,8 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
                                             partials,
                                             op.d_beta.given(),
                                             op.x.rows,
-                                            op.x.cols};
+                                            op.x.cols,
+                                            op.amax.as<float>()};
       const bool packs = in_packs({op.dy, op.x, op.gamma, op.dx_residual, op.dx});
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;

@@ -1,6 +1,6 @@
-// FP8 copies of a bf16 matrix, as it lies and transposed, in two launches: the largest element of each block's share;
-// then, tile by tile, the scale from these and both copies.
+// FP8 copies of a bf16 matrix, as it lies and transposed, tile by tile, and the amax of one that came without.
 #include "base/fp8.h"
+#include "kernels/amax.h"
 #include "kernels/column_sums.h"
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
@@ -10,41 +10,32 @@ namespace gptrain {
 namespace {
 
 constexpr unsigned threads = 256;
-constexpr int warps = threads / 32;
 constexpr int tile = 128;             // rows and columns of x
 constexpr int group = 4;              // rows that a thread has at once: their codes in a column are one word
 constexpr int groups = tile / group;  // words of a column of the tile
 constexpr int packs = tile / pack_width;
 
-struct WarpMaxima {
-  uint32_t of_warp[warps];
-};
-
-// The largest over the block, on every thread.
-__device__ uint32_t block_maximum(uint32_t value, WarpMaxima& maxima) {
-  for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
-    const uint32_t other = __shfl_xor_sync(0xffffffff, value, lanes);
-    value = other > value ? other : value;
-  }
-  if (threadIdx.x % 32 == 0) maxima.of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-  for (const uint32_t other : maxima.of_warp) value = other > value ? other : value;
-  return value;
+__global__ void find_amax(Rows<const bf16> x, int64_t rows, int64_t cols, float* parts) {
+  RunningAmax amax(parts);
+  for_each_pack<pack_width>(rows, cols, [&](int64_t row, int64_t column) {
+    amax.see(load<pack_width>(x.at(row, column)));
+  });
+  amax.leave();
 }
 
-// Magnitudes of bf16 are ordered as their bits are, those that are not finite above all others.
-__global__ void find_largest(Rows<const bf16> x, int64_t rows, int64_t cols, uint32_t* partials) {
-  uint32_t largest = 0;
-  for_each_pack<pack_width>(rows, cols, [&](int64_t row, int64_t column) {
-    const auto pack = load<pack_width>(x.at(row, column));
-    for (const bf16 element : pack.at) {
-      const uint32_t magnitude = element.bits & 0x7fffU;
-      largest = magnitude > largest ? magnitude : largest;
+// Largest of the parts, on every thread of the block.
+__device__ float largest_of(const float* parts, WarpMaxima& maxima) {
+  constexpr int width = 4;
+  static_assert(amax_parts % width == 0);
+  uint32_t largest = 0;  // floats that are not negative are ordered as their bits are
+  for (int64_t part = threadIdx.x * width; part < amax_parts; part += threads * width) {
+    const auto pack = load<width>(parts + part);
+    for (const float value : pack.at) {
+      const auto bits = std::bit_cast<uint32_t>(value);
+      largest = bits > largest ? bits : largest;
     }
-  });
-  largest = block_maximum(largest, shared<WarpMaxima>());
-  if (threadIdx.x == 0) partials[blockIdx.x] = largest;
+  }
+  return std::bit_cast<float>(block_maximum(largest, maxima));
 }
 
 // The codes of two neighbours, the first in the lower byte.
@@ -80,13 +71,10 @@ struct Copies {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(threads) quantize(Rows<const bf16> x, int64_t num_rows, int64_t num_cols,
-                                                    const uint32_t* partials, int64_t num_partials, Copies copies) {
+__global__ void __launch_bounds__(threads)
+    quantize(Rows<const bf16> x, int64_t num_rows, int64_t num_cols, const float* amax, Copies copies) {
   Tile& shared_tile = shared<Tile>();
-  uint32_t largest = 0;
-  for (int64_t i = threadIdx.x; i < num_partials; i += threads) largest = partials[i] > largest ? partials[i] : largest;
-  largest = block_maximum(largest, shared_tile.maxima);
-  const float scale = fp8_scale<T>(to_float(bf16{static_cast<uint16_t>(largest)}));
+  const float scale = fp8_scale<T>(largest_of(amax, shared_tile.maxima));
   if (blockIdx.x == 0 && threadIdx.x == 0) *copies.inverse_scale = 1.0F / scale;
   const int64_t tiles_across = (num_cols + tile - 1) / tile;
   const int64_t first_row = blockIdx.x / tiles_across * tile;
@@ -132,26 +120,27 @@ __global__ void __launch_bounds__(threads) quantize(Rows<const bf16> x, int64_t 
 }
 
 template <typename T>
-void launch_quantize(const Quantize& op, Stream stream, const uint32_t* partials, int64_t num_partials) {
+void launch_quantize(const Quantize& op, Stream stream) {
   const int64_t tiles = (op.x.rows + tile - 1) / tile * ((op.x.cols + tile - 1) / tile);
-  launch(stream, {tiles, threads, sizeof(Tile)}, quantize<T>, Rows<const bf16>(op.x), op.x.rows, op.x.cols, partials,
-         num_partials,
+  launch(stream, {tiles, threads, sizeof(Tile)}, quantize<T>, Rows<const bf16>(op.x), op.x.rows, op.x.cols,
+         op.amax.as<const float>(),
          Copies{op.rows.as<uint8_t>(), op.transposed.as<uint8_t>(), op.rows.stride, op.transposed.stride,
                 op.inverse_scale.as<float>()});
 }
 
 }  // namespace
 
-void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
-  auto* const partials = reinterpret_cast<uint32_t*>(scratch);
+void cuda_run(const Amax& op, Stream stream) {
   LaunchShape shape = shape_of_elements(op.x.rows, op.x.cols, pack_width);
-  shape.blocks = std::min(shape.blocks, gpu_amax_blocks);
   shape.shared_bytes = sizeof(WarpMaxima);
-  launch(stream, shape, find_largest, Rows<const bf16>(op.x), op.x.rows, op.x.cols, partials);
+  launch(stream, shape, find_amax, Rows<const bf16>(op.x), op.x.rows, op.x.cols, op.amax.as<float>());
+}
+
+void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
   if ((op.rows.given() ? op.rows.dtype : op.transposed.dtype) == DType::f8e4m3) {
-    launch_quantize<f8e4m3>(op, stream, partials, shape.blocks);
+    launch_quantize<f8e4m3>(op, stream);
   } else {
-    launch_quantize<f8e5m2>(op, stream, partials, shape.blocks);
+    launch_quantize<f8e5m2>(op, stream);
   }
   if (op.d_bias.given()) cuda_run(ColumnSums{op.x, op.d_bias, op.accumulate}, stream, scratch);
 }

@@ -46,6 +46,7 @@ inline bool in_packs(std::initializer_list<Matrix> matrices) {
 inline LaunchShape shape_of_elements(int64_t rows, int64_t cols, int width) {
   constexpr unsigned threads = 256;
   constexpr int64_t most_blocks = 2048;
+  static_assert(most_blocks <= amax_parts);
   const int64_t packs = rows * (cols / width);
   return {std::clamp<int64_t>((packs + threads - 1) / threads, 1, most_blocks), threads, 0};
 }

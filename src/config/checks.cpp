@@ -244,34 +244,36 @@ class Settler {
     const std::string compute = show_value(find_field("precision.compute")->get(config_));
     if (config_.precision.compute != DType::bf16)
       return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", compute), compute);
-    if (sound({"parallel.tensor"}) && config_.parallel.tensor > 1) {
-      fault("precision.linears",
-            fmt::format("needs parallel.tensor = 1, not {}: a tensor's scale is of all of it", config_.parallel.tensor),
-            compute);
-    }
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
       fault("precision.linears", "needs a GPU, not run.device = cpu", compute);
     check_fp8_sizes();
   }
 
-  // Tensor cores take FP8 matrices whose sizes are multiples of 16.
+  // Tensor cores take FP8 matrices whose sizes are multiples of 16, on each of the tensor ranks.
   void check_fp8_sizes() {
     constexpr int64_t multiple = 16;
     const ModelConfig& model = config_.model;
+    const int64_t tensor = sound({"parallel.tensor"}) ? config_.parallel.tensor : 1;
     const auto fits = [](int64_t n) { return n % multiple == 0; };
+    const auto fits_ranks = [&](int64_t n) { return n % (multiple * tensor) == 0; };
+    const std::string with = tensor > 1 ? fmt::format("precision.linears = fp8 and parallel.tensor = {}", tensor)
+                                        : "precision.linears = fp8";
     for (const auto& [path, value] :
          {std::pair{"model.hidden_size", model.hidden_size}, {"model.ffn_hidden_size", model.ffn_hidden_size}}) {
-      if (!sound({path}) || fits(value)) continue;
-      fault(path, "must be a multiple of 16 with precision.linears = fp8", nearest_integers(value, 1, 1 << 22, fits));
+      if (!sound({path}) || fits_ranks(value)) continue;
+      fault(path, fmt::format("must be a multiple of {} with {}", multiple * tensor, with),
+            nearest_integers(value, 1, 1 << 22, fits_ranks));
     }
     if (sound({"model.hidden_size", "model.num_heads", "model.num_kv_heads"})) {
+      // A rank has whole heads of keys and values, and where there are more ranks than heads, a copy of one.
+      const auto of_rank = [&](int64_t heads) { return std::max<int64_t>(1, heads / tensor); };
       const auto fits_heads = [&](int64_t heads) {
-        return fits(2 * heads * model.head_size()) && model.num_heads % heads == 0;
+        return fits(2 * of_rank(heads) * model.head_size()) && model.num_heads % heads == 0;
       };
-      if (!fits(2 * model.kv_size())) {
+      if (!fits(2 * of_rank(model.num_kv_heads) * model.head_size())) {
         fault("model.num_kv_heads",
-              fmt::format("times the head size, {}, must be a multiple of 8 with precision.linears = fp8",
-                          model.head_size()),
+              fmt::format("{}times the head size, {}, must be a multiple of 8 with {}",
+                          tensor > 1 ? "those of a tensor rank " : "", model.head_size(), with),
               nearest_integers(model.num_kv_heads, 1, model.num_heads, fits_heads));
       }
     }

@@ -45,7 +45,7 @@ void Units::block_forward(int64_t unit, const UnitCall& call) {
   const BlockTensors& t = block(unit);
   prepare_weights(unit, call);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix ffn_act = linear_input(call, frame, block_fields_.ffn_act, ffn_width());
+  const Factor ffn_act = linear_input(call, frame, block_fields_.ffn_act, shape_.rows(), ffn_width());
   fill_saved_record(unit, call, ffn_act);
   const Matrix part = frame.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
   row_linear(call, ffn_act, t.ffn_out, t.ffn_out_bias, part);
@@ -59,16 +59,16 @@ void Units::block_forward(int64_t unit, const UnitCall& call) {
 void Units::recompute(int64_t unit, const UnitCall& call) {
   prepare_weights(unit, call);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix ffn_act = linear_input(call, frame, block_fields_.ffn_act, ffn_width());
+  const Factor ffn_act = linear_input(call, frame, block_fields_.ffn_act, shape_.rows(), ffn_width());
   fill_saved_record(unit, call, ffn_act);
   if (has_fp8_linears()) save_fp8_input(call, ffn_act, block(unit).ffn_out, {});
 }
 
-void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& ffn_act) {
+void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Factor& ffn_act) {
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   WorkspaceFrame frame(*call.workspace);
-  const Matrix norm2 = linear_input(call, frame, f.norm2, shape_.model.hidden_size);
+  const Factor norm2 = linear_input(call, frame, f.norm2, stream_rows(), shape_.model.hidden_size);
   {
     WorkspaceFrame inner(*call.workspace);
     const Matrix part = inner.take(shape_.precision.compute, shape_.rows(), shape_.model.hidden_size);
@@ -77,12 +77,15 @@ void Units::fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& 
                  branch_dropout(call, unit, BranchSite::attention), saved(call, f.mid));
   }
   if (activation_is_fused()) {
-    column_linear(call, norm2, t.ffn_in, t.ffn_in_bias, ffn_act, saved(call, f.ffn_in));
+    column_linear(call, norm2, t.ffn_in, t.ffn_in_bias, ffn_act.x, saved(call, f.ffn_in));
     return;
   }
   column_linear(call, norm2, t.ffn_in, -1, saved(call, f.ffn_in));
-  backend_.run(ActivationForward{
-      .kind = shape_.model.activation, .x = saved(call, f.ffn_in), .bias = weight(call, t.ffn_in_bias), .y = ffn_act});
+  backend_.run(ActivationForward{.kind = shape_.model.activation,
+                                 .x = saved(call, f.ffn_in),
+                                 .bias = weight(call, t.ffn_in_bias),
+                                 .y = ffn_act.x,
+                                 .amax = ffn_act.amax});
 }
 
 AttentionMask Units::attention_mask(const UnitCall& call) const {
@@ -98,7 +101,7 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
   const Matrix qkv = saved(call, f.qkv);
   {
     WorkspaceFrame frame(*call.workspace);
-    const Matrix norm1 = linear_input(call, frame, f.norm1, m.hidden_size);
+    const Factor norm1 = linear_input(call, frame, f.norm1, stream_rows(), m.hidden_size);
     norm_forward(call, norm1_site(unit, call), stream(call.input), norm1);
     column_linear(call, norm1, t.qkv, t.qkv_bias, qkv);
   }
@@ -131,7 +134,12 @@ void Units::attention_forward(int64_t unit, const UnitCall& call, const Matrix& 
                                 .v = in.v,
                                 .o = saved(call, f.attention),
                                 .lse = saved(call, f.lse)});
-  row_linear(call, saved(call, f.attention), t.out, t.out_bias, part);
+  row_linear(call, {saved(call, f.attention)}, t.out, t.out_bias, part);
+}
+
+Units::Factor Units::d_mid(const UnitCall& call) const {
+  const bool with_amax = has_fp8_linears() && !branch_gradient_differs();
+  return {kept(call, block_fields_.d_mid), with_amax ? kept(call, block_fields_.d_mid_amax) : Matrix{}};
 }
 
 Matrix Units::kept_branch_gradient(const UnitCall& call, BranchSite site, const Matrix& dx) const {
@@ -139,19 +147,22 @@ Matrix Units::kept_branch_gradient(const UnitCall& call, BranchSite site, const 
   return kept(call, site == BranchSite::ffn ? block_fields_.d_branch2 : block_fields_.d_branch1);
 }
 
-Matrix Units::branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Matrix& dx) {
-  const Matrix whole = kept_branch_gradient(call, site, dx);
-  WorkspaceFrame frame(*call.workspace);
-  Matrix rows = dx;
+Units::Factor Units::branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Factor& dx,
+                                     WorkspaceFrame& frame) {
+  const Matrix whole = kept_branch_gradient(call, site, dx.x);
+  Factor rows = dx;
+  if (branch_gradient_differs()) rows.amax = room_for_amax(frame);
+  WorkspaceFrame inner(*call.workspace);
   if (branch_gradient_differs()) {
-    rows = tensor_.sequence ? frame.take(whole.dtype, stream_rows(), whole.cols) : whole;
+    rows.x = tensor_.sequence ? inner.take(whole.dtype, stream_rows(), whole.cols) : whole;
     backend_.run(BranchBackward{.sequence_length = shape_.sequence_length,
-                                .dx = dx,
+                                .dx = dx.x,
                                 .dropout = branch_dropout(call, unit, site),
-                                .d_branch = rows});
+                                .d_branch = rows.x,
+                                .amax = rows.amax});
   }
-  wait(begin_gather(rows, whole));
-  return whole;
+  wait(begin_gather(rows.x, whole));
+  return {whole, rows.amax};
 }
 
 void Units::block_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
@@ -165,18 +176,18 @@ void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_wei
   const BlockFields& f = block_fields_;
   const DType c = shape_.precision.compute;
   const Matrix d_output = stream(call.d_output);
-  const Matrix d_branch = branch_gradient(call, unit, BranchSite::ffn, d_output);
   WorkspaceFrame frame(*call.workspace);
+  const Factor d_branch = branch_gradient(call, unit, BranchSite::ffn, {d_output, carrier_amax(call.d_output)}, frame);
   Gathering norm2;
-  if (with_weights) {
+  if (with_weights && !has_fp8_linears()) {
     const Matrix rows = saved(call, f.norm2);
     norm2 = begin_gather(rows, room_for_all_rows(frame, rows));
   }
   const Matrix ffn_in = saved(call, f.ffn_in);
-  const Matrix d_ffn_in = linear_gradient(call, frame, f.d_ffn_in, ffn_in.cols);
+  const Factor d_ffn_in = linear_gradient(call, frame, f.d_ffn_in, ffn_in.cols);
   if (activation_is_fused()) {
     backend_.run(LinearBackwardInput{
-        .dy = d_branch, .w = weight(call, t.ffn_out), .dx = d_ffn_in, .pre_activation = ffn_in});
+        .dy = d_branch.x, .w = weight(call, t.ffn_out), .dx = d_ffn_in.x, .pre_activation = ffn_in});
   } else {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_act = inner.take(c, shape_.rows(), ffn_width());
@@ -185,28 +196,28 @@ void Units::ffn_backward_input(int64_t unit, const UnitCall& call, bool with_wei
                                     .x = ffn_in,
                                     .bias = weight(call, t.ffn_in_bias),
                                     .dy = d_act,
-                                    .dx = d_ffn_in});
+                                    .dx = d_ffn_in.x,
+                                    .amax = d_ffn_in.amax});
   }
   const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
   input_product(call, d_ffn_in, t.ffn_in, t.ffn_in_bias, part);
   const Reduction d_norm2 = begin_sum(part, frame);
   if (with_weights) ffn_backward_weight(unit, call, wait(norm2));
-  norm_backward(call, norm2_site(unit, call), wait(d_norm2), saved(call, f.mid), d_output, kept(call, f.d_mid));
+  norm_backward(call, norm2_site(unit, call), wait(d_norm2), saved(call, f.mid), d_output, d_mid(call));
 }
 
 void Units::attention_backward_input(int64_t unit, const UnitCall& call, bool with_weights) {
   const BlockTensors& t = block(unit);
   const BlockFields& f = block_fields_;
   const DType c = shape_.precision.compute;
-  const Matrix d_mid = kept(call, f.d_mid);
-  const Matrix d_branch = branch_gradient(call, unit, BranchSite::attention, d_mid);
   WorkspaceFrame frame(*call.workspace);
+  const Factor d_branch = branch_gradient(call, unit, BranchSite::attention, d_mid(call), frame);
   Gathering norm1;
-  if (with_weights) {
+  if (with_weights && !has_fp8_linears()) {
     const Matrix rows = saved(call, f.norm1);
     norm1 = begin_gather(rows, room_for_all_rows(frame, rows));
   }
-  const Matrix d_qkv = linear_gradient(call, frame, f.d_qkv, q_width() + 2 * kv_width());
+  const Matrix d_qkv = linear_gradient(call, frame, f.d_qkv, q_width() + 2 * kv_width()).x;
   {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_attention = inner.take(c, shape_.rows(), q_width());
@@ -214,10 +225,11 @@ void Units::attention_backward_input(int64_t unit, const UnitCall& call, bool wi
     attention_core_backward(unit, call, d_attention, d_qkv);
   }
   const Matrix part = frame.take(c, shape_.rows(), shape_.model.hidden_size);
-  input_product(call, d_qkv, t.qkv, t.qkv_bias, part);
+  input_product(call, {d_qkv}, t.qkv, t.qkv_bias, part);  // no op sees all of it
   const Reduction d_norm1 = begin_sum(part, frame);
   if (with_weights) attention_backward_weight(unit, call, wait(norm1));
-  norm_backward(call, norm1_site(unit, call), wait(d_norm1), stream(call.input), d_mid, stream(call.d_input));
+  norm_backward(call, norm1_site(unit, call), wait(d_norm1), stream(call.input), d_mid(call).x,
+                {stream(call.d_input), carrier_amax(call.d_input)});
 }
 
 // From the gradient of attention's output to that of the fused queries, keys and values.

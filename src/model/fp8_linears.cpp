@@ -36,7 +36,8 @@ void Units::declare_fp8_records() {
         .dy_scale = f.gradients.add(DType::f32, 1, 1),
         .w = f.fp8_weights.add(forward_dtype, out, in),
         .w_transposed = f.fp8_weights.add(forward_dtype, in, out),
-        .w_scale = f.fp8_weights.add(DType::f32, 1, 1)};
+        .w_scale = f.fp8_weights.add(DType::f32, 1, 1),
+        .row_parallel = w == t.out || w == t.ffn_out};
   }
 }
 
@@ -44,13 +45,41 @@ const Units::Fp8Linear& Units::fp8_linear(int64_t w) const {
   return block_fields_.fp8.at(static_cast<size_t>(linear_of_tensor_.at(static_cast<size_t>(w))));
 }
 
-Matrix Units::linear_input(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const {
-  return has_fp8_linears() ? frame.take(shape_.precision.compute, shape_.rows(), cols) : saved(call, field);
+Matrix Units::room_for_amax(WorkspaceFrame& frame) const {
+  return has_fp8_linears() ? frame.take(DType::f32, 1, amax_parts) : Matrix{};
 }
 
-Matrix Units::linear_gradient(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field,
-                              int64_t cols) const {
-  return has_fp8_linears() ? frame.take(shape_.precision.compute, shape_.rows(), cols) : kept(call, field);
+// Only where the gradient of the residual stream is that of a branch, too, and so some linear's.
+Matrix Units::carrier_amax(std::byte* carrier) const {
+  return has_fp8_linears() && !branch_gradient_differs() ? Matrix(carrier + stream_bytes(), DType::f32, 1, amax_parts)
+                                                         : Matrix{};
+}
+
+Units::Factor Units::linear_input(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t rows,
+                                  int64_t cols) const {
+  if (!has_fp8_linears()) return {saved(call, field)};
+  return {frame.take(shape_.precision.compute, rows, cols), room_for_amax(frame)};
+}
+
+Units::Factor Units::linear_gradient(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field,
+                                     int64_t cols) const {
+  if (!has_fp8_linears()) return {kept(call, field)};
+  return {frame.take(shape_.precision.compute, shape_.rows(), cols), room_for_amax(frame)};
+}
+
+int64_t Units::true_terms(int64_t w) const {
+  return shape_.rows() * model_rows(w) * tensor_shapes_[static_cast<size_t>(w)][1];
+}
+
+Matrix Units::whole_amax(const Factor& factor, bool is_part, WorkspaceFrame& frame) {
+  Matrix amax = factor.amax;
+  if (!amax.given()) {
+    amax = room_for_amax(frame);
+    backend_.run(Amax{.x = factor.x, .amax = amax});
+  }
+  if (is_part && is_split())
+    tensor_.stream->wait(tensor_.stream->all_reduce(tensor_.group, amax.data, amax.count(), amax.dtype, ReduceOp::max));
+  return amax;
 }
 
 void Units::prepare_weights(int64_t unit, const UnitCall& call) {
@@ -58,7 +87,9 @@ void Units::prepare_weights(int64_t unit, const UnitCall& call) {
   const BlockTensors& t = block(unit);
   for (const int64_t w : {t.qkv, t.out, t.ffn_in, t.ffn_out}) {
     const Fp8Linear& f = fp8_linear(w);
+    WorkspaceFrame frame(*call.workspace);
     backend_.run(Quantize{.x = weight(call, w),
+                          .amax = whole_amax({weight(call, w)}, true, frame),
                           .rows = fp8_weight(call, f.w),
                           .transposed = fp8_weight(call, f.w_transposed),
                           .inverse_scale = fp8_weight(call, f.w_scale),
@@ -67,9 +98,15 @@ void Units::prepare_weights(int64_t unit, const UnitCall& call) {
   }
 }
 
-void Units::save_fp8_input(const UnitCall& call, const Matrix& x, int64_t w, const Matrix& rows) {
+void Units::save_fp8_input(const UnitCall& call, const Factor& x, int64_t w, const Matrix& rows) {
   const Fp8Linear& f = fp8_linear(w);
-  backend_.run(Quantize{.x = x,
+  WorkspaceFrame frame(*call.workspace);
+  // Row-parallel linears have their columns of x; column-parallel ones all of them, and maybe only the amax of some
+  // rows.
+  const Matrix amax = whole_amax(x, f.row_parallel || tensor_.sequence, frame);
+  const Matrix whole = f.row_parallel ? x.x : wait(begin_gather(x.x, room_for_all_rows(frame, x.x)));
+  backend_.run(Quantize{.x = whole,
+                        .amax = amax,
                         .rows = rows,
                         .transposed = saved(call, f.x),
                         .inverse_scale = saved(call, f.x_scale),
@@ -77,10 +114,10 @@ void Units::save_fp8_input(const UnitCall& call, const Matrix& x, int64_t w, con
                         .accumulate = false});
 }
 
-void Units::fp8_forward(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y) {
+void Units::fp8_forward(const UnitCall& call, const Factor& x, int64_t w, int64_t bias, const Matrix& y) {
   const Fp8Linear& f = fp8_linear(w);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix rows = frame.take(forward_dtype, x.rows, x.cols);
+  const Matrix rows = frame.take(forward_dtype, shape_.rows(), x.x.cols);
   save_fp8_input(call, x, w, rows);
   backend_.run(ScaledProduct{.a = rows,
                              .b = fp8_weight(call, f.w),
@@ -88,26 +125,32 @@ void Units::fp8_forward(const UnitCall& call, const Matrix& x, int64_t w, int64_
                              .b_scale = fp8_weight(call, f.w_scale),
                              .bias = weight(call, bias),
                              .c = y,
-                             .accumulate = false});
+                             .accumulate = false,
+                             .true_terms = true_terms(w)});
 }
 
-void Units::fp8_backward_input(const UnitCall& call, const Matrix& dy, int64_t w, int64_t bias, const Matrix& dx) {
+void Units::fp8_backward_input(const UnitCall& call, const Factor& dy, int64_t w, int64_t bias, const Matrix& dx) {
   const Fp8Linear& f = fp8_linear(w);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix rows = frame.take(gradient_dtype, dy.rows, dy.cols);
-  backend_.run(Quantize{.x = dy,
-                        .rows = rows,
-                        .transposed = kept(call, f.dy),
-                        .inverse_scale = kept(call, f.dy_scale),
-                        .d_bias = gradient(call, bias),
-                        .accumulate = call.accumulate});
+  const Matrix rows = frame.take(gradient_dtype, dy.x.rows, dy.x.cols);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    backend_.run(Quantize{.x = dy.x,
+                          .amax = whole_amax(dy, !f.row_parallel || tensor_.sequence, inner),
+                          .rows = rows,
+                          .transposed = kept(call, f.dy),
+                          .inverse_scale = kept(call, f.dy_scale),
+                          .d_bias = gradient(call, bias),
+                          .accumulate = call.accumulate});
+  }
   backend_.run(ScaledProduct{.a = rows,
                              .b = fp8_weight(call, f.w_transposed),
                              .a_scale = kept(call, f.dy_scale),
                              .b_scale = fp8_weight(call, f.w_scale),
                              .bias = {},
                              .c = dx,
-                             .accumulate = false});
+                             .accumulate = false,
+                             .true_terms = true_terms(w)});
 }
 
 void Units::fp8_backward_weight(const UnitCall& call, int64_t w) {
@@ -118,7 +161,8 @@ void Units::fp8_backward_weight(const UnitCall& call, int64_t w) {
                              .b_scale = saved(call, f.x_scale),
                              .bias = {},
                              .c = gradient(call, w),
-                             .accumulate = call.accumulate});
+                             .accumulate = call.accumulate,
+                             .true_terms = true_terms(w)});
 }
 
 }  // namespace gptrain

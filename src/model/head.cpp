@@ -15,7 +15,7 @@ Units::NormSite Units::head_norm_site(const UnitCall& call) const {
 }
 
 void Units::head_forward(const UnitCall& call) {
-  norm_forward(call, head_norm_site(call), stream(call.input), head_fields_.saved.at(call.saved, head_fields_.norm));
+  norm_forward(call, head_norm_site(call), stream(call.input), {head_fields_.saved.at(call.saved, head_fields_.norm)});
 }
 
 void Units::loss(const UnitCall& call) {
@@ -97,7 +97,7 @@ void Units::logits(const UnitCall& call, int64_t row, const Matrix& out) {
 
 void Units::head_backward_input(const UnitCall& call) {
   norm_backward(call, head_norm_site(call), head_fields_.gradients.at(call.gradient, head_fields_.d_norm),
-                stream(call.input), {}, stream(call.d_input));
+                stream(call.input), {}, {stream(call.d_input), carrier_amax(call.d_input)});
 }
 
 }  // namespace gptrain

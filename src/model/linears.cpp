@@ -29,9 +29,10 @@ Matrix Units::wait(const Reduction& reduction) {
   return reduction.rows;
 }
 
-void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& y,
+void Units::column_linear(const UnitCall& call, const Factor& factor, int64_t w, int64_t bias, const Matrix& y,
                           const Matrix& pre_activation) {
-  if (has_fp8_linears()) return fp8_forward(call, x, w, bias, y);
+  if (has_fp8_linears()) return fp8_forward(call, factor, w, bias, y);
+  const Matrix& x = factor.x;
   // Of the rows of y from `first` on.
   const auto product = [&](const Matrix& from, int64_t first) {
     backend_.run(LinearForward{
@@ -65,16 +66,15 @@ void Units::column_linear(const UnitCall& call, const Matrix& x, int64_t w, int6
   }
 }
 
-void Units::row_linear(const UnitCall& call, const Matrix& x, int64_t w, int64_t bias, const Matrix& part) {
-  if (has_fp8_linears()) return fp8_forward(call, x, w, bias, part);
-  // The bias is in the sum once.
-  backend_.run(LinearForward{
-      .x = x, .w = weight(call, w), .bias = tensor_.place.rank == 0 ? weight(call, bias) : Matrix{}, .y = part});
+void Units::row_linear(const UnitCall& call, const Factor& x, int64_t w, int64_t bias, const Matrix& part) {
+  const int64_t added = tensor_.place.rank == 0 ? bias : -1;  // in the sum once
+  if (has_fp8_linears()) return fp8_forward(call, x, w, added, part);
+  backend_.run(LinearForward{.x = x.x, .w = weight(call, w), .bias = weight(call, added), .y = part});
 }
 
-void Units::input_product(const UnitCall& call, const Matrix& dy, int64_t w, int64_t bias, const Matrix& dx) {
+void Units::input_product(const UnitCall& call, const Factor& dy, int64_t w, int64_t bias, const Matrix& dx) {
   if (has_fp8_linears()) return fp8_backward_input(call, dy, w, bias, dx);
-  backend_.run(LinearBackwardInput{.dy = dy, .w = weight(call, w), .dx = dx, .true_out = model_rows(w)});
+  backend_.run(LinearBackwardInput{.dy = dy.x, .w = weight(call, w), .dx = dx, .true_out = model_rows(w)});
 }
 
 void Units::weight_product(const UnitCall& call, const Matrix& x, const Matrix& dy, int64_t w, int64_t bias) {

@@ -88,6 +88,7 @@ void Units::declare_records() {
     block_fields_.d_branch2 = gradients.add(c, n, h);
   }
   block_fields_.d_mid = gradients.add(r, own, h);
+  if (fp8 && !branch_gradient_differs()) block_fields_.d_mid_amax = gradients.add(DType::f32, 1, amax_parts);
   if (!fp8) block_fields_.d_qkv = gradients.add(c, n, q_width() + 2 * kv_width());
   if (!fp8) block_fields_.d_ffn_in = gradients.add(c, n, ffn_in_width);
   if (fp8) declare_fp8_records();
@@ -111,6 +112,8 @@ int64_t Units::gradient_bytes(int64_t unit) const {
 int64_t Units::fp8_weights_bytes() const { return block_fields_.fp8_weights.bytes(); }
 
 int64_t Units::stream_bytes() const { return align_up(stream(nullptr).bytes()); }
+
+int64_t Units::carrier_bytes() const { return stream_bytes() + align_up(carrier_amax(nullptr).bytes()); }
 
 int64_t Units::num_kv_heads() const { return std::max<int64_t>(1, shape_.model.num_kv_heads / tensor_.place.size); }
 
@@ -181,7 +184,7 @@ void Units::backward(int64_t unit, const UnitCall& call, BackwardPart part) {
   }
 }
 
-void Units::norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Matrix& y,
+void Units::norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Factor& y,
                          const Matrix& branch, const Dropout& dropout, const Matrix& x_out) {
   backend_.run(NormForward{.kind = shape_.model.norm,
                            .eps = shape_.model.norm_eps,
@@ -192,13 +195,14 @@ void Units::norm_forward(const UnitCall& call, const NormSite& site, const Matri
                            .x_out = x_out,
                            .gamma = norm_weight(call, site.gamma),
                            .beta = norm_weight(call, site.beta),
-                           .y = y,
+                           .y = y.x,
                            .mean = site.mean,
-                           .rstd = site.rstd});
+                           .rstd = site.rstd,
+                           .amax = y.amax});
 }
 
 void Units::norm_backward(const UnitCall& call, const NormSite& site, const Matrix& dy, const Matrix& x,
-                          const Matrix& dx_residual, const Matrix& dx) {
+                          const Matrix& dx_residual, const Factor& dx) {
   backend_.run(NormBackward{.kind = shape_.model.norm,
                             .dy = dy,
                             .x = x,
@@ -206,10 +210,11 @@ void Units::norm_backward(const UnitCall& call, const NormSite& site, const Matr
                             .mean = site.mean,
                             .rstd = site.rstd,
                             .dx_residual = dx_residual,
-                            .dx = dx,
+                            .dx = dx.x,
                             .d_gamma = gradient(call, site.gamma),
                             .d_beta = gradient(call, site.beta),
-                            .accumulate = call.accumulate});
+                            .accumulate = call.accumulate,
+                            .amax = dx.amax});
 }
 
 int64_t Units::first_token() const {

@@ -56,8 +56,8 @@ struct UnitCall {
   std::byte* output = nullptr;          // [N, h] R: that leaves it (not for the head)
   std::byte* saved = nullptr;           // the unit's saved record
   std::byte* gradient = nullptr;        // the unit's gradient record
-  std::byte* d_output = nullptr;        // [N, h] R
-  std::byte* d_input = nullptr;         // [N, h] R
+  std::byte* d_output = nullptr;        // [N, h] R, a carrier
+  std::byte* d_input = nullptr;         // [N, h] R, a carrier
   bool accumulate = false;              // gradients are added to; false for a step's first micro-batch
   std::byte* fp8_weights = nullptr;     // of a block with FP8 linears: the record of its weights' copies
   bool prepare_weights = false;         // the copies are made first: the weights are new, or other ones were there
@@ -77,7 +77,8 @@ class Units {
   const StepShape& shape() const { return shape_; }
   int64_t saved_bytes(int64_t unit) const;     // of the unit's saved record
   int64_t gradient_bytes(int64_t unit) const;  // of its gradient record
-  int64_t stream_bytes() const;                // of one [N, h] R matrix: inputs, outputs and their gradients
+  int64_t stream_bytes() const;                // of one [N, h] R matrix: inputs and outputs
+  int64_t carrier_bytes() const;               // of the gradient of one, and behind it, with FP8 linears, its amax
   int64_t fp8_weights_bytes() const;           // of a block's record of FP8 weights; 0 without FP8 linears
 
   void forward(int64_t unit, const UnitCall& call);
@@ -95,14 +96,16 @@ class Units {
     RecordLayout::Field x, x_scale;                // saved: the input, transposed
     RecordLayout::Field dy, dy_scale;              // gradients: that of the output, transposed
     RecordLayout::Field w, w_transposed, w_scale;  // fp8_weights
+    // Over tensor ranks: each has some columns of the input and all of the output; otherwise the other way round.
+    bool row_parallel;
   };
-  // With FP8 linears there are no norm1, norm2, ffn_act, d_qkv and d_ffn_in.
+  // With FP8 linears there are no norm1, norm2, ffn_act, d_qkv and d_ffn_in, and only with them there is d_mid_amax.
   struct BlockFields {
     RecordLayout saved;
     RecordLayout::Field norm1, mean1, rstd1, qkv, qk, qk_rstd, attention, lse, mid, norm2, mean2, rstd2, ffn_in,
         ffn_act;
     RecordLayout gradients;
-    RecordLayout::Field d_branch1, d_branch2, d_mid, d_qkv, d_ffn_in;
+    RecordLayout::Field d_branch1, d_branch2, d_mid, d_mid_amax, d_qkv, d_ffn_in;
     RecordLayout fp8_weights;
     std::array<Fp8Linear, 4> fp8;  // qkv, out, ffn_in, ffn_out
   };
@@ -157,8 +160,20 @@ class Units {
   // it has a place of its own in the gradient record (also where it is gathered).
   bool branch_gradient_differs() const;
   bool branch_gradient_is_kept() const { return branch_gradient_differs() || tensor_.sequence; }
-  // The gradient of a branch, all rows: computes it from that of the residual stream, or finds it again.
-  Matrix branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Matrix& dx);
+  // What a linear multiplies by its weight: its input, or the gradient of its output. With FP8 linears the op that
+  // computes x may leave its amax; where there is none, the linear takes it.
+  struct Factor {
+    Matrix x;
+    Matrix amax = {};
+  };
+  // Room for an amax; not given without FP8 linears.
+  Matrix room_for_amax(WorkspaceFrame& frame) const;
+  // The amax behind a carrier's matrix, likewise.
+  Matrix carrier_amax(std::byte* carrier) const;
+  // The gradient of the residual stream between both branches, from the gradient record.
+  Factor d_mid(const UnitCall& call) const;
+  // The gradient of a branch, all rows: computes it from that of the residual stream, `dx`, with its amax, in `frame`.
+  Factor branch_gradient(const UnitCall& call, int64_t unit, BranchSite site, const Factor& dx, WorkspaceFrame& frame);
   Matrix kept_branch_gradient(const UnitCall& call, BranchSite site, const Matrix& dx) const;
 
   // A matrix of all rows [N, cols], and the tickets of its parts that are still on their way.
@@ -181,26 +196,32 @@ class Units {
   Matrix wait(const Reduction& reduction);
   // y = x w^T + bias, with x gathered piece by piece where each rank holds its rows: a piece is multiplied while the
   // next is on its way.
-  void column_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y,
+  void column_linear(const UnitCall& call, const Factor& x, int64_t weight, int64_t bias, const Matrix& y,
                      const Matrix& pre_activation = {});
   // This rank's part of y = x w^T + bias.
-  void row_linear(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& part);
+  void row_linear(const UnitCall& call, const Factor& x, int64_t weight, int64_t bias, const Matrix& part);
   // dx = dy w, this rank's part.
-  void input_product(const UnitCall& call, const Matrix& dy, int64_t weight, int64_t bias, const Matrix& dx);
+  void input_product(const UnitCall& call, const Factor& dy, int64_t weight, int64_t bias, const Matrix& dx);
 
   bool has_fp8_linears() const;
   const Fp8Linear& fp8_linear(int64_t weight) const;
   // Where a linear's input, or the gradient of its output, is computed: in its field of the record, or with FP8
   // linears, which keep copies of it, in the frame.
-  Matrix linear_input(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const;
-  Matrix linear_gradient(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const;
+  Factor linear_input(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t rows,
+                      int64_t cols) const;
+  Factor linear_gradient(const UnitCall& call, WorkspaceFrame& frame, RecordLayout::Field field, int64_t cols) const;
+  // The factor's amax; taken here, in `frame`, where the factor comes without. Where that is of a part of the tensor,
+  // it becomes that of the whole: so that a tensor has one scale, however many ranks share it.
+  Matrix whole_amax(const Factor& factor, bool is_part, WorkspaceFrame& frame);
+  // Of a product with the weight, the terms that count in the model.
+  int64_t true_terms(int64_t weight) const;
   // FP8 copies of the block's weights, where they are to be made anew.
   void prepare_weights(int64_t unit, const UnitCall& call);
   // Saves the FP8 input of a linear, transposed; `rows`, if given, gets it as it is.
-  void save_fp8_input(const UnitCall& call, const Matrix& x, int64_t weight, const Matrix& rows);
-  void fp8_forward(const UnitCall& call, const Matrix& x, int64_t weight, int64_t bias, const Matrix& y);
-  // With the bias' gradient, for which all of dy is read here anyway.
-  void fp8_backward_input(const UnitCall& call, const Matrix& dy, int64_t weight, int64_t bias, const Matrix& dx);
+  void save_fp8_input(const UnitCall& call, const Factor& x, int64_t weight, const Matrix& rows);
+  void fp8_forward(const UnitCall& call, const Factor& x, int64_t weight, int64_t bias, const Matrix& y);
+  // With the bias' gradient.
+  void fp8_backward_input(const UnitCall& call, const Factor& dy, int64_t weight, int64_t bias, const Matrix& dx);
   void fp8_backward_weight(const UnitCall& call, int64_t weight);
 
   // Rows of a weight that count in the model on this rank: all, but for keys' and values' heads that a lower rank has.
@@ -210,7 +231,7 @@ class Units {
   void embedding_forward(const UnitCall& call);
   void block_forward(int64_t unit, const UnitCall& call);
   // Everything of a block's forward that its backward needs, and the input of its last linear.
-  void fill_saved_record(int64_t unit, const UnitCall& call, const Matrix& ffn_act);
+  void fill_saved_record(int64_t unit, const UnitCall& call, const Factor& ffn_act);
   // This rank's part of the attention branch.
   void attention_forward(int64_t unit, const UnitCall& call, const Matrix& part);
   void head_forward(const UnitCall& call);
@@ -227,10 +248,10 @@ class Units {
   NormSite norm1_site(int64_t unit, const UnitCall& call) const;
   NormSite norm2_site(int64_t unit, const UnitCall& call) const;
   NormSite head_norm_site(const UnitCall& call) const;
-  void norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Matrix& y,
+  void norm_forward(const UnitCall& call, const NormSite& site, const Matrix& x, const Factor& y,
                     const Matrix& branch = {}, const Dropout& dropout = {}, const Matrix& x_out = {});
   void norm_backward(const UnitCall& call, const NormSite& site, const Matrix& dy, const Matrix& x,
-                     const Matrix& dx_residual, const Matrix& dx);
+                     const Matrix& dx_residual, const Factor& dx);
   void embedding_backward(const UnitCall& call);
   void block_backward_input(int64_t unit, const UnitCall& call, bool with_weights);
   void ffn_backward_input(int64_t unit, const UnitCall& call, bool with_weights);

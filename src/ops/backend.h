@@ -61,13 +61,13 @@ class Backend {
   // once from then on, as a CUDA graph is. What cannot be recorded is run each time, and take_warnings says so once.
   virtual void run_recorded(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
 
-  // The algorithms of a library that serve the linears, where they are chosen by timing: they decide speed, and bits.
-  // A text for checkpoints and other ranks; empty where there is no choice.
+  // The algorithms of a library that serve the linears and FP8 products, where they are chosen by timing: they decide
+  // speed, and bits. A text for checkpoints and other ranks; empty where there is no choice.
   virtual std::string algorithms() const { return {}; }
   // Takes over another's. Before the first step. What is of another device or library is left, with a warning.
   virtual void use_algorithms(const std::string& /*record*/) {}
-  // While it is on, a linear only finds its fastest algorithm, if none is known, and leaves anything in its outputs; all
-  // other ops are left out.
+  // While it is on, such a product only finds its fastest algorithm, if none is known, and leaves anything in its
+  // outputs; all other ops are left out.
   virtual void set_choosing(bool /*choosing*/) {}
   // What the user should be warned of since the last call: lines, mostly none.
   virtual std::string take_warnings() { return {}; }

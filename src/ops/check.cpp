@@ -93,6 +93,14 @@ class Checker {
     tiles(operand, view);
   }
 
+  // The amax of an output, where it is asked for.
+  void amax(const Matrix& amax, const Matrix& output) const {
+    if (!amax.given()) return;
+    matrix("amax", amax, DType::f32, 1, amax_parts);
+    tiles("amax", amax);
+    require(output.dtype == DType::bf16, "an amax is had of bf16 only");
+  }
+
   void separate(std::string_view what, const Matrix& a, const Matrix& b) const {
     require(a.data != b.data || a.data == nullptr, what);
   }
@@ -187,6 +195,7 @@ void check(const NormForward& op) {
   checker.matrix("gamma", op.gamma, DType::f32, 1, op.x.cols);
   checker.optional("beta", op.beta, DType::f32, 1, op.x.cols);
   checker.matrix("y", op.y, compute, op.x.rows, op.x.cols);
+  checker.amax(op.amax, op.y);
   check_norm_statistics(checker, op);
   if (op.branch.given()) {
     checker.matrix("branch", op.branch, compute, op.x.rows, op.x.cols);
@@ -206,6 +215,7 @@ void check(const NormBackward& op) {
   checker.matrix("dx", op.dx, op.x.dtype, op.x.rows, op.x.cols);
   checker.matrix("d_gamma", op.d_gamma, DType::f32, 1, op.x.cols);
   checker.optional("d_beta", op.d_beta, DType::f32, 1, op.x.cols);
+  checker.amax(op.amax, op.dx);
 }
 
 void check(const ResidualAdd& op) {
@@ -223,6 +233,7 @@ void check(const BranchBackward& op) {
   checker.real("d_branch", op.d_branch);
   checker.matrix("d_branch", op.d_branch, op.d_branch.dtype, op.dx.rows, op.dx.cols);
   checker.dropout(op.dropout, op.sequence_length);
+  checker.amax(op.amax, op.d_branch);
 }
 
 void check(const LinearForward& op) {
@@ -295,6 +306,7 @@ void check(const ActivationForward& op) {
   checker.real("y", op.y);
   checker.matrix("x", op.x, op.y.dtype, op.y.rows, activation_cols(op.kind, op.y));
   checker.optional("bias", op.bias, op.y.dtype, 1, op.x.cols);
+  checker.amax(op.amax, op.y);
 }
 
 void check(const ActivationBackward& op) {
@@ -304,6 +316,7 @@ void check(const ActivationBackward& op) {
   checker.optional("bias", op.bias, op.dy.dtype, 1, op.x.cols);
   checker.matrix("dx", op.dx, op.dy.dtype, op.x.rows, op.x.cols);
   checker.separate("dx may not be x", op.dx, op.x);
+  checker.amax(op.amax, op.dx);
 }
 
 void check(const CrossEntropyStatistics& op) {
@@ -379,11 +392,21 @@ void check(const Add& op) {
   checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
 }
 
+void check(const Amax& op) {
+  const Checker checker(op.name);
+  checker.real("x", op.x);
+  checker.tiles("x", op.x);
+  checker.require(op.amax.given(), "there is no amax");
+  checker.amax(op.amax, op.x);
+}
+
 void check(const Quantize& op) {
   const Checker checker(op.name);
   checker.matrix("x", op.x, DType::bf16, op.x.rows, op.x.cols);
   checker.require(op.x.rows > 1 && op.x.cols > 0, "x is no matrix");
   checker.tiles("x", op.x);
+  checker.require(op.amax.given(), "there is no amax");
+  checker.amax(op.amax, op.x);
   checker.require(op.rows.given() || op.transposed.given(), "neither copy is asked for");
   const DType fp8 = op.rows.given() ? op.rows.dtype : op.transposed.dtype;
   if (op.rows.given()) {

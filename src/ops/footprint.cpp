@@ -75,11 +75,12 @@ Footprint footprint(const EmbeddingBackward& op, const Target& target) {
 }
 
 Footprint footprint(const NormForward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y, op.mean, op.rstd})};
+  return {.bytes_moved = moved({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y, op.mean, op.rstd, op.amax})};
 }
 
 Footprint footprint(const NormBackward& op, const Target& target) {
-  return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta}),
+  return {.bytes_moved =
+              moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta, op.amax}),
           .scratch_bytes = scratch_bytes(op, target)};
 }
 
@@ -87,7 +88,9 @@ Footprint footprint(const ResidualAdd& op, const Target&) {
   return {.bytes_moved = moved({op.x, op.branch, op.x_out})};
 }
 
-Footprint footprint(const BranchBackward& op, const Target&) { return {.bytes_moved = moved({op.dx, op.d_branch})}; }
+Footprint footprint(const BranchBackward& op, const Target&) {
+  return {.bytes_moved = moved({op.dx, op.d_branch, op.amax})};
+}
 
 Footprint footprint(const LinearForward& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.x.rows, target);
@@ -134,11 +137,11 @@ Footprint footprint(const AttentionBackward& op, const Target& target) {
 }
 
 Footprint footprint(const ActivationForward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.y})};
+  return {.bytes_moved = moved({op.x, op.bias, op.y, op.amax})};
 }
 
 Footprint footprint(const ActivationBackward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx})};
+  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx, op.amax})};
 }
 
 Footprint footprint(const CrossEntropyStatistics& op, const Target&) {
@@ -167,16 +170,19 @@ Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = move
 
 Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
 
-// x is read twice: for its largest element, and for the copies.
+Footprint footprint(const Amax& op, const Target&) { return {.bytes_moved = moved({op.x, op.amax})}; }
+
+// Column sums are a pass of their own.
 Footprint footprint(const Quantize& op, const Target& target) {
-  int64_t bytes = moved({op.x, op.x, op.rows, op.transposed, op.inverse_scale, op.d_bias});
+  int64_t bytes = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.d_bias});
+  if (op.d_bias.given()) bytes += moved({op.x});
   if (op.accumulate) bytes += moved({op.d_bias});
   return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const ScaledProduct& op, const Target& target) {
   const Flops flops = product_flops(op.a.rows, op.b.rows, op.a.cols);
-  return {.model_flops = flops,
+  return {.model_flops = op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : flops,
           .executed_flops = flops,
           .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
           .scratch_bytes = scratch_bytes(op, target)};

@@ -18,8 +18,9 @@ constexpr int64_t gpu_scratch_bytes(const Op&) {
 
 // Blocks of rows of NormBackward, each of which leaves a partial sum of d_gamma and d_beta. A block has a thread for
 // every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
+constexpr int64_t gpu_norm_most_blocks = 132 * 8;
 constexpr int64_t gpu_norm_blocks(int64_t rows, int64_t cols) {
-  return std::min(rows, 132 * std::clamp<int64_t>(6144 / cols, 2, 8));
+  return std::min(rows, std::min(gpu_norm_most_blocks, 132 * std::max<int64_t>(6144 / cols, 2)));
 }
 
 inline int64_t gpu_scratch_bytes(const NormBackward& op) {
@@ -82,13 +83,8 @@ inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
   return gpu_bias_gradient_offset(op) + op.d_bias.bytes();
 }
 
-// Blocks of Quantize's first pass, each of which leaves the largest element that it has seen. The bias' gradient is
-// summed when these are no longer needed.
-constexpr int64_t gpu_amax_blocks = 1024;
-
 inline int64_t gpu_scratch_bytes(const Quantize& op) {
-  const int64_t sums = op.d_bias.given() ? gpu_column_sum_bytes(op.x.rows, op.x.cols) : 0;
-  return std::max(gpu_amax_blocks * dtype_bytes(DType::i32), sums);
+  return op.d_bias.given() ? gpu_column_sum_bytes(op.x.rows, op.x.cols) : 0;
 }
 
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }

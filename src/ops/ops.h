@@ -42,6 +42,14 @@ struct Dropout {
 
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
+// The amax of a matrix, its largest magnitude, is what an FP8 copy of it takes its scale from (Quantize). The ops whose
+// output may be such a matrix have an operand `amax`, [1, amax_parts] f32 out or not given: they find it on the way,
+// with no pass of its own (which Amax is). The output is bf16 then. The largest of the parts is the amax, and +infinity
+// where anything is not finite; all parts are written, some of them as 0. In parts, each block of a kernel leaves its
+// own and nothing has to be cleared before; a maximum does not depend on the order in which it is taken, so it has the
+// same bits however many parts there are, and over ranks it is a maximum of every part.
+constexpr int64_t amax_parts = 2112;
+
 // x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
 // The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`: other
 // tokens contribute zero, and the sum of x over the slices is the whole (dropout is linear).
@@ -92,6 +100,7 @@ struct NormForward {
   Matrix y;      // [N, h] C out
   Matrix mean;   // [1, N] f32 out, layernorm
   Matrix rstd;   // [1, N] f32 out
+  Matrix amax = {};  // of y
 };
 
 // dx = dx_residual + d norm / dx applied to dy; d_gamma (+)= sum_n dy x_hat; d_beta (+)= sum_n dy. dx may alias
@@ -109,6 +118,7 @@ struct NormBackward {
   Matrix d_gamma;      // [1, h] f32
   Matrix d_beta;       // [1, h] f32 or not given
   bool accumulate;     // of d_gamma and d_beta
+  Matrix amax = {};    // of dx
 };
 
 // x_out = x + dropout(branch). x_out may alias x.
@@ -127,7 +137,8 @@ struct BranchBackward {
   int64_t sequence_length;
   Matrix dx;  // [N, h] R
   Dropout dropout;
-  Matrix d_branch;  // [N, h] C out
+  Matrix d_branch;   // [N, h] C out
+  Matrix amax = {};  // of d_branch
 };
 
 // y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits). With a
@@ -251,6 +262,7 @@ struct ActivationForward {
   Matrix x;     // [N, f] or [N, 2 f] C
   Matrix bias;  // [1, cols of x] C or not given
   Matrix y;     // [N, f] C out
+  Matrix amax = {};  // of y
 };
 
 // dx = act'(x + bias) dy; dx may not alias x, but dy where they are as wide. (The bias' gradient is the column sum of
@@ -261,6 +273,7 @@ struct ActivationBackward {
   Matrix x, bias;
   Matrix dy;  // [N, f] C
   Matrix dx;  // like x, out
+  Matrix amax = {};  // of dx
 };
 
 // Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the
@@ -384,14 +397,22 @@ struct Add {
   Matrix to;  // in and out
 };
 
+// The amax of a matrix that came without it.
+struct Amax {
+  static constexpr std::string_view name = "amax";
+  Matrix x;     // [N, cols] bf16
+  Matrix amax;  // [1, amax_parts] f32 out
+};
+
 // FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
-// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the largest |x|
-// asks for. Where anything in x is not finite, inverse_scale is NaN, and so is all that is computed with the copies.
-// With d_bias given: d_bias (+)= column sums of x. Rows and columns of x are multiples of 16; matrices begin at
-// multiples of 16 bytes, as do their rows.
+// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the amax asks for:
+// of x, or of a larger matrix that x is a part of. Where anything in that is not finite, inverse_scale is NaN, and so
+// is all that is computed with the copies. With d_bias given: d_bias (+)= column sums of x. Rows and columns of x are
+// multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
 struct Quantize {
   static constexpr std::string_view name = "quantize";
   Matrix x;              // [N, cols] bf16
+  Matrix amax;           // [1, amax_parts] f32
   Matrix rows;           // [N, cols] f8e4m3 or f8e5m2 out, or not given
   Matrix transposed;     // [cols, N] like rows, out, or not given where rows is
   Matrix inverse_scale;  // [1, 1] f32 out
@@ -412,6 +433,7 @@ struct ScaledProduct {
   Matrix bias;              // [1, n] bf16 or not given
   Matrix c;                 // [m, n] bf16 or f32 out
   bool accumulate;          // adds to c, which is f32 then
+  int64_t true_terms = -1;  // of m n k, those that count in the model (-1: all); only model FLOPs look at it
 };
 
 #define GPTRAIN_FOR_EACH_OP(X) \
@@ -438,6 +460,7 @@ struct ScaledProduct {
   X(AdamW)                     \
   X(Cast)                      \
   X(Add)                       \
+  X(Amax)                      \
   X(Quantize)                  \
   X(ScaledProduct)
 

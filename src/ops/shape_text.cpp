@@ -104,6 +104,10 @@ std::string shape_text(const Cast& op) {
 
 std::string shape_text(const Add& op) { return elements_text(op.to); }
 
+std::string shape_text(const Amax& op) {
+  return fmt::format("N={} cols={} {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype));
+}
+
 std::string shape_text(const Quantize& op) {
   const Matrix& copy = op.rows.given() ? op.rows : op.transposed;
   return fmt::format("N={} cols={} {} to {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype), dtype_name(copy.dtype));

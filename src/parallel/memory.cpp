@@ -21,7 +21,7 @@ SlotMap::SlotMap(const Units& units, const Schedule& schedule)
     if (replayed) replay_stride_ = std::max(replay_stride_, units.saved_bytes(unit));
     gradient_stride_ = std::max(gradient_stride_, units.gradient_bytes(unit));
   }
-  carrier_stride_ = units.stream_bytes();
+  carrier_stride_ = units.carrier_bytes();
   replay_start_ = schedule.activation_slots * activation_stride_;
   gradient_start_ = replay_start_ + schedule.replay_slots * replay_stride_;
   carrier_start_ = gradient_start_ + schedule.gradient_slots * gradient_stride_;

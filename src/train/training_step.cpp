@@ -276,14 +276,16 @@ void TrainingStep::zero(std::byte* buffer, int64_t bytes) {
 }
 
 void TrainingStep::choose_algorithms() {
-  // Numbers of either sign in [0.5, 2), as bf16, f16 and f32: on zeros a product can be faster than it is in a run.
+  // Numbers of either sign in [0.5, 2), as bf16, f16 and f32, and none that is not finite as FP8: on zeros a product
+  // can be faster than it is in a run.
   std::vector<std::byte> pattern(fill_bytes);
   for (size_t i = 0; i < pattern.size(); i += 2) {
     const uint32_t word = philox({1, 2}, {static_cast<uint32_t>(i), 0, 0, 0})[0];
-    pattern[i] = static_cast<std::byte>(word & 0xff);
+    pattern[i] = static_cast<std::byte>(word & 0xbf);
     pattern[i + 1] = static_cast<std::byte>((word & 0x100) != 0 ? 0x3f : 0xbf);
   }
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::activations})
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
+                              MemoryClass::activations, MemoryClass::workspace})
     fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
   ComputeOnly compute_only;
   NoTokens source(units_->shape());

@@ -102,6 +102,11 @@ class DryRun(CliCase):
         self.assertEqual(fp8["model_flops_per_step"], bf16["model_flops_per_step"])
         self.assertLess(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"])
         self.assertGreater(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"] / 2)
+        # What copies of keys' and values' heads compute is not the model's.
+        ranks = ["--target", "h200", "--world-size", 4, *overrides("parallel.tensor=4", "model.num_kv_heads=2")]
+        bf16 = self.plan(config, *ranks)
+        fp8 = self.plan(config, *ranks, *overrides("precision.linears=fp8"))
+        self.assertEqual(fp8["model_flops_per_step"], bf16["model_flops_per_step"])
         self.refuse(USAGE, "precision.linears = fp8: a100-80g has no FP8 matrix products", "train", config, "--dry-run",
                     "--target", "a100-80g", *overrides("precision.linears=fp8"))
         self.refuse(DEVICE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,

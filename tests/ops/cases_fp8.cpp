@@ -52,11 +52,20 @@ std::vector<double> transpose(const std::vector<double>& values, int64_t rows, i
   return turned;
 }
 
-std::vector<double> codes_of(const Format& format, const std::vector<double>& values) {
-  const double scale = format.scale(values);
+std::vector<double> codes_of(const Format& format, const std::vector<double>& values, double scale) {
   std::vector<double> codes;
   for (const double x : values) codes.push_back(format.code(x * scale));
   return codes;
+}
+
+// An amax of `values`, in some of its parts.
+const Operand& amax_of(Trial& trial, const std::vector<double>& values) {
+  double amax = 0;
+  for (const double x : values)
+    amax = std::max(amax, std::isfinite(x) ? std::abs(x) : std::numeric_limits<double>::infinity());
+  std::vector<double> parts(amax_parts);
+  for (int i = 0; i < 5; ++i) parts[static_cast<size_t>(trial.random.below(amax_parts))] = amax / (5 - i);
+  return trial.input(DType::f32, 1, amax_parts, parts);
 }
 
 struct QuantizeCase {
@@ -77,11 +86,11 @@ void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
   Operand& d_bias = c.accumulate ? trial.in_out(DType::f32, 1, c.cols) : trial.output(DType::f32, 1, c.cols);
   std::vector<double> sums = c.accumulate ? d_bias.values() : std::vector<double>(static_cast<size_t>(c.cols));
   std::vector<double> sizes(sums.size());
-  trial.run(Quantize{x.matrix(), c.with_rows ? rows.matrix() : Matrix(),
+  values = x.values();
+  trial.run(Quantize{x.matrix(), amax_of(trial, values).matrix(), c.with_rows ? rows.matrix() : Matrix(),
                      c.with_transposed ? transposed.matrix() : Matrix(), inverse_scale.matrix(),
                      c.with_bias ? d_bias.matrix() : Matrix(), c.accumulate});
-  values = x.values();
-  const std::vector<double> codes = codes_of(format, values);
+  const std::vector<double> codes = codes_of(format, values, format.scale(values));
   if (c.with_rows) trial.expect_equal("rows", rows, codes);
   if (c.with_transposed) trial.expect_equal("transposed", transposed, transpose(codes, c.rows, c.cols));
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(values)});
@@ -102,12 +111,30 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   Operand& copy = trial.output(format.dtype, rows, cols);
   Operand& transposed = trial.output(format.dtype, cols, rows);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(), copy.matrix(), transposed.matrix(), inverse_scale.matrix(), {}, false});
+  trial.run(Quantize{x.matrix(),
+                     amax_of(trial, x.values()).matrix(),
+                     copy.matrix(),
+                     transposed.matrix(),
+                     inverse_scale.matrix(),
+                     {},
+                     false});
   if (!std::isfinite(other)) {
     return trial.expect_true(std::isnan(inverse_scale.at(0, 0)), "what is not finite makes the scale NaN");
   }
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(x.values())});
-  trial.expect_equal("rows", copy, codes_of(format, x.values()));
+  trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(x.values())));
+}
+
+// A part of a larger matrix, under the scale of that.
+void part_case(Trial& trial, const Format& format) {
+  const Operand& x = trial.input(DType::bf16, 32, 48);
+  std::vector<double> all = x.values();
+  all.push_back(1000);
+  Operand& copy = trial.output(format.dtype, 32, 48);
+  Operand& inverse_scale = trial.output(DType::f32, 1, 1);
+  trial.run(Quantize{x.matrix(), amax_of(trial, all).matrix(), copy.matrix(), {}, inverse_scale.matrix(), {}, false});
+  trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(all)});
+  trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(all)));
 }
 
 // Devices that have no FP8 products refuse them.
@@ -186,15 +213,18 @@ std::vector<double> product(const std::vector<double>& a, const std::vector<doub
 // A tensor with its copies.
 struct Quantized {
   const Operand& x;
-  Operand &rows, &transposed, &inverse_scale;
+  Operand &amax, &rows, &transposed, &inverse_scale;
 
   Quantized(Trial& trial, DType dtype, int64_t num_rows, int64_t cols, double scale)
       : x(trial.input(DType::bf16, num_rows, cols, scale)),
+        amax(trial.in_out(DType::f32, 1, amax_parts)),
         rows(trial.output(dtype, num_rows, cols)),
         transposed(trial.output(dtype, cols, num_rows)),
         inverse_scale(trial.output(DType::f32, 1, 1)) {}
   void run(Trial& trial) const {
-    trial.run(Quantize{x.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix(), {}, false});
+    trial.run(Amax{x.matrix(), amax.matrix()});
+    trial.run(
+        Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix(), {}, false});
   }
 };
 
@@ -234,9 +264,12 @@ void rejected_case(Trial& trial) {
   const Operand& x = trial.input(DType::bf16, 32, 24);
   Operand& copy = trial.output(DType::f8e4m3, 32, 24);
   Operand& scale = trial.output(DType::f32, 1, 1);
-  trial.expect_rejected(Quantize{x.matrix(), copy.matrix(), {}, scale.matrix(), {}, false}, "24 columns");
+  const Matrix amax = amax_of(trial, {1}).matrix();
+  trial.expect_rejected(Quantize{x.matrix(), amax, copy.matrix(), {}, scale.matrix(), {}, false}, "24 columns");
   const Matrix narrow = x.matrix().column_range(0, 16);
-  trial.expect_rejected(Quantize{narrow, {}, {}, scale.matrix(), {}, false}, "no copy");
+  trial.expect_rejected(Quantize{narrow, amax, {}, {}, scale.matrix(), {}, false}, "no copy");
+  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix(), {}, false},
+                        "no amax");
   const Operand& a = trial.input(DType::f8e5m2, 16, 16, std::vector<double>(256));
   Operand& c = trial.output(DType::bf16, 16, 16);
   trial.expect_rejected(ScaledProduct{a.matrix(), a.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false},
@@ -255,6 +288,8 @@ void add_cases(Suite& suite) {
                       c.with_transposed ? " transposed" : "", c.with_bias ? " bias" : "", c.gap > 0 ? " strided" : ""),
           [=](Trial& trial) { quantize_case(trial, c, *format); });
     }
+    suite.add<Quantize>(fmt::format("a part of a larger matrix to {}", name),
+                        [=](Trial& trial) { part_case(trial, *format); });
     constexpr double infinity = std::numeric_limits<double>::infinity();
     // Zeros, the scale's bound, mantissas at and past that of the largest number, and what is not finite.
     for (const auto& [common, other] : {std::pair{0.0, 0.0},
@@ -302,8 +337,9 @@ void add_benches(Suite& suite) {
                                 Operand& transposed = trial.output(format->dtype, in, rows);
                                 Operand& inverse_scale = trial.output(DType::f32, 1, 1);
                                 Operand& d_bias = trial.output(DType::f32, 1, in);
-                                trial.time(Quantize{x.matrix(), copy.matrix(), transposed.matrix(),
-                                                    inverse_scale.matrix(), bias ? d_bias.matrix() : Matrix(), false});
+                                trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(),
+                                                    transposed.matrix(), inverse_scale.matrix(),
+                                                    bias ? d_bias.matrix() : Matrix(), false});
                               });
   }
   const auto add_product = [&suite](const char* what, const Format& of_a, DType dtype_c, const auto& sizes) {

@@ -89,7 +89,8 @@ struct Sizes {
         compute(dtype_bytes(c.precision.compute)),
         residual(dtype_bytes(c.precision.residual)),
         reduce(dtype_bytes(c.precision.reduce)),
-        recomputed(c.memory.recompute == RecomputeKind::block) {}
+        recomputed(c.memory.recompute == RecomputeKind::block),
+        fp8(c.precision.linears == DType::f8e4m3) {}
 
   const ModelConfig& model;
   int64_t t, d, zero;
@@ -100,7 +101,19 @@ struct Sizes {
   int64_t chunks;
   int64_t compute, residual, reduce;  // bytes of C, R and G
   bool recomputed;
+  bool fp8;
 };
+
+// With FP8 linears the amax of each tensor that no rank has all of, by an all-reduce of its f32 parts: of the weights,
+// once a step or (ZeRO 3) with each pass over a block; of the inputs of row-parallel linears, forward and in a
+// recomputation; of the gradients of column-parallel linears' outputs; with sequence parallelism of the other inputs
+// and gradients, too.
+void add_amaxes(const Sizes& s, Expected& e) {
+  const int64_t passes = s.micro_batches * s.layers;
+  const int64_t forward = (s.recomputed ? 2 : 1) * passes;
+  const int64_t preparations = s.zero == 3 ? forward + passes : s.layers;
+  e.all_reduces(4 * preparations + (s.sequence ? 4 : 2) * (forward + passes), amax_parts * 4);
+}
 
 // Without sequence parallelism, a micro-batch all-reduces N h: the embedding (R); in each block twice forward and twice
 // backward (C), once more where a block is recomputed (the attention branch); the head's input gradient (C). The
@@ -112,6 +125,8 @@ struct Sizes {
 //
 // After the last micro-batch (with ZeRO 2 and 3 after each): the QK-norm's weights, and with sequence parallelism every
 // norm's weight and bias, by all-reduces of their own.
+//
+// FP8 linears have kept their inputs whole, and gather them in one piece.
 TrafficTable tensor_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t m = s.micro_batches;
@@ -125,12 +140,14 @@ TrafficTable tensor_traffic(const Sizes& s) {
     const int64_t own_rows = all_rows / s.t;
     e.reduce_scatters(m, own_rows * s.residual);
     e.reduce_scatters(4 * m * s.layers + recomputations + m, own_rows * s.compute);
-    e.broadcasts_in_turn(2 * (m * s.layers + recomputations), own_rows * s.compute);
-    e.all_gathers(4 * m * s.layers + m, own_rows * s.compute);
+    const int64_t inputs = 2 * (m * s.layers + recomputations);
+    if (!s.fp8) e.broadcasts_in_turn(inputs, own_rows * s.compute);
+    e.all_gathers((s.fp8 ? inputs + 2 * m * s.layers : 4 * m * s.layers) + m, own_rows * s.compute);
     e.all_gathers(m, own_rows * s.residual);
     const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
     e.all_reduces(s.reductions * norm_tensors * (2 * s.layers + 1), h * 4);
   }
+  if (s.fp8) add_amaxes(s, e);
   if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size() * 4);
   e.all_gathers(m * s.chunks, 0);
   e.table[static_cast<size_t>(Collective::all_gather)].sent_bytes += m * (s.t - 1) * 3 * 4 * s.rows;
@@ -212,10 +229,21 @@ RunConfig config_of(const Layout& layout) {
   return small_config(layout.family, overrides, layout.tensor * layout.data);
 }
 
+const std::vector<std::string> fp8 = {"precision.compute=bf16", "precision.linears=fp8",    "run.device=auto",
+                                      "model.hidden_size=96",   "model.ffn_hidden_size=64", "model.sequence_length=16"};
+
+std::vector<std::string> with(std::vector<std::string> overrides, const std::vector<std::string>& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
 const Layout layouts[] = {
     {Family::gpt2, 2, 1, 0, {}},
     {Family::gpt2, 2, 1, 0, {"memory.recompute=block"}},
     {Family::gpt2, 3, 1, 0, {"parallel.sequence=true", "model.num_kv_heads=6"}},
+    {Family::gpt2, 2, 1, 0, fp8},
+    {Family::llama, 2, 1, 0, with(fp8, {"memory.recompute=block", "model.dropout=0.1"})},
+    {Family::llama, 2, 2, 3, with(fp8, {"parallel.sequence=true", "memory.recompute=block"})},
     {Family::gpt2, 1, 2, 0, {}},
     {Family::gpt2, 1, 3, 1, {"precision.compute=bf16"}},
     {Family::gpt2, 1, 3, 2, {"precision.compute=bf16"}},

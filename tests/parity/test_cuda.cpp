@@ -13,6 +13,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
+#include "parallel/wrappers.h"
 #include "train/plan_step.h"
 #include "train/run_state.h"
 
@@ -376,6 +377,33 @@ RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = 
   return small_config(family, all);
 }
 
+// Takes every amax by a pass of its own.
+class AmaxApart final : public testing::ForwardingBackend {
+ public:
+  explicit AmaxApart(std::unique_ptr<Backend> inner) : ForwardingBackend(*inner), owned_(std::move(inner)) {}
+
+  using ForwardingBackend::run;
+  void run(const NormForward& op) override { run_apart(op, op.y); }
+  void run(const NormBackward& op) override { run_apart(op, op.dx); }
+  void run(const BranchBackward& op) override { run_apart(op, op.d_branch); }
+  void run(const ActivationForward& op) override { run_apart(op, op.y); }
+  void run(const ActivationBackward& op) override { run_apart(op, op.dx); }
+  int found() const { return found_; }
+
+ private:
+  template <typename Op>
+  void run_apart(Op op, const Matrix& output) {
+    const Matrix amax = std::exchange(op.amax, {});
+    inner_.run(op);
+    if (!amax.given()) return;
+    inner_.run(Amax{output, amax});
+    ++found_;
+  }
+
+  std::unique_ptr<Backend> owned_;
+  int found_ = 0;
+};
+
 std::unique_ptr<Backend> fp8_cuda(int device = 0) {
   std::unique_ptr<Backend> backend = cuda(device);
   if (!backend->target().fp8_products) {
@@ -443,6 +471,24 @@ TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a ch
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("an amax that the producing op finds gives the bits of one that is found apart", "[fp8]") {
+  for (const char* dropout : {"model.dropout=0", "model.dropout=0.1"}) {
+    for (const Family family : {Family::gpt2, Family::llama}) {
+      INFO(dropout);
+      const RunConfig config = fp8_config(family, {dropout});
+      auto apart = std::make_unique<AmaxApart>(fp8_cuda());
+      const AmaxApart& counter = *apart;
+      Trainer on_the_way(config, fp8_cuda()), by_itself(config, std::move(apart));
+      for (int i = 0; i < 2; ++i) CHECK(on_the_way.run().loss == by_itself.run().loss);
+      CHECK(on_the_way.state() == by_itself.state());
+      // Of two steps and three blocks, both norms' and the activation's output, and backward the gradients of both
+      // branches and of the activation; without dropout the first branch's is the gradient that the head leaves, too,
+      // and the last block leaves one for the embedding.
+      CHECK(counter.found() == 2 * (3 * 6 + (config.model.residual_dropout == 0 ? 1 : 0)));
+    }
+  }
+}
+
 TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2);
   for (const char* tensor : {"weight/blocks.1.attention.qkv.weight", "weight/blocks.2.ffn.out.weight"}) {
@@ -461,8 +507,10 @@ TEST_CASE("copies of FP8 weights are made once in a step, and save activations",
   const StepPlan fp8 = plan_step(config, target);
   const StepPlan bf16 = plan_step(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
   const auto calls = [&](OpIndex op) { return fp8.ops[static_cast<size_t>(op)].calls; };
-  // In each of three blocks four weights, and in each of three micro-batches four inputs and four gradients.
+  // In each of three blocks four weights, and in each of three micro-batches four inputs and four gradients. Of these
+  // attention's output and the gradient of queries, keys and values come without their amax, as do weights.
   CHECK(calls(OpIndex::Quantize) == 3 * (4 + 3 * (4 + 4)));
+  CHECK(calls(OpIndex::Amax) == 3 * (4 + 3 * 2));
   CHECK(calls(OpIndex::ScaledProduct) == 3 * 3 * 12);
   CHECK(fp8.total().model_flops == bf16.total().model_flops);
   CHECK(fp8.memory.arenas[MemoryClass::activations] < bf16.memory.arenas[MemoryClass::activations]);

@@ -103,6 +103,10 @@ void refuse_f16(const Op& op) {
   if (found) throw std::logic_error(fmt::format("{}: the CPU backend has no f16", Op::name));
 }
 
+void run_amax(const Matrix& x, const Matrix& amax) {
+  if (amax.given()) cpu_amax({x, amax});
+}
+
 }  // namespace
 
 template <typename Op>
@@ -125,11 +129,13 @@ void CpuBackend::run(const EmbeddingBackward& op) {
 void CpuBackend::run(const NormForward& op) {
   prepare(op);
   cpu_norm_forward(op, context_);
+  run_amax(op.y, op.amax);
 }
 
 void CpuBackend::run(const NormBackward& op) {
   prepare(op);
   cpu_norm_backward(op, context_);
+  run_amax(op.dx, op.amax);
 }
 
 void CpuBackend::run(const ResidualAdd& op) {
@@ -140,6 +146,7 @@ void CpuBackend::run(const ResidualAdd& op) {
 void CpuBackend::run(const BranchBackward& op) {
   prepare(op);
   cpu_branch_backward(op, context_);
+  run_amax(op.d_branch, op.amax);
 }
 
 void CpuBackend::run(const LinearForward& op) {
@@ -182,11 +189,13 @@ void CpuBackend::run(const AttentionBackward& op) {
 void CpuBackend::run(const ActivationForward& op) {
   prepare(op);
   cpu_activation_forward(op, context_);
+  run_amax(op.y, op.amax);
 }
 
 void CpuBackend::run(const ActivationBackward& op) {
   prepare(op);
   cpu_activation_backward(op, context_);
+  run_amax(op.dx, op.amax);
 }
 
 void CpuBackend::run(const CrossEntropyStatistics& op) {
@@ -227,6 +236,11 @@ void CpuBackend::run(const Cast& op) {
 void CpuBackend::run(const Add& op) {
   prepare(op);
   cpu_add(op, context_);
+}
+
+void CpuBackend::run(const Amax& op) {
+  prepare(op);
+  cpu_amax(op);
 }
 
 void CpuBackend::run(const Quantize& op) {

@@ -12,6 +12,7 @@
 
 namespace gptrain {
 
+int64_t cpu_scratch_bytes(const Amax&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Quantize&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ScaledProduct&, int) { return 0; }
 
@@ -22,20 +23,10 @@ const T* row_of(const Matrix& matrix, int64_t row) {
   return matrix.as<const T>() + row * matrix.stride;
 }
 
-// Not finite where any element is not.
-float largest_magnitude(const Matrix& x) {
-  uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
-  for (int64_t row = 0; row < x.rows; ++row) {
-    const bf16* const from = row_of<bf16>(x, row);
-    for (int64_t col = 0; col < x.cols; ++col)
-      largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
-  }
-  return to_float(bf16{largest});
-}
-
 template <typename T>
 void quantize(const Quantize& op, int num_threads) {
-  const float scale = fp8_scale<T>(largest_magnitude(op.x));
+  const float* const parts = op.amax.as<float>();
+  const float scale = fp8_scale<T>(*std::max_element(parts, parts + amax_parts));
   *op.inverse_scale.as<float>() = 1.0F / scale;
   parallel_shares(num_threads, op.x.rows, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
@@ -64,6 +55,19 @@ const Numbers& numbers(DType dtype) {
 }
 
 }  // namespace
+
+void cpu_amax(const Amax& op) {
+  constexpr uint16_t infinity = 0x7f80;
+  uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
+  for (int64_t row = 0; row < op.x.rows; ++row) {
+    const bf16* const from = row_of<bf16>(op.x, row);
+    for (int64_t col = 0; col < op.x.cols; ++col)
+      largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
+  }
+  float* const parts = op.amax.as<float>();
+  std::fill(parts, parts + amax_parts, 0.0F);
+  parts[0] = to_float(bf16{std::min(largest, infinity)});
+}
 
 void cpu_quantize(const Quantize& op, int num_threads) {
   const DType dtype = op.rows.given() ? op.rows.dtype : op.transposed.dtype;

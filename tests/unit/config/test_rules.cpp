@@ -76,7 +76,7 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
 }
 
-TEST_CASE("FP8 linears want bf16, a GPU, whole tensors and sizes in multiples of 16") {
+TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every tensor rank") {
   const auto fp8_fault = [](Overrides overrides) {
     overrides.insert(overrides.begin(), {"precision.compute=bf16", "precision.linears=fp8"});
     return refusal(base, overrides, 8);
@@ -89,15 +89,21 @@ TEST_CASE("FP8 linears want bf16, a GPU, whole tensors and sizes in multiples of
   CHECK(fault({"precision.compute=bf16", "precision.linears=fp32"}) ==
         R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
   CHECK(fp8_fault({"batch.micro=1"}).empty());
-  CHECK(fp8_fault({"parallel.tensor=2", "run.device=cpu", "batch.micro=1"}) ==
-        R"(precision.linears = "fp8": needs parallel.tensor = 1, not 2: a tensor's scale is of all of it (try "bf16")
-precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
+  CHECK(fp8_fault({"parallel.tensor=2", "batch.micro=1"}).empty());
+  CHECK(fp8_fault({"run.device=cpu", "batch.micro=1"}) ==
+        R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
   CHECK(fp8_fault({"model.hidden_size=780", "model.ffn_hidden_size=3000", "batch.micro=1"}) ==
         R"(model.hidden_size = 780: must be a multiple of 16 with precision.linears = fp8 (try 784 or 768)
 model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.linears = fp8 (try 3008 or 2992))");
   CHECK(fp8_fault({"model.hidden_size=48", "model.num_kv_heads=3", "batch.micro=1"}) ==
         "model.num_kv_heads = 3: times the head size, 4, must be a multiple of 8 with precision.linears = fp8 "
         "(try 4 or 2)");
+  CHECK(fp8_fault({"parallel.tensor=2", "model.hidden_size=816", "batch.micro=1"}) ==
+        "model.hidden_size = 816: must be a multiple of 32 with precision.linears = fp8 and parallel.tensor = 2 "
+        "(try 832 or 800)");
+  CHECK(fp8_fault({"parallel.tensor=4", "model.num_heads=192", "model.num_kv_heads=4", "batch.micro=1"}) ==
+        "model.num_kv_heads = 4: those of a tensor rank times the head size, 4, must be a multiple of 8 with "
+        "precision.linears = fp8 and parallel.tensor = 4 (try 8)");
   CHECK(fp8_fault({"model.sequence_length=20", "batch.global=64", "batch.micro=2"}) ==
         "batch.micro = 2: times model.sequence_length = 20 must be a multiple of 16 with precision.linears = fp8 "
         "(try 4)");

@@ -1,0 +1,221 @@
+#include "device/algorithms.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+#include <limits>
+
+#include "base/error.h"
+#include "device/status.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+namespace {
+
+// The library's serialized form, word by word.
+std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
+  std::string text;
+  for (const uint64_t word : algorithm.data) text += fmt::format("{}{:x}", text.empty() ? "" : " ", word);
+  return text;
+}
+
+std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
+  cublasLtMatmulAlgo_t algorithm;
+  const char* next = text.c_str();
+  for (uint64_t& word : algorithm.data) {
+    char* end = nullptr;
+    word = std::strtoull(next, &end, 16);
+    if (end == next) return std::nullopt;
+    next = end;
+  }
+  return algorithm;
+}
+
+// Within the planned workspace, and sums of parts, if any, whole and in f32 by a step of their own.
+bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, int64_t depth) {
+  if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, depth))
+    return false;
+  uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+  size_t written = 0;
+  const cublasStatus_t has_scheme = cublasLtMatmulAlgoConfigGetAttribute(
+      &algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction, sizeof reduction, &written);
+  return has_scheme != CUBLAS_STATUS_SUCCESS || reduction == CUBLASLT_REDUCTION_SCHEME_NONE ||
+         reduction == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+
+AlgorithmRecord empty_record() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  cudaDeviceProp properties;
+  check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
+  // Which algorithm is fast depends on the number of multiprocessors, which differs between devices of a name.
+  return {fmt::format("{}, {} multiprocessors", properties.name, properties.multiProcessorCount),
+          fmt::format("cuBLASLt {}", cublasLtGetVersion())};
+}
+
+}  // namespace
+
+void check_cublas(cublasStatus_t status, std::string_view what) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw Error(ExitCode::device, "{}: cuBLASLt error {} ({})", what, cublasLtGetStatusString(status),
+                cublasLtGetStatusName(status));
+  }
+}
+
+void Served::begin() { check_cublas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), text); }
+
+void Served::lay_out(cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols, int64_t ld) const {
+  check_cublas(
+      cublasLtMatrixLayoutInit(&matrix, cuda_type(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld),
+      text);
+}
+
+Algorithms::Event::Event() { check_cuda(cudaEventCreate(&event_), "making an event"); }
+
+void Algorithms::Event::record(Stream stream) const {
+  check_cuda(cudaEventRecord(event_, stream), "recording an event");
+}
+
+float Algorithms::Event::milliseconds_since(const Event& before) const {
+  float milliseconds = 0;
+  check_cuda(cudaEventSynchronize(event_), "timing an algorithm");
+  check_cuda(cudaEventElapsedTime(&milliseconds, before.event_, event_), "timing an algorithm");
+  return milliseconds;
+}
+
+Algorithms::Algorithms(Stream stream)
+    : stream_(stream), record_(empty_record()), timed_(record_), cache_file_(timed_.cache_file()) {
+  if (!cache_file_.empty()) warn(timed_.read(cache_file_));
+  check_cublas(cublasLtCreate(&library_), "starting the library");
+}
+
+void Algorithms::look_up(Served& served) {
+  const std::string* recorded = record_.find(served.name);
+  if (recorded == nullptr) recorded = timed_.find(served.name);
+  if (recorded == nullptr) return;
+  if (*recorded == own_kernel || *recorded == apart) return settle(served, std::nullopt);
+  const auto algorithm = parse_algorithm(*recorded);
+  if (algorithm && still_runs(served, *algorithm)) return settle(served, algorithm);
+  warn(fmt::format("{}: the recorded algorithm of {} does not run here; another one is chosen", served.text,
+                   served.name));
+}
+
+bool Algorithms::still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasLtMatmulHeuristicResult_t result{};
+  return cublasLtMatmulAlgoCheck(library_, &served.operation, &served.a, &served.b, &served.d, &served.d, &algorithm,
+                                 &result) == CUBLAS_STATUS_SUCCESS &&
+         is_allowed(algorithm, result.workspaceSize, served.depth);
+}
+
+bool Algorithms::run(Served& served, const LtOperands& operands) {
+  if (served.known) {
+    if (served.algorithm) start(served, operands, *served.algorithm);
+    return served.algorithm.has_value();
+  }
+  for (const Candidate& candidate : candidates(served)) {
+    if (try_to_start(served, operands, candidate.algorithm) != CUBLAS_STATUS_SUCCESS) continue;
+    settle(served, candidate.algorithm);
+    return true;
+  }
+  settle(served, std::nullopt);
+  return false;
+}
+
+std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const LtOperands& operands) const {
+  std::vector<Candidate> found = candidates(served);
+  std::erase_if(found, [&](const Candidate& candidate) {
+    return try_to_start(served, operands, candidate.algorithm) != CUBLAS_STATUS_SUCCESS;
+  });
+  for (int round = 0; round < timing_rounds; ++round) {
+    for (Candidate& candidate : found) {
+      const auto run = [&] { start(served, operands, candidate.algorithm); };
+      candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(run));
+    }
+  }
+  std::optional<Candidate> best;
+  for (const Candidate& candidate : found)
+    if (!best || candidate.milliseconds < clearly * best->milliseconds) best = candidate;
+  return best;
+}
+
+void Algorithms::choose(Served& served, const LtOperands& operands) {
+  if (served.known) return;
+  const std::optional<Candidate> best = fastest(served, operands);
+  if (!best) return settle(served, std::nullopt);  // not kept on disk: the next run asks again
+  settle_timed(served, best->algorithm);
+}
+
+void Algorithms::settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
+  served.known = true;
+  served.algorithm = algorithm;
+  if (algorithm) return record_.set(served.name, algorithm_text(*algorithm));
+  if (served.otherwise.empty()) return;
+  record_.set(served.name, std::string(served.otherwise));
+  if (served.otherwise == own_kernel) {
+    warn(fmt::format("cuBLASLt has no algorithm for {} ({}): an own kernel, which is much slower, computes it",
+                     served.text, served.name));
+  }
+}
+
+void Algorithms::settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
+  settle(served, algorithm);
+  timed_.set(served.name, *record_.find(served.name));
+  if (!cache_file_.empty()) warn(timed_.write(cache_file_));
+}
+
+// Those that the library thinks fastest, best first.
+std::vector<Algorithms::Candidate> Algorithms::candidates(Served& served) const {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value), served.text);
+  };
+  check_cublas(cublasLtMatmulPreferenceInit(&preference), served.text);
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(gpu_product_workspace_bytes));
+  // Unsplit sums are allowed with any mask.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, served.align_a);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, served.align_b);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, served.align_d);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, served.align_d);
+  std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results{};
+  int count = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(library_, &served.operation, &served.a, &served.b, &served.d, &served.d,
+                                     &preference, most_candidates, results.data(), &count);
+  // What is more than a bias has a way without the library, whatever that says of it.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+      (status != CUBLAS_STATUS_SUCCESS && served.otherwise == apart))
+    return {};
+  check_cublas(status, served.text);
+  std::vector<Candidate> found;
+  for (int i = 0; i < count; ++i) {
+    const auto& result = results[static_cast<size_t>(i)];
+    if (result.state == CUBLAS_STATUS_SUCCESS && is_allowed(result.algo, result.workspaceSize, served.depth))
+      found.push_back({result.algo, std::numeric_limits<float>::infinity()});
+  }
+  return found;
+}
+
+void Algorithms::start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const {
+  check_cublas(try_to_start(served, operands, algorithm), served.text);
+}
+
+// Queues the product, or nothing where the library does not take it with this algorithm, for whatever reason. Throws
+// when the device has failed for good.
+cublasStatus_t Algorithms::try_to_start(Served& served, const LtOperands& operands,
+                                        const cublasLtMatmulAlgo_t& algorithm) const {
+  const float alpha = 1;
+  const float beta = operands.accumulate ? 1.0F : 0.0F;
+  const cublasStatus_t status = cublasLtMatmul(
+      library_, &served.operation, &alpha, operands.a, &served.a, operands.b, &served.b, &beta, operands.d, &served.d,
+      operands.d, &served.d, &algorithm, operands.workspace, static_cast<size_t>(gpu_product_workspace_bytes), stream_);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    cudaGetLastError();  // else the next kernel would be blamed
+    if (const cudaError_t stays = cudaGetLastError(); stays != cudaSuccess) check_cuda(stays, served.text);
+  }
+  return status;
+}
+
+}  // namespace gptrain

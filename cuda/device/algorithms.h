@@ -1,0 +1,135 @@
+// Which of cuBLASLt's algorithms serve which products: found by timing, and remembered (see products.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "algorithm_record.h"
+#include "base/dtype.h"
+#include "device/cublas.h"
+#include "stream.h"
+
+namespace gptrain {
+
+// In a record, the algorithm of a product that cuBLASLt does not take, and of a product with more than a bias in its
+// epilogue where the product alone and own kernels take its place.
+inline constexpr std::string_view own_kernel = "own kernel";
+inline constexpr std::string_view apart = "apart";
+
+// A product as the library knows it, D [m, n] = op(A) op(B) (+ D), and the algorithm once there is one.
+struct Served {
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t a, b, d;
+  int64_t depth = 0;
+  uint32_t align_a = 0, align_b = 0, align_d = 0;  // bytes, of the addresses
+  std::string name;                                // in records
+  std::string text;                                // for people: the op and its shape
+  std::string_view otherwise;                      // own_kernel or apart; empty: nothing takes the library's place
+  bool known = false;
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: what is there otherwise
+
+  // f32 sums, and scales in f32. Errors of these name the product.
+  void begin();
+  template <typename Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    check_cublas(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof value), text);
+  }
+  // Of the memory by columns, before its operation.
+  void lay_out(cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols, int64_t ld) const;
+};
+
+// What one run of a product works on. `workspace`: gpu_product_workspace_bytes.
+struct LtOperands {
+  const void *a, *b;
+  void* d;
+  bool accumulate;
+  std::byte* workspace;
+};
+
+// All functions that take a product want its descriptors complete. Throws Error(device).
+class Algorithms {
+ public:
+  explicit Algorithms(Stream stream);
+  ~Algorithms() { cublasLtDestroy(library_); }
+  Algorithms(const Algorithms&) = delete;
+  Algorithms& operator=(const Algorithms&) = delete;
+
+  // See Products.
+  std::string text() const { return record_.text(); }
+  void use(const std::string& record) { warn(record_.take(record)); }
+  std::string take_warnings() { return std::exchange(warnings_, ""); }
+
+  // Takes the algorithm from the records, where they have one that this device still takes.
+  void look_up(Served& served);
+  // False: the library does not serve it. Without a choice, its own first one that starts.
+  bool run(Served& served, const LtOperands& operands);
+
+  struct Candidate {
+    cublasLtMatmulAlgo_t algorithm;
+    float milliseconds;
+  };
+  // None where the library has none that starts.
+  std::optional<Candidate> fastest(Served& served, const LtOperands& operands) const;
+  // Queues the product. Throws where the library does not take it with this algorithm.
+  void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
+  // Finds and settles the fastest, where nothing is known yet.
+  void choose(Served& served, const LtOperands& operands);
+  // None: what is there otherwise.
+  void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
+  // The same, for this run and later ones on such a device.
+  void settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
+
+  // What is timed is timed several times by turns, so that what slows the device down for a while slows all.
+  static constexpr int timing_rounds = 3;
+  // What is within 2% of what the library thinks better loses: what is measured differs by as much.
+  static constexpr float clearly = 0.98F;
+  // Of several runs of the body, one after another.
+  template <typename Body>
+  float milliseconds(const Body& body) const {
+    constexpr int runs = 4;
+    const Event begin, end;
+    begin.record(stream_);
+    for (int i = 0; i < runs; ++i) body();
+    end.record(stream_);
+    return end.milliseconds_since(begin);
+  }
+
+ private:
+  class Event {
+   public:
+    Event();
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+
+    void record(Stream stream) const;
+    float milliseconds_since(const Event& before) const;  // waits for this one
+
+   private:
+    cudaEvent_t event_ = nullptr;
+  };
+
+  bool still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
+  std::vector<Candidate> candidates(Served& served) const;
+  cublasStatus_t try_to_start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
+  void warn(const std::string& line) {
+    if (!line.empty()) warnings_ += line + '\n';
+  }
+
+  Stream stream_;
+  cublasLtHandle_t library_ = nullptr;
+  AlgorithmRecord record_;  // of all that was run or chosen here, or taken over
+  AlgorithmRecord timed_;   // by this run and earlier ones on such a device
+  std::filesystem::path cache_file_;
+  std::string warnings_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,66 @@
+// The amax of a bf16 matrix (see ops/ops.h), found by the kernel that stores it.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/values.h"
+#include "ops/ops.h"
+#include "simt.h"
+
+namespace gptrain {
+
+struct WarpMaxima {
+  uint32_t of_warp[32];
+};
+
+// The largest over the block, on every thread, all of which come here. A block has whole warps.
+__device__ inline uint32_t block_maximum(uint32_t value, WarpMaxima& maxima) {
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
+    const uint32_t other = __shfl_xor_sync(0xffffffff, value, lanes);
+    value = other > value ? other : value;
+  }
+  if (threadIdx.x % 32 == 0) maxima.of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp)
+    value = maxima.of_warp[warp] > value ? maxima.of_warp[warp] : value;
+  return value;
+}
+
+// Of what one thread stores. Without parts, or of another type than bf16, it does nothing.
+class RunningAmax {
+ public:
+  __device__ explicit RunningAmax(float* parts) : parts_(parts) {}
+
+  template <typename T, int N>
+  __device__ void see(const Pack<T, N>& stored) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (parts_ == nullptr) return;
+      // Magnitudes of bf16 are ordered as their bits are, those that are not finite above all others.
+      for (const bf16 element : stored.at) {
+        const uint32_t magnitude = element.bits & 0x7fffU;
+        largest_ = magnitude > largest_ ? magnitude : largest_;
+      }
+    }
+  }
+
+  // Leaves the block's part; the parts that are no block's become 0. All of the block's threads call it, last, when
+  // shared memory (WarpMaxima) is free.
+  __device__ void leave() const {
+    if (parts_ == nullptr) return;
+    constexpr uint32_t infinity = 0x7f80;
+    const uint32_t largest = block_maximum(largest_, shared<WarpMaxima>());
+    const float own = to_float(bf16{static_cast<uint16_t>(largest < infinity ? largest : infinity)});
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t part = blockIdx.x + static_cast<int64_t>(gridDim.x) * threadIdx.x; part < amax_parts; part += step)
+      parts_[part] = part == blockIdx.x ? own : 0.0F;
+  }
+
+ private:
+  float* parts_;
+  uint32_t largest_ = 0;
+};
+
+}  // namespace gptrain
