@@ -301,7 +301,7 @@ void set_pointers(Pointers& pointers, const AttentionBackward& op, int64_t seque
   pointers[id_dv] = at_keys(op, op.dv, sequence, kv_head);
 }
 
-// Offsets that the op has no operand for are never read.
+// `last` is the last of the op's operands.
 void add_documents(Pointers& pointers, const DocumentTable& documents, int64_t piece, Operand last) {
   pointers[id_query_lengths] = pointers[id_key_lengths] = documents.lengths(piece);
   for (int64_t id = id_q; id <= last; ++id)
@@ -322,7 +322,8 @@ class Plans {
     try {
       return {plan(op, shape, handle, scratch_bytes).piece.batch, ""};
     } catch (const Error& error) {
-      return {0, refused_[shape] = error.what()};
+      const std::string reason = error.what();  // of many lines, one for each engine and more
+      return {0, refused_[shape] = reason.substr(0, reason.find('\n'))};
     }
   }
 
