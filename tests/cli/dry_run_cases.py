@@ -1,6 +1,7 @@
 """The dry run: what it prints, for which machines, at which cost; and that a real run takes the bytes it announced."""
 import json
 import os
+import sys
 import unittest
 
 from cli_case import DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
@@ -120,6 +121,21 @@ class DryRun(CliCase):
             for target, of_device in [((), 0), (("--target", "h100"), 32 << 20 if 1 not in arguments else 0)]:
                 plan = self.plan(config, *arguments, *target)
                 self.assertEqual(plan["communication_bytes"], expected + of_device, arguments)
+
+    def test_the_shapes_of_the_gpu_benches_are_valid(self):
+        """Nobody runs those scripts without a GPU, so what they ask for is looked at here."""
+        sys.path.insert(0, str(SOURCE_ROOT / "tools"))
+        import gpu_runs
+        for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8"):
+            case = gpu_runs.ALL_CASES[name]
+            self.assertGreater(gpu_runs.resolved_model(EXECUTABLE, self.folder, case)["vocab_size"], 0)
+            file = gpu_runs.write_config(self.folder, case, case.micro_batches()[0], "cuda", name)
+            plan = gpu_runs.plan(EXECUTABLE, self.folder, file)
+            self.assertEqual(plan["fp8_weights_bytes"] > 0, case.linears == "fp8")
+        for precision in ("fp32", "bf16"):
+            file = gpu_runs.write_config(self.folder, gpu_runs.CASES["gpt2-124m-1024"], 1, "cuda", precision,
+                                         precision={"compute": precision})
+            self.succeed("config", "check", file)
 
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",

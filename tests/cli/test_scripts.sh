@@ -34,6 +34,7 @@ done < <(find tools tests -name '*.sh' -o -name '*.sbatch' && echo .ci/run)
 
 expect 1 'usage: tools/setup.sh' tools/setup.sh --nonsense
 expect 1 'usage: tools/test.sh' tools/test.sh --suite all
+expect 1 'usage: tools/gpu_check.sh' tools/gpu_check.sh --nonsense
 expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
 expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
 
