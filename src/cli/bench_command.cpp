@@ -23,7 +23,7 @@ struct CommArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string dtype = "f32";
-  double timeout_seconds = WorldOptions().timeout_seconds;
+  double timeout_seconds = Timeout().seconds;
   BenchOptions options;
 };
 
@@ -89,7 +89,7 @@ void bench_comm(CommArguments& arguments) {
       throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments.ranks,
                   describe(launch));
     WorldOptions options;
-    options.timeout_seconds = arguments.timeout_seconds;
+    options.timeout = {arguments.timeout_seconds, "--timeout"};
     const auto world = make_process_world(launch, options);
     bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
     return;

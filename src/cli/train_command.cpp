@@ -33,7 +33,7 @@ struct TrainArguments {
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
-  int64_t ranks = 1;
+  int64_t ranks = 0;       // not given
   std::string target;
   double tokens_per_second = 0;
   bool dry_run = false;
@@ -80,6 +80,7 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
 // As many ranks as were asked for, else the fewest that the mesh can have.
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
+  if (arguments.ranks > 0) return arguments.ranks;
   const ParallelConfig parallel = load_config(arguments.config, arguments.overrides).parallel;
   return parallel.tensor * parallel.pipeline;
 }
@@ -87,8 +88,8 @@ int64_t planned_world_size(const TrainArguments& arguments) {
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
-  const Target target =
-      arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
+  Target target = arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
+  target.of_processes = arguments.ranks == 0;
   require_products(config, target, ExitCode::usage);
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
@@ -150,12 +151,13 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
-  dry->excludes(ranks);
   command
-      ->add_option("--world-size", arguments->world_size, "number of ranks to plan for (as few as the mesh can have)")
+      ->add_option("--world-size", arguments->world_size,
+                   "number of processes to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
-      ->needs(dry);
+      ->needs(dry)
+      ->excludes(ranks);
   command->add_option("--target", arguments->target, "machine to plan for: a100-80g, h100, ... (default: this one)")
       ->type_name("NAME")
       ->needs(dry);
@@ -177,7 +179,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       refuse_together(launch, error);
     }
     TrainOptions options;
-    options.ranks = arguments->ranks;
+    options.ranks = std::max<int64_t>(arguments->ranks, 1);
     if (*resume) options.resume = arguments->resume;
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;

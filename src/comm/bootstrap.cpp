@@ -21,6 +21,7 @@ namespace {
 
 constexpr int lowest_job_port = 20000;  // below the ports that systems give out by themselves
 constexpr int num_job_ports = 12000;
+constexpr int max_ranks = 1 << 20;
 constexpr int64_t first_special_step = 0xfffffff0;  // Slurm's batch, external and interactive steps
 
 class Variables {
@@ -59,7 +60,7 @@ void read_place(const Variables& variables, Launch& launch, const char* rank, co
   if (!variables.has(rank) || !variables.has(size))
     throw Error(ExitCode::device, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
                 variables.has(rank) ? size : rank);
-  launch.size = variables.integer(size, 1);
+  launch.size = variables.integer(size, 1, max_ranks);
   launch.rank = variables.integer(rank, 0);
   if (launch.rank >= launch.size)
     throw Error(ExitCode::device, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);

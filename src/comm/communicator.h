@@ -30,6 +30,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Memory of the host that this handle took when it was made, to receive what it reduces.
+  virtual int64_t scratch_bytes() const { return 0; }
 
   // data[i] = reduction over ranks, in place.
   virtual void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) = 0;

@@ -31,17 +31,20 @@ std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) 
 
 class ExchangeCommunicator final : public Communicator {
  public:
-  ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group)
+  ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group,
+                       bool only_meets)
       : transport_(std::move(transport)),
         activity_(std::move(activity)),
         group_(std::move(group)),
         rank_(transport_->rank()),
         size_(transport_->size()),
-        scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(exchange_scratch_bytes(size_)))),
+        scratch_bytes_(only_meets ? 0 : exchange_scratch_bytes(size_)),
+        scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(scratch_bytes_))),
         inputs_(static_cast<size_t>(size_)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int64_t scratch_bytes() const override { return scratch_bytes_; }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     const Running running(*this, {Operation::all_reduce, dtype, op, 0, count});
@@ -128,6 +131,8 @@ class ExchangeCommunicator final : public Communicator {
     Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
       check_call(call, group.size_);
       if (group.grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+      if (group.scratch_bytes_ == 0 && call.operation <= Operation::reduce_scatter)
+        throw Error(ExitCode::device, "{} in a group that only meets", describe(call));
       group.start(call);
     }
     ~Running() { group_.activity_->end(); }
@@ -269,6 +274,7 @@ class ExchangeCommunicator final : public Communicator {
   std::string group_;
   int rank_;
   int size_;
+  int64_t scratch_bytes_;
   std::unique_ptr<std::byte[]> scratch_;
   std::vector<const void*> inputs_;  // of a sum
   std::vector<Message> messages_;    // gathered for the next exchange
@@ -289,8 +295,10 @@ void check_arrival(const Call& sent, int64_t sent_bytes, const Message& expected
 }
 
 std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transport> transport,
-                                                         std::shared_ptr<Activity> activity, std::string group) {
-  return std::make_unique<ExchangeCommunicator>(std::move(transport), std::move(activity), std::move(group));
+                                                         std::shared_ptr<Activity> activity, std::string group,
+                                                         bool only_meets) {
+  return std::make_unique<ExchangeCommunicator>(std::move(transport), std::move(activity), std::move(group),
+                                                only_meets);
 }
 
 }  // namespace gptrain

@@ -53,10 +53,11 @@ bool lost(const Member& member) { return member.condition >= Condition::failed; 
 
 class Heartbeat::Watch {
  public:
-  Watch(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity, End end)
+  Watch(Meeting meeting, int rank, const Timeout& timeout, std::shared_ptr<const Activity> activity, End end)
       : meeting_(std::move(meeting)),
         rank_(rank),
-        timeout_(seconds_duration(timeout_seconds)),
+        timeout_text_(describe(timeout)),
+        timeout_(seconds_duration(timeout.seconds)),
         interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),
         activity_(std::move(activity)),
         end_(std::move(end)),
@@ -254,8 +255,7 @@ class Heartbeat::Watch {
   std::string fate(const Member& member) const {
     if (member.condition == Condition::failed) return "ended with an error of its own";
     if (member.condition == Condition::closed) return "is gone";
-    return fmt::format("is silent for more than {:g} s (comm.timeout_seconds)",
-                       std::chrono::duration<double>(timeout_).count());
+    return "is silent for more than " + timeout_text_;
   }
 
   void end_after_stop() {
@@ -265,6 +265,7 @@ class Heartbeat::Watch {
 
   Meeting meeting_;
   int rank_;
+  std::string timeout_text_;
   Clock::duration timeout_;
   Clock::duration interval_;
   std::shared_ptr<const Activity> activity_;
@@ -276,9 +277,9 @@ class Heartbeat::Watch {
   std::thread thread_;
 };
 
-Heartbeat::Heartbeat(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity,
+Heartbeat::Heartbeat(Meeting meeting, int rank, const Timeout& timeout, std::shared_ptr<const Activity> activity,
                      End end)
-    : watch_(std::make_unique<Watch>(std::move(meeting), rank, timeout_seconds, std::move(activity), std::move(end))) {}
+    : watch_(std::make_unique<Watch>(std::move(meeting), rank, timeout, std::move(activity), std::move(end))) {}
 
 Heartbeat::~Heartbeat() = default;
 

@@ -11,7 +11,7 @@
 namespace gptrain {
 
 // One thread per process, beside the collectives. All report to rank 0 over TCP, several times a second, what they are
-// doing; rank 0 answers with what it does. A peer whose connection closes, or that is silent for timeout_seconds, is
+// doing; rank 0 answers with what it does. A peer whose connection closes, or that is silent for the timeout, is
 // lost: the lowest rank that is left reports each lost rank (host, last operation, group, bytes, step and phase) on
 // standard error within a second, and every process ends with exit code 5. When rank 0 is lost, the others turn to rank
 // 1, and so on. A process that was stopped, and finds that the others have gone on without it, ends as well.
@@ -21,7 +21,7 @@ class Heartbeat {
   // process that reports the loss (`reporter`) and on all others.
   using End = std::function<void(bool reporter)>;
 
-  Heartbeat(Meeting meeting, int rank, double timeout_seconds, std::shared_ptr<const Activity> activity, End end);
+  Heartbeat(Meeting meeting, int rank, const Timeout& timeout, std::shared_ptr<const Activity> activity, End end);
   // Must be called by all ranks once they need each other no more (finished), or when this rank has failed by itself:
   // the others then end, too, unless they end by themselves within a second.
   void leave(bool finished);

@@ -86,6 +86,7 @@ class LocalWorld final : public World {
 
   int rank() const override { return rank_; }
   int size() const override { return state_->size(); }
+  bool of_processes() const override { return false; }
   const std::string& host(int) const override { return state_->host(); }
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
     return state_->make(rank_, ranks);

@@ -23,8 +23,11 @@ class PlanCommunicator final : public Communicator {
     note(Collective::all_to_all, (size_ - 1) * count * dtype_bytes(dtype));
   }
   void broadcast(void*, int64_t count, DType dtype, int root) override {
-    const int64_t share = others_share(count * dtype_bytes(dtype));
-    note(Collective::broadcast, rank_ == root ? 2 * share : share);
+    const int64_t bytes = count * dtype_bytes(dtype);
+    const int64_t share = others_share(bytes);
+    const bool is_root = rank_ == root;
+    if (size_ == 2) return note(Collective::broadcast, is_root ? bytes : 0);
+    note(Collective::broadcast, is_root ? 2 * share : share);
   }
   void send(const void*, int64_t count, DType dtype, int) override {
     note(Collective::point_to_point, count * dtype_bytes(dtype));

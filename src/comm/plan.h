@@ -26,7 +26,8 @@ constexpr std::array<std::string_view, num_collectives> collective_names = {
 // Calls of one collective and the bytes that one rank of the group sends in them, by algorithms that send no more than
 // is needed (Thakur et al., IJHPCA 2005): n bytes of data and P ranks, an all-reduce sends 2 n (P - 1) / P, a
 // reduce-scatter or all-gather of n bytes in all n (P - 1) / P; a broadcast n / P to each other rank, as a scatter and
-// an all-gather, 2 n (P - 1) / P at most.
+// an all-gather, 2 n (P - 1) / P at most, and between two ranks n from its root. Of a few KiB, where the number of
+// messages counts, processes send all to all in one step: comm/exchange.h.
 struct Traffic {
   int64_t calls = 0;
   int64_t sent_bytes = 0;

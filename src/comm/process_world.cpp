@@ -1,13 +1,21 @@
 #include "comm/process_world.h"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <fmt/format.h>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <thread>
+#include <unistd.h>
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "comm/exchange.h"
 #include "comm/heartbeat.h"
 #include "comm/links.h"
@@ -23,16 +31,53 @@ std::string name_of(const std::vector<int>& ranks) {
   return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
 }
 
+// Where nobody watches over the processes yet, or any more, MPI waits without end for one that does not come. While one
+// of these lives, the timeout ends this process with a message; those of higher rank a little later, as the launcher
+// ends them with the first. `doing` completes "waits for others to ...".
+class Limit {
+ public:
+  Limit(const Launch& launch, const Timeout& timeout, const char* doing)
+      : thread_(start_thread("limits a wait", [this, launch, timeout, doing] { run(launch, timeout, doing); })) {}
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+  ~Limit() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void run(const Launch& launch, const Timeout& timeout, const char* doing) {
+    const auto grace = std::chrono::seconds(3 * std::min(launch.rank, 2));
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, seconds_duration(timeout.seconds) + grace, [this] { return done_; })) return;
+    fmt::print(stderr,
+               "gptrain: {} on {} waits for others to {}, and not all did so within {}: see which of the "
+               "processes hangs or was never started\n",
+               describe(launch), launch.host, doing, describe(timeout));
+    std::fflush(stderr);
+    _exit(static_cast<int>(ExitCode::device));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;  // last: starts when everything else is there
+};
+
 class ProcessWorld final : public World {
  public:
-  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, double timeout_seconds)
-      : rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
+  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const Timeout& timeout)
+      : launch_(launch), timeout_(timeout), rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
     for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
-    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout_seconds, activity_,
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout, activity_,
                                              [links = links_.get()](bool reporter) { links->end_process(reporter); });
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
-    all_ = make_group(all);
+    all_ = connect(all, true);
   }
   ProcessWorld(const ProcessWorld&) = delete;
   ProcessWorld& operator=(const ProcessWorld&) = delete;
@@ -48,30 +93,43 @@ class ProcessWorld final : public World {
     all_.reset();
     heartbeat_->leave(finished);
     links_->close(finished);
+    try {
+      const Limit limit(launch_, timeout_, "end");
+      links_.reset();
+    } catch (const Error&) {
+      // The end is not limited where there are no more threads.
+    }
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool of_processes() const override { return true; }
   const std::string& host(int rank) const override { return hosts_[static_cast<size_t>(rank)]; }
 
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
     check_group(ranks, size_);
+    return connect(ranks, false);
+  }
+
+ private:
+  std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, bool only_meets) {
     const int index = num_groups_++;
     const auto place = std::find(ranks.begin(), ranks.end(), rank_);
     if (place == ranks.end()) return nullptr;
     if (ranks.size() == 1) return std::move(make_local_group(1).front());
     return make_exchange_communicator(links_->connect(ranks, static_cast<int>(place - ranks.begin()), index), activity_,
-                                      name_of(ranks));
+                                      name_of(ranks), only_meets);
   }
 
- private:
+  const Launch launch_;
+  const Timeout timeout_;
   int rank_;
   int size_;
   int exceptions_at_start_ = std::uncaught_exceptions();
   std::vector<std::string> hosts_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Heartbeat> heartbeat_;
-  std::unique_ptr<Communicator> all_;
+  std::unique_ptr<Communicator> all_;  // for the end
   int num_groups_ = 0;
 };
 
@@ -91,16 +149,16 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   if (launch.size == 1) return world_of_one();
   settle_on_node(launch);
   Socket master = launch.rank == 0 ? listen_as_master(launch) : Socket();
-  Meeting meeting =
-      meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout_seconds);
-  auto links = make_tcp_links(meeting, launch.rank, options.timeout_seconds);
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout_seconds);
+  Meeting meeting = meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout);
+  auto links = make_tcp_links(meeting, launch.rank, options.timeout.seconds);
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
 }
 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
   if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
   const bool yielding = !settle_on_node(launch);
+  std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI");
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI knows where rank 0 is, and no port needs to be agreed on.
   Launch meeting_place = launch;
@@ -114,11 +172,12 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
     place = Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}}.dump();
   }
   const Json shared = Json::parse(links->share(place));
+  limit.reset();
   std::vector<std::string> addresses = shared.at("addresses");
   if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());
   meeting_place.master_port = shared.at("port");
-  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout_seconds);
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout_seconds);
+  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout);
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
 }
 
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options) {

@@ -13,7 +13,7 @@ namespace gptrain {
 struct WorldOptions {
   std::vector<Fact> facts;  // what must be the same on every rank, besides build and instruction set
   bool same_instruction_set = true;
-  double timeout_seconds = 60;  // for peers to come, and for a silent one to count as lost
+  Timeout timeout;  // for peers to come, and for a silent one to count as lost
 };
 
 // Finds the peers, compares the facts, starts the heartbeat. A world of one process has no heartbeat. While the world

@@ -147,7 +147,7 @@ class Assembly {
     for (FrameChannel& channel : rejected_) channel.send(message.dump(), deadline);
   }
 
-  [[noreturn]] void refuse(double timeout_seconds, int port) {
+  [[noreturn]] void refuse(const Timeout& timeout, int port) {
     tell_all({{"kind", "refused"}}, Clock::now() + 1s);
     if (faulty())
       throw Error(ExitCode::device,
@@ -158,9 +158,9 @@ class Assembly {
     for (size_t rank = 0; rank < came_.size(); ++rank)
       if (!came_[rank]) missing.push_back(std::to_string(rank));
     throw Error(ExitCode::device,
-                "of {} ranks, {} did not come within {:g} s (comm.timeout_seconds): start all ranks, and see whether "
-                "rank 0 ({}, port {}) can be reached from their hosts",
-                launch_.size, listed(missing, ", "), timeout_seconds, launch_.host, port);
+                "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "
+                "reached from their hosts",
+                launch_.size, listed(missing, ", "), describe(timeout), launch_.host, port);
   }
 
  private:
@@ -177,9 +177,9 @@ class Assembly {
   std::vector<std::string> faults_;
 };
 
-void assemble(const Launch& launch, Socket master, const std::vector<Fact>& facts, double timeout_seconds,
+void assemble(const Launch& launch, Socket master, const std::vector<Fact>& facts, const Timeout& timeout,
               const Peer& self, Meeting& meeting) {
-  auto deadline = Clock::now() + seconds_duration(timeout_seconds);
+  auto deadline = Clock::now() + seconds_duration(timeout.seconds);
   struct Caller {
     FrameChannel channel;
     std::string address;
@@ -190,7 +190,7 @@ void assemble(const Launch& launch, Socket master, const std::vector<Fact>& fact
   while (!assembly.complete()) {
     // Ranks that come a little later are told too.
     if (assembly.faulty()) deadline = std::min(deadline, Clock::now() + latecomers_grace);
-    if (Clock::now() >= deadline) assembly.refuse(timeout_seconds, port_of(master));
+    if (Clock::now() >= deadline) assembly.refuse(timeout, port_of(master));
     if (auto accepted = accept_from(master, Clock::now() + retry_interval / 10))
       callers.push_back({FrameChannel(std::move(accepted->socket)), accepted->address});
     for (Caller& caller : callers) {
@@ -201,17 +201,17 @@ void assemble(const Launch& launch, Socket master, const std::vector<Fact>& fact
     std::erase_if(callers, [](const Caller& caller) { return !caller.channel.open(); });
     assembly.check_channels();
   }
-  if (assembly.faulty()) assembly.refuse(timeout_seconds, port_of(master));
+  if (assembly.faulty()) assembly.refuse(timeout, port_of(master));
   std::random_device random;
   meeting.token = fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
   Json welcome{{"kind", "welcome"}, {"token", meeting.token}, {"peers", Json::array()}};
   for (const Peer& peer : meeting.peers) welcome["peers"].push_back(to_json(peer));
-  assembly.tell_all(welcome, Clock::now() + seconds_duration(timeout_seconds));
+  assembly.tell_all(welcome, Clock::now() + seconds_duration(timeout.seconds));
 }
 
 void report_to_master(const Launch& launch, const std::vector<std::string>& addresses, const std::vector<Fact>& facts,
-                      double timeout_seconds, const Peer& self, Meeting& meeting) {
-  const auto deadline = Clock::now() + seconds_duration(timeout_seconds);
+                      const Timeout& timeout, const Peer& self, Meeting& meeting) {
+  const auto deadline = Clock::now() + seconds_duration(timeout.seconds);
   Json hello{{"kind", "hello"},     {"job", launch.job},     {"rank", launch.rank},
              {"size", launch.size}, {"peer", to_json(self)}, {"facts", Json::object()}};
   for (const Fact& fact : facts) hello["facts"][fact.name] = fact.value;
@@ -246,9 +246,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
   } else if (!unresolved.empty()) {
     found += "; " + listed(unresolved, "; ");
   }
-  throw Error(ExitCode::device,
-              "rank {} ({}) did not find rank 0 at {} port {} within {:g} s (comm.timeout_seconds): {}", launch.rank,
-              launch.host, listed(addresses, " or "), launch.master_port, timeout_seconds, found);
+  throw Error(ExitCode::device, "rank {} ({}) did not find rank 0 at {} port {} within {}: {}", launch.rank,
+              launch.host, listed(addresses, " or "), launch.master_port, describe(timeout), found);
 }
 
 uint32_t checksum_of_executable() {
@@ -262,6 +261,11 @@ uint32_t checksum_of_executable() {
 
 }  // namespace
 
+std::string describe(const Timeout& timeout) {
+  const std::string source = timeout.set_by.empty() ? "" : fmt::format(" ({})", timeout.set_by);
+  return fmt::format("{:g} s{}", timeout.seconds, source);
+}
+
 std::vector<Fact> build_facts() {
   static const uint32_t checksum = checksum_of_executable();
   const auto build = fmt::format("{} ({:08x})", version, checksum);
@@ -271,16 +275,16 @@ std::vector<Fact> build_facts() {
 Socket listen_as_master(const Launch& launch) { return listen_on(launch.master_port); }
 
 Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
-             const std::vector<Fact>& facts, double timeout_seconds) {
+             const std::vector<Fact>& facts, const Timeout& timeout) {
   Meeting meeting;
   meeting.heartbeat_listener = listen_on(0);
   meeting.group_listener = listen_on(0);
   const Peer self = describe_self(launch, meeting);
   try {
     if (launch.rank == 0) {
-      assemble(launch, std::move(master), facts, timeout_seconds, self, meeting);
+      assemble(launch, std::move(master), facts, timeout, self, meeting);
     } else {
-      report_to_master(launch, addresses, facts, timeout_seconds, self, meeting);
+      report_to_master(launch, addresses, facts, timeout, self, meeting);
     }
   } catch (const Json::exception& error) {
     throw Error(ExitCode::device, "rank {} ({}) got a message that it does not understand: {}", launch.rank,

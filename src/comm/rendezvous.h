@@ -33,6 +33,13 @@ struct Meeting {
   std::vector<FrameChannel> channels;  // on rank 0 one to each rank (its own closed), else one to rank 0
 };
 
+// How long ranks wait for each other, and what sets that: messages name it.
+struct Timeout {
+  double seconds = 60;
+  std::string set_by = "comm.timeout_seconds";  // empty: nothing that a user sets
+};
+std::string describe(const Timeout& timeout);  // "60 s (comm.timeout_seconds)"
+
 // What every build knows of itself: version, a checksum of the executable, and the instruction set in use.
 std::vector<Fact> build_facts();
 
@@ -41,10 +48,10 @@ Socket listen_as_master(const Launch& launch);
 
 // Collective over the run. `master`: rank 0's listener from listen_as_master, null elsewhere. `addresses`: where to
 // look for rank 0, at launch.master_port. Returns when all ranks have come and agree on every fact, or throws
-// Error(device) on all within timeout_seconds and a little more: ranks that did not come, came twice, or differ are
+// Error(device) on all within the timeout and a little more: ranks that did not come, came twice, or differ are
 // named, with their hosts, by rank 0; the message on other ranks is then empty.
 Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
-             const std::vector<Fact>& facts, double timeout_seconds);
+             const std::vector<Fact>& facts, const Timeout& timeout);
 
 enum class PeerPort { heartbeat, group };
 

@@ -73,7 +73,8 @@ uint32_t frame_length(const std::string& bytes) {
 }  // namespace
 
 Clock::duration seconds_duration(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  constexpr double for_ever = 1e9;  // seconds; beyond some ten times that a clock's times overflow
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, for_ever)));
 }
 
 Socket& Socket::operator=(Socket&& other) noexcept {

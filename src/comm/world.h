@@ -18,6 +18,8 @@ class World {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Whether ranks are processes, and not threads of one.
+  virtual bool of_processes() const = 0;
   // The name of the node that `rank` runs on.
   virtual const std::string& host(int rank) const = 0;
   // What this rank is doing, for the report about it when it goes missing. Groups note their operations; the owner of

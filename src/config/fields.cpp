@@ -377,7 +377,7 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
                 "time for the other ranks to come at the start, and for one that is silent to count as lost")
               .changeable(),
           field("comm.mixed_machines", &RunConfig::comm, &CommConfig::mixed_machines, BooleanRule{},
-                "ranks may run on different instruction sets, which round differently")
+                "ranks may run on different instruction sets or GPU models, which round differently")
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},

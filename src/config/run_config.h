@@ -107,7 +107,7 @@ struct LogConfig {
 
 struct CommConfig {
   double timeout_seconds = 60;        // for peers to come, and for a silent one to count as lost
-  bool mixed_machines = false;        // ranks may have different instruction sets
+  bool mixed_machines = false;        // ranks may have different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps from one comparison of the replicas' weights to the next; 0: never
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "comm/device_groups.h"
+#include "comm/exchange.h"
 #include "comm/staged.h"
 
 namespace gptrain {
@@ -55,9 +56,14 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
   return {};
 }
 
-int64_t planned_exchange_bytes(const Target& target, int64_t world_size) {
-  if (target.kind == Target::Kind::cpu || world_size == 1) return 0;
-  return target.device_links ? device_exchange_bytes : staging_bytes;
+int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups) {
+  int64_t bytes = 0;
+  for (size_t kind = 0; kind < num_group_kinds && target.of_processes; ++kind) {
+    const Communicator* const group = groups.group(static_cast<GroupKind>(kind));
+    if (group != nullptr) bytes += exchange_scratch_bytes(group->size());
+  }
+  if (target.kind == Target::Kind::cpu || groups.mesh().world_size() == 1) return bytes;
+  return bytes + (target.device_links ? device_exchange_bytes : staging_bytes);
 }
 
 RankGroups::RankGroups(const RunConfig& config, World& world)
@@ -109,6 +115,12 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
     if (groups_[kind]) device_groups_[kind] = std::move(on_devices[next++]);
   }
   stream_ = std::make_unique<CollectiveStream>(!linked_, queue_.get());
+}
+
+int64_t RankGroups::exchanged_bytes() const {
+  int64_t bytes = exchanged_ ? exchanged_->bytes() : 0;
+  for (const auto& group : groups_) bytes += group ? group->scratch_bytes() : 0;
+  return bytes;
 }
 
 Communicator* RankGroups::device_group(GroupKind kind) const {

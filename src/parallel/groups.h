@@ -62,7 +62,7 @@ class RankGroups {
   CollectiveStream& stream() { return *stream_; }
   // Whether collectives on devices go from device to device, and the memory that they pass through.
   bool has_links() const { return linked_; }
-  int64_t exchanged_bytes() const { return exchanged_ ? exchanged_->bytes() : 0; }
+  int64_t exchanged_bytes() const;
 
  private:
   Mesh mesh_;
@@ -76,8 +76,8 @@ class RankGroups {
   std::unique_ptr<CollectiveStream> stream_;  // after the groups: its thread ends before they do
 };
 
-// What exchanged_bytes will be on a device of that kind.
-int64_t planned_exchange_bytes(const Target& target, int64_t world_size);
+// What exchanged_bytes of a rank with such groups will be on that target.
+int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups);
 
 // The ranks of `rank`'s group of a kind.
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);

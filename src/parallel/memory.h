@@ -25,7 +25,7 @@ enum class MemoryClass : uint8_t {
   activations,    // slots of the schedule: saved records, stream gradients
   workspace,      // tensors inside one action, and ops' scratch
   data,           // micro-batches on the device, and the ring they are read ahead into
-  communication,  // what collectives between devices pass through: the device's memory, or the host's
+  communication,  // what collectives pass through, and receive in: the device's memory, or the host's
   state,          // StepState, norm partials, segment tables
   count
 };

@@ -1,6 +1,7 @@
 #include "train/device.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/fp8.h"
 #include "comm/agree.h"
 #include "comm/device_groups.h"
+#include "comm/texts.h"
 
 namespace gptrain {
 namespace {
@@ -55,6 +57,19 @@ Target planned_device(const RunConfig& config) {
   return target;
 }
 
+void require_same_models(const RunConfig& config, Communicator* all, const World& world, const std::string& model) {
+  if (config.comm.mixed_machines) return;
+  const std::vector<std::string> models = gather_texts(all, model);
+  const auto other = std::find_if(models.begin(), models.end(), [&](const std::string& m) { return m != models[0]; });
+  if (other == models.end()) return;
+  const auto rank = static_cast<int>(other - models.begin());
+  throw Error(ExitCode::device, "{}",
+              world.rank() > 0 ? std::string()
+                               : fmt::format("rank {} ({}) computes on {}, rank 0 ({}) on {}: these round differently, "
+                                             "which comm.mixed_machines = true allows",
+                                             rank, world.host(rank), *other, world.host(0), models[0]));
+}
+
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
   RankDevice device;
   // A launcher may show every rank another device as number 0: what tells them apart is their identity.
@@ -63,6 +78,8 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
     require_products(config, device.backend->target(), ExitCode::device);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
+  const Target& target = device.backend->target();
+  require_same_models(config, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
   device.sharing =
       static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
   device.apart = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/error.h"
 #include "comm/communicator.h"
@@ -23,10 +24,14 @@ struct RankDevice {
   bool apart = false;  // no two ranks of the world share one
 };
 
+// Throws Error(device) on all ranks if they compute on different models of devices, which round differently, unless
+// comm.mixed_machines allows it. `model` names this rank's. Collective over `all`, as below.
+void require_same_models(const RunConfig& config, Communicator* all, const World& world, const std::string& model);
+
 // run.device, as far as this machine has it: `auto` is CUDA where there is a device, else the CPU. The ranks of a node
 // take the CUDA devices that they see in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over
 // `all`, the group of the world (null: there is one rank). Error(device) on all ranks: CUDA is asked for and there is
-// none, a device cannot be used, or has no such products.
+// none, a device cannot be used, or has no such products; or the ranks' are of different models.
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
 }  // namespace gptrain

@@ -1,12 +1,12 @@
 #include "train/folder.h"
 
 #include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/output_file.h"
@@ -16,40 +16,54 @@ namespace gptrain {
 namespace fs = std::filesystem;
 
 FolderLock::FolderLock(const fs::path& out) : path_(out / ".lock") {
-  std::error_code error;
-  for (fs::path folder = out; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path())
-    made_folders_.push_back(folder);
-  fs::create_directories(out, error);
-  if (error) {
-    remove_what_was_made();
-    throw Error(ExitCode::usage, "run.out: cannot create {}: {}", out.string(), error.message());
+  // Another run that is refused may remove a folder that it has made between any two of these calls.
+  constexpr int max_attempts = 100;
+  std::error_code fault;
+  bool made = false;
+  for (int attempt = 0; attempt < max_attempts; ++attempt) {
+    note_missing_folders(out);
+    fs::create_directories(out, fault);
+    made = !fault;
+    if (made) fault = lock();
+    if (!fault) return;
+    if (fault == std::errc::operation_would_block)
+      throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
+    if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory) break;
   }
-  if (!lock()) throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
+  remove_what_was_made();
+  throw Error(ExitCode::usage, "run.out: cannot {} {}: {}", made ? "write" : "create", (made ? path_ : out).string(),
+              fault.message());
 }
 
-bool FolderLock::lock() {
+void FolderLock::note_missing_folders(const fs::path& out) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path folder = out; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path())
+    missing.push_back(folder);
+  // Of one attempt to the next: the outer ones may still be there.
+  if (missing.size() > made_folders_.size()) made_folders_ = std::move(missing);
+}
+
+std::error_code FolderLock::lock() {
+  const auto fault = [] { return std::error_code(errno, std::generic_category()); };
   for (;;) {
     made_lock_ = true;
     descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (descriptor_ < 0 && errno == EEXIST) {
       made_lock_ = false;
-      descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+      descriptor_ = open(path_.c_str(), O_RDWR | O_CLOEXEC);
     }
-    if (descriptor_ < 0) {
-      const int fault = errno;
-      made_lock_ = false;
-      remove_what_was_made();
-      throw Error(ExitCode::usage, "run.out: cannot write {}: {}", path_.string(), std::strerror(fault));
-    }
+    if (descriptor_ < 0) return fault();
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      close(descriptor_);
-      return false;
+      const std::error_code why = fault();
+      close(std::exchange(descriptor_, -1));
+      return why;
     }
     // Who had the lock before may have removed its file: another process could make and lock a new one.
     struct stat ours {
     }, there{};
-    if (fstat(descriptor_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_ino == there.st_ino) return true;
-    close(descriptor_);
+    if (fstat(descriptor_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_ino == there.st_ino) return {};
+    close(std::exchange(descriptor_, -1));
   }
 }
 
@@ -60,7 +74,9 @@ FolderLock::~FolderLock() {
 
 void FolderLock::remove_what_was_made() const {
   std::error_code error;
-  if (made_lock_) fs::remove(path_, error);
+  // In a folder that was not there, the lock is another's who was refused.
+  const bool is_ours = made_lock_ || !made_folders_.empty();
+  if (descriptor_ >= 0 && is_ours) fs::remove(path_, error);
   // A folder that has something in it stays.
   for (const fs::path& folder : made_folders_) rmdir(folder.c_str());
 }

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace gptrain {
@@ -20,7 +21,8 @@ class FolderLock {
   void keep() { kept_ = true; }  // from here on the folder is the run's
 
  private:
-  bool lock();  // false if somebody else has the lock
+  void note_missing_folders(const std::filesystem::path& out);
+  std::error_code lock();  // operation_would_block: somebody else has the lock
   void remove_what_was_made() const;
 
   const std::filesystem::path path_;                 // of the lock

@@ -477,6 +477,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   agree_on(all, world, [&] {
     Target share = device.backend->target();
     share.device_links = groups.has_links();
+    share.of_processes = world.of_processes();
     plan = plan_step(config, share, world.size(), world.rank());
     share.memory_bytes /= device.sharing;
     const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
@@ -505,7 +506,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
   try {
     const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config, options)}},
                                                    .same_instruction_set = !config.comm.mixed_machines,
-                                                   .timeout_seconds = config.comm.timeout_seconds});
+                                                   .timeout = {.seconds = config.comm.timeout_seconds}});
     return run_rank(config, options, signals, *world);
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();
@@ -537,8 +538,8 @@ void refuse_together(const Launch& launch, const Error& error) {
   if (launch.rank == 0) fmt::print(stderr, "gptrain: {}\n", message);
   try {
     const std::string fact = "refused: " + message.substr(0, message.find('\n'));
-    const auto world =
-        make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout_seconds = seconds_to_meet});
+    const Timeout timeout{.seconds = seconds_to_meet, .set_by = ""};
+    const auto world = make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout = timeout});
   } catch (const Error& meeting) {
     if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
     if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());

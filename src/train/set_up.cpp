@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <fstream>
+#include <iterator>
 #include <unistd.h>
 #include <vector>
 
@@ -29,6 +31,13 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
                             : fmt::format("no step is left to run: step {} of {} is done", done, config.run.steps));
   }
   return last;
+}
+
+// What tells two checkpoints apart: the manifest has the checksums of everything in them.
+std::string describe_checkpoint(const fs::path& checkpoint) {
+  std::ifstream file(checkpoint / "manifest.json", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return fmt::format("of step {}, checksum {:08x}", read_manifest(checkpoint).step, crc32c(text.data(), text.size()));
 }
 
 // What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
@@ -74,7 +83,18 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, Communi
                                return checkpoint ? checkpoint->string() : std::string();
                              }).front();
   if (!chosen.empty()) start.checkpoint = chosen;
-  agree_on(all, world, [&] { start.last_step = last_step_of_call(config, options, start.checkpoint); });
+  const std::vector<std::string> seen = agree(all, world, [&] {
+    start.last_step = last_step_of_call(config, options, start.checkpoint);
+    return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
+  });
+  agree_on(all, world, [&] {
+    for (size_t rank = 1; rank < seen.size() && world.rank() == 0; ++rank) {
+      if (seen[rank] == seen[0]) continue;
+      throw Error(ExitCode::checkpoint,
+                  "{} is {} on rank {} ({}), {} on rank 0 ({}): all ranks must see the same folder", chosen, seen[rank],
+                  rank, world.host(static_cast<int>(rank)), seen[0], world.host(0));
+    }
+  });
   return start;
 }
 

@@ -136,7 +136,7 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::activations] = slots.activation_bytes();
   const int64_t landing = memory_apart(target) ? micro_batch_bytes(config) : 0;
   memory[MemoryClass::data] = slots.data_bytes() + landing + all_rings_bytes(config, target);
-  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups.mesh().world_size());
+  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
   return memory;
 }

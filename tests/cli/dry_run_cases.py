@@ -107,12 +107,14 @@ class DryRun(CliCase):
         self.refuse(DEVICE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,
                     "--dry-run", *overrides("precision.linears=fp8"))
 
-    def test_what_ranks_on_gpus_exchange_through(self):
+    def test_what_ranks_exchange_through(self):
+        """Processes receive what they reduce: in groups of two 512 KiB, for the world and for the data ranks."""
         config = self.write_config(tiny_config())
-        for ranks, target, expected in [(1, "h100", 0), (2, "h100", 32 << 20)]:
-            plan = self.plan(config, "--target", target, "--world-size", ranks)
-            self.assertEqual(plan["communication_bytes"], expected)
-        self.assertEqual(self.plan(config, "--world-size", "2")["communication_bytes"], 0)
+        for arguments, expected in [(("--world-size", 1), 0), (("--world-size", 2), 2 << 19), (("--ranks", 2), 0),
+                                    (("--world-size", 4, *overrides("parallel.tensor=2")), (4 + 2 + 2) << 18)]:
+            for target, of_device in [((), 0), (("--target", "h100"), 32 << 20 if 1 not in arguments else 0)]:
+                plan = self.plan(config, *arguments, *target)
+                self.assertEqual(plan["communication_bytes"], expected + of_device, arguments)
 
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",

@@ -6,6 +6,7 @@
 //   call      makes another call than the others
 //   error     ends with an error of its own
 //   sleep     waits, as do the others for it, until somebody ends them
+//   end       does not come to the end of MPI
 // COMM_RANKS_THREADS=N runs N ranks as threads.
 #include <chrono>
 #include <cstdio>
@@ -78,6 +79,8 @@ std::vector<int> every(int first, int step, int size) {
   return ranks;
 }
 
+bool hangs_at_end = false;
+
 void commit_fault(World& world, Communicator& all, const std::string& fault, int faulty) {
   float data[2] = {};
   if (fault == "sleep") {
@@ -87,6 +90,7 @@ void commit_fault(World& world, Communicator& all, const std::string& fault, int
     std::fflush(stdout);
     if (world.rank() == faulty) std::this_thread::sleep_for(std::chrono::seconds(60));
   }
+  hangs_at_end = fault == "end" && world.rank() == faulty;
   if (fault == "error" && world.rank() == faulty) throw Error(ExitCode::data, "a fault of this rank");
   const int64_t count = fault == "call" && world.rank() == faulty ? 2 : 1;
   all.all_reduce(data, count, DType::f32, ReduceOp::sum);
@@ -105,6 +109,14 @@ void run_rank(World& world, const std::string& fault, int faulty) {
 
 }  // namespace
 
+// Called in place of MPI's own, which has this name, too, in a build with MPI.
+extern "C" int PMPI_Finalize() __attribute__((weak));
+extern "C" int MPI_Finalize();
+extern "C" int MPI_Finalize() {
+  if (hangs_at_end) std::this_thread::sleep_for(std::chrono::seconds(60));
+  return PMPI_Finalize != nullptr ? PMPI_Finalize() : 0;
+}
+
 int main(int argc, char** argv) {
   const std::string fault = argc == 3 ? argv[1] : "";
   const int faulty = argc == 3 ? std::atoi(argv[2]) : -1;
@@ -115,7 +127,7 @@ int main(int argc, char** argv) {
     }
     const Launch launch = find_launch();
     WorldOptions options;
-    options.timeout_seconds = timeout_seconds;
+    options.timeout.seconds = timeout_seconds;
     options.facts = {{"config", fault == "config" && launch.rank == faulty ? "b" : "a"}};
     const auto world = make_process_world(launch, options);
     run_rank(*world, fault, faulty);

@@ -182,7 +182,7 @@ class Bench(Processes):
         self.check_table(out, "3 ranks (threads) in groups of 3, bf16", 6 * 4)
 
     def test_sockets_in_groups(self):
-        results = self.tcp(4, GPTRAIN, *self.ARGUMENTS, "--group-size", "2").finish()
+        results = self.tcp(4, GPTRAIN, *self.ARGUMENTS, "--group-size", "2", "--timeout", "1e300").finish()
         self.assertEqual({code for code, _, _ in results}, {0}, results)
         self.check_table(results[0][1], "4 ranks (processes, TCP) in groups of 2, f32", 6 * 4)
         self.assertEqual("".join(out for _, out, _ in results[1:]), "")
@@ -191,6 +191,13 @@ class Bench(Processes):
         [(code, out, errors)] = self.mpi(3, GPTRAIN, *self.ARGUMENTS).finish()
         self.assertEqual(code, 0, errors)
         self.check_table(out, "3 ranks (processes, MPI) in groups of 3, f32", 6 * 4)
+
+    def test_a_rank_that_does_not_come(self):
+        run = Run(self, [start([GPTRAIN, *self.ARGUMENTS, "--timeout", "0.3"], RANK=0, WORLD_SIZE=2,
+                               MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())])
+        [(code, _, errors)] = run.finish()
+        self.assertEqual(code, DEVICE)
+        self.assertIn("gptrain: of 2 ranks, 1 did not come within 0.3 s (--timeout): start all ranks", errors)
 
     def test_what_does_not_fit_is_refused(self):
         run = Run(self, [start([GPTRAIN, *self.ARGUMENTS, "--ranks", "4", "--group-size", "3"])])
@@ -287,6 +294,26 @@ class Start(Processes):
     def test_mpirun_and_variables_that_contradict_it(self):
         run = Run(self, [start([COMM_RANKS], OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2, RANK=1, WORLD_SIZE=2)])
         self.check_refusal(run.finish(), "RANK=1 and WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=0")
+
+
+    def test_a_rank_that_never_starts_mpi(self):
+        hangs = '[ "$OMPI_COMM_WORLD_RANK" = 2 ] && exec sleep 60; exec "$0" "$@"'
+        began = time.monotonic()
+        [(code, _, errors)] = self.mpi(3, "bash", "-c", hangs, COMM_RANKS).finish()
+        self.assertEqual(code, DEVICE, errors)
+        self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to start MPI, and not all did "
+                                 r"so within 2 s \(comm.timeout_seconds\)")
+        self.assertEqual(errors.count("waits for others"), 1, errors)
+        self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
+
+
+    def test_a_rank_that_never_ends_mpi(self):
+        began = time.monotonic()
+        [(code, _, errors)] = self.mpi(3, COMM_RANKS, "end", "1").finish()
+        self.assertEqual(code, DEVICE, errors)
+        self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to end, and not all did so "
+                                 r"within 2 s")
+        self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
 
 
 class Loss(Processes):

@@ -59,20 +59,21 @@ def free_port():
 class Ranks:
     """The processes of one run. Output goes to LOG (rank 0, or mpirun) and to LOG.RANK."""
 
-    def __init__(self, case, mode, command, log, prefix=(), prefixed_rank=None):
+    def __init__(self, case, mode, command, log, prefix=(), prefixed_rank=None, size=RANKS):
         self.mode = mode
+        self.size = size
         self.logs = []
         self.processes = []
-        place = {"WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        place = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         if mode == "tcp":
-            for rank in range(RANKS):
+            for rank in range(size):
                 before = prefix if rank == prefixed_rank else ()
                 self._start([*before, *command], log.with_name(f"{log.name}.{rank}") if rank else log, RANK=rank,
                             LOCAL_RANK=rank, **place)
         elif mode == "mpi":
-            self._start(["mpirun", "--oversubscribe", "-n", str(RANKS), *command], log)
+            self._start(["mpirun", "--oversubscribe", "-n", str(size), *command], log)
         else:
-            self._start([*command, "--ranks", str(RANKS)], log)
+            self._start([*command, "--ranks", str(size)], log)
         self.known = {}
         case.addCleanup(self.kill)
 
@@ -105,7 +106,7 @@ class Ranks:
         return self.known
 
     def await_ranks(self):
-        wait_for(self, lambda: len(self.rank_ids()) == len(self.processes if self.mode != "mpi" else range(RANKS)))
+        wait_for(self, lambda: len(self.rank_ids()) == len(self.processes if self.mode != "mpi" else range(self.size)))
         return self.rank_ids()
 
     def send(self, rank, number):
@@ -222,7 +223,18 @@ class RanksTest(unittest.TestCase):
 class Reference(RanksTest):
     def test_every_transport_has_its_bits(self):
         for mode in self.modes("tcp", "mpi"):
-            self.finish(self.new_run(mode), mode)
+            run = self.new_run(mode)
+            self.finish(run, mode)
+            self.check_memory(run, "--world-size")
+        self.check_memory(self.reference, "--ranks")
+
+    def check_memory(self, run, ranks):
+        """What was taken is what the dry run says, of processes what they receive in, too."""
+        planned = test_crash.gptrain(*run.command("--dry-run", "--json", ranks, RANKS)[1:])
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        taken = json.loads((run.out / "run.json").read_text(encoding="utf-8"))
+        self.assertEqual(taken, {key: json.loads(planned.stdout)[key] for key in taken})
+        self.assertEqual(taken["communication_bytes"], 0 if ranks == "--ranks" else (RANKS + 2 + 2) << 18)
 
     def test_files_are_written_by_one_rank(self):
         self.assertEqual(sorted(os.listdir(self.reference.checkpoint(STEPS))),
@@ -472,9 +484,8 @@ class Faults(RanksTest):
         other.mkdir()
         run.change(data={"train": [{"path": "train"}], "validation": [{"path": "heldout"}]})
         moved = {"prefix": ["bash", "-c", f"cd {other}; exec \"$0\" \"$@\""], "prefixed_rank": 3}
-        before = os.getcwd()
+        self.addCleanup(os.chdir, os.getcwd())
         os.chdir(self.folder)
-        self.addCleanup(os.chdir, before)
         self.check_refusal(run.start_ranks(self, "tcp", **moved), DATA, r"gptrain: rank 3 \(.+\): train.idx does not")
         for name in ("train", "heldout"):
             for suffix in ("bin", "idx"):
@@ -485,6 +496,20 @@ class Faults(RanksTest):
         self.check_refusal(run.start_ranks(self, "tcp", **moved), DEVICE,
                            r"gptrain: rank 3 \(.+\) has other data than rank 0 \(.+\):\n +training data: \d+ tokens")
         self.assertFalse((run.out / "metrics.jsonl").exists())
+
+    def test_another_checkpoint_on_one_rank(self):
+        run = self.new_run("other-checkpoint")
+        run.change(run={"out": "out"})  # wherever a rank is started
+        (other := self.folder / "elsewhere else").mkdir()
+        self.addCleanup(os.chdir, os.getcwd())
+        for folder, seed in ((other, 12), (run.out.parent, 11)):
+            os.chdir(folder)
+            done = run.train("--ranks", RANKS, "--steps", 2, *overrides(*MESH, f"run.seed={seed}"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        moved = ["bash", "-c", f"cd '{other}'; exec \"$0\" \"$@\""]
+        self.check_refusal(run.start_ranks(self, "tcp", prefix=moved, prefixed_rank=3), CHECKPOINT,
+                           r"gptrain: out/checkpoints/step-00000002 is of step 2, checksum \w+ on rank 3 \(.+\), of step "
+                           r"2, checksum \w+ on rank 0 \(.+\): all ranks must see the same folder\n")
 
     def test_a_config_that_no_rank_can_use(self):
         for mode in self.modes("tcp", "mpi"):

@@ -53,11 +53,12 @@ class Expected {
   }
   void reduce_scatters(int64_t calls, int64_t bytes) { add(Collective::reduce_scatter, calls, (size_ - 1) * bytes); }
   void all_gathers(int64_t calls, int64_t bytes) { add(Collective::all_gather, calls, (size_ - 1) * bytes); }
-  // From each rank in turn: n / P to each other rank, and once as much again as the root.
+  // From each rank in turn: n / P to each other rank, and once as much again as the root; of two ranks all to the
+  // other.
   void broadcasts_in_turn(int64_t turns, int64_t bytes) {
     const int64_t share = bytes * (size_ - 1) / size_;
     add(Collective::broadcast, turns * size_, 0);
-    table[static_cast<size_t>(Collective::broadcast)].sent_bytes += turns * (size_ + 1) * share;
+    table[static_cast<size_t>(Collective::broadcast)].sent_bytes += turns * (size_ == 2 ? bytes : (size_ + 1) * share);
   }
 
   TrafficTable table{};

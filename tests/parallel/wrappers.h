@@ -40,6 +40,7 @@ class ForwardingCommunicator : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  int64_t scratch_bytes() const override { return inner_->scratch_bytes(); }
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     inner_->all_reduce(data, count, dtype, op);
   }
@@ -75,6 +76,7 @@ class WrappingWorld final : public World {
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
+  bool of_processes() const override { return inner_.of_processes(); }
   const std::string& host(int rank) const override { return inner_.host(rank); }
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
     auto group = inner_.make_group(ranks);

@@ -74,8 +74,8 @@ class Device(unittest.TestCase):
             text = self.train(WITH_DEVICE, out, "cuda", "--ranks", "2", *layout)
             self.assertIn("one host-harness each", text)
             # What they exchange is carried through 8 MiB of the host.
-            _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", "--world-size",
-                                             "2", *layout)
+            _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", "--ranks", "2",
+                                             *layout)
             taken = json.loads((self.folder / out / "run.json").read_text(encoding="utf-8"))
             self.assertEqual(taken, {key: json.loads(planned)[key] for key in taken})
             self.assertEqual(taken["communication_bytes"], 8 << 20)

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/agree.h"
+#include "train/device.h"
 
 using namespace gptrain;
 
@@ -41,6 +42,32 @@ TEST_CASE("a failure of any rank fails all, and rank 0 tells of the lowest") {
   REQUIRE(outcomes([](int rank) -> std::string {
             throw Error(rank == 0 ? ExitCode::usage : ExitCode::device, "rank {} cannot", rank);
           }) == std::vector<std::string>{"2: rank 0 cannot", "2: ", "2: "});
+}
+
+TEST_CASE("ranks on different models of devices are refused, unless that is allowed") {
+  const std::string host = make_local_world(1).front()->host(0);
+  const auto run = [](bool mixed, const std::vector<std::string>& models) {
+    RunConfig config;
+    config.comm.mixed_machines = mixed;
+    std::vector<std::string> found(3);
+    run_local_ranks(3, [&](World& world) {
+      const auto group = world.make_group({0, 1, 2});
+      const auto index = static_cast<size_t>(world.rank());
+      try {
+        require_same_models(config, group.get(), world, models[index]);
+      } catch (const Error& error) {
+        found[index] = std::to_string(static_cast<int>(error.code())) + ": " + error.what();
+      }
+    });
+    return found;
+  };
+  const std::vector<std::string> fine(3);
+  CHECK(run(false, {"H200", "H200", "H200"}) == fine);
+  CHECK(run(true, {"H200", "H200", "a CPU"}) == fine);
+  CHECK(run(false, {"H200", "H200", "a CPU"}) ==
+        std::vector<std::string>{"5: rank 2 (" + host + ") computes on a CPU, rank 0 (" + host +
+                                     ") on H200: these round differently, which comm.mixed_machines = true allows",
+                                 "5: ", "5: "});
 }
 
 TEST_CASE("a rank that is alone agrees with itself") {

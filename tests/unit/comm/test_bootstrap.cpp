@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/bootstrap.h"
+#include "comm/rendezvous.h"
 
 using namespace gptrain;
 
@@ -139,9 +140,9 @@ TEST_CASE("variables that are missing, no numbers, out of range, or contradict e
   require_refusal(with(plain, {{"RANK", "8"}}), "RANK=8: must be below WORLD_SIZE=8");
   require_refusal(with(plain, {{"RANK", "-1"}}), "RANK=-1: must be a whole number from 0 to 2147483647");
   require_refusal(with(plain, {{"RANK", "1x"}}), "RANK=1x: must be a whole number from 0 to 2147483647");
-  require_refusal(with(plain, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE=0: must be a whole number from 1 to 2147483647");
+  require_refusal(with(plain, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE=0: must be a whole number from 1 to 1048576");
   require_refusal(with(plain, {{"WORLD_SIZE", "99999999999"}}),
-                  "WORLD_SIZE=99999999999: must be a whole number from 1 to 2147483647");
+                  "WORLD_SIZE=99999999999: must be a whole number from 1 to 1048576");
   require_refusal(with(plain, {{"MASTER_PORT", "70000"}}), "MASTER_PORT=70000: must be a whole number from 1 to 65535");
   require_refusal(with(plain, {{"LOCAL_RANK", "8"}}), "LOCAL_RANK=8: must be a whole number from 0 to 7");
   require_refusal(with(plain, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
@@ -158,4 +159,23 @@ TEST_CASE("variables that are missing, no numbers, out of range, or contradict e
   incomplete = slurm;
   incomplete.erase("SLURM_STEP_NODELIST");
   require_refusal(incomplete, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+}
+
+TEST_CASE("ranks that do not come are told of with the time that was waited, and what sets it") {
+  Launch launch;
+  launch.source = Launch::Source::variables;
+  launch.size = 3;
+  launch.host = "here";
+  const auto message = [&](const Timeout& timeout) {
+    try {
+      meet(launch, listen_as_master(launch), {}, {}, timeout);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string rest = ": start all ranks, and see whether rank 0 (here, port ";
+  CHECK(message({.seconds = 0.01})
+            .starts_with("of 3 ranks, 1, 2 did not come within 0.01 s (comm.timeout_seconds)" + rest));
+  CHECK(message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, 1, 2 did not come within 0.01 s" + rest));
 }

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""What tests/parallel compares with one rank, as threads, has the same bits over TCP and MPI: weights, moments, metrics.
+
+Run as test_every_mesh.py GPTRAIN HAS_MPI [options of unittest].
+"""
+import shutil
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+import test_ranks
+
+
+class EveryMesh(test_ranks.RanksTest):
+    MODEL = {"num_layers": 3, "hidden_size": 120, "num_heads": 60, "vocab_size": 257, "sequence_length": 60}
+    SIZES = {(1, 2), (1, 3), (1, 5), (1, 6), (1, 8), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (4, 1), (4, 2),
+             (5, 1), (6, 1)}  # tensor, data
+
+    def meshes(self):
+        for tensor, data in sorted(self.SIZES):
+            for zero in range(4 if data > 1 else 1):
+                for sequence in ((), ("parallel.sequence=true",)) if tensor > 1 else ((),):
+                    yield tensor * data, (f"parallel.tensor={tensor}", f"parallel.zero={zero}", *sequence)
+
+    def test_processes_have_the_bits_of_threads(self):
+        for number, (size, mesh) in enumerate(self.meshes()):
+            settings = ("run.threads=1", "run.steps=2", "schedule.warmup_steps=1", f"batch.global={2 * size}",
+                        "batch.micro=1", "precision.compute=bf16", "checkpoint.every_steps=0")
+            if number % 2 == 0 and f"parallel.tensor={size}" not in mesh:
+                settings += ("precision.reduce=bf16",)
+            states = {}
+            for mode in self.modes("threads", "tcp", "mpi"):
+                run = self.new_run(f"mesh-{number}-{mode}")
+                run.change(model=self.MODEL)
+                ranks = test_ranks.Ranks(self, mode, run.command(mesh=(*mesh, *settings)), run.log, size=size)
+                self.assertEqual(set(ranks.wait()), {0}, ranks.output())
+                states[mode] = (run.state(2), run.records())
+                self.assertEqual(len(states[mode][0]), size)
+                shutil.rmtree(run.out)
+            with self.subTest(ranks=size, mesh=mesh):
+                for mode, state in states.items():
+                    self.assertTrue(state == states["threads"], f"{mode}: other bits than those of threads")
+        print(f"{number + 1} meshes, as threads and as processes")
+
+
+if __name__ == "__main__":
+    test_ranks.main()

@@ -1,0 +1,130 @@
+// What the collectives between processes take and send, over a transport that counts and moves nothing: the memory and
+// the bytes of the plan.
+#include <cstddef>
+#include <malloc.h>
+#include <memory>
+#include <vector>
+
+#include "catch.h"
+#include "comm/exchange.h"
+#include "comm/plan.h"
+#include "comm/transport.h"
+
+using namespace gptrain;
+
+namespace {
+
+class CountingTransport final : public Transport {
+ public:
+  CountingTransport(int rank, int size, int64_t& sent_bytes) : rank_(rank), size_(size), sent_bytes_(sent_bytes) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void exchange(std::span<const Message> messages) override {
+    for (const Message& message : messages) sent_bytes_ += message.sending ? message.bytes : 0;
+  }
+
+ private:
+  int rank_, size_;
+  int64_t& sent_bytes_;
+};
+
+std::unique_ptr<Communicator> make_rank(int rank, int size, int64_t& sent_bytes, bool only_meets = false) {
+  return make_exchange_communicator(std::make_unique<CountingTransport>(rank, size, sent_bytes),
+                                    std::make_shared<Activity>(), "a group", only_meets);
+}
+
+// Runs every collective with `count` elements for each rank, and calls check(what it is) after each.
+template <typename Check>
+void run_all(Communicator& group, int64_t count, std::vector<float>& data, const Check& check) {
+  float* const all = data.data();
+  group.all_reduce(all, count * group.size(), DType::f32, ReduceOp::sum);
+  check("all_reduce");
+  group.reduce_scatter(all, all + group.rank() * count, count, DType::f32, ReduceOp::sum);
+  check("reduce_scatter");
+  group.all_gather(all + group.rank() * count, all, count, DType::f32);
+  check("all_gather");
+  group.all_to_all(all, all + count * group.size(), count, DType::f32);
+  check("all_to_all");
+  for (int root = 0; root < group.size(); ++root) {
+    group.broadcast(all, count * group.size(), DType::f32, root);
+    check("broadcast");
+  }
+  group.send(all, count, DType::f32, (group.rank() + 1) % group.size());
+  check("send");
+}
+
+}  // namespace
+
+TEST_CASE("an exchange sends the bytes of the plan, once it is large enough for bandwidth to count") {
+  constexpr int64_t count = 70'001;  // more than what is reduced in one exchange
+  for (const int size : {2, 3, 5, 8}) {
+    std::vector<float> data(static_cast<size_t>(2 * count * size));
+    for (int rank = 0; rank < size; ++rank) {
+      int64_t sent_bytes = 0;
+      TrafficTable planned{};
+      std::vector<int64_t> totals;
+      const auto group = make_rank(rank, size, sent_bytes);
+      run_all(*group, count, data, [&](const char*) { totals.push_back(sent_bytes); });
+      const auto plan = make_plan_communicator(rank, size, planned);
+      size_t call = 0;
+      run_all(*plan, count, data, [&](const char* what) {
+        int64_t total = 0;
+        for (const Traffic& traffic : planned) total += traffic.sent_bytes;
+        INFO(what << ", rank " << rank << " of " << size);
+        CHECK(totals[call++] == total);
+      });
+    }
+  }
+}
+
+TEST_CASE("a small exchange sends all to all, in one message less") {
+  for (const int size : {2, 5}) {
+    for (int rank = 0; rank < size; ++rank) {
+      int64_t sent_bytes = 0;
+      float data[64] = {};
+      const auto group = make_rank(rank, size, sent_bytes);
+      group->all_reduce(data, 64, DType::f32, ReduceOp::sum);
+      CHECK(sent_bytes == (size - 1) * 64 * 4);
+      sent_bytes = 0;
+      group->broadcast(data, 64, DType::f32, 1);
+      CHECK(sent_bytes == (rank == 1 ? (size - 1) * 64 * 4 : 0));
+    }
+  }
+}
+
+TEST_CASE("a group that only meets takes no memory, and reduces nothing") {
+  int64_t sent_bytes = 0;
+  float number = 1;
+  const auto group = make_rank(0, 2, sent_bytes, true);
+  CHECK(group->scratch_bytes() == 0);
+  group->barrier();
+  CHECK_THROWS_WITH(group->all_reduce(&number, 1, DType::f32, ReduceOp::sum),
+                    "all_reduce(1 x f32, sum) in a group that only meets");
+}
+
+// A sanitizer's allocator keeps no such account.
+#ifndef __SANITIZE_ADDRESS__
+TEST_CASE("a group allocates the bytes that it says, and no more in use") {
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  constexpr int64_t small = 16 << 10;  // the object itself, lists of messages
+  for (const int size : {2, 3, 8, 64, 1000}) {
+    INFO(size << " ranks");
+    CHECK(exchange_scratch_bytes(size) >= size * (int64_t{16} << 10));
+    CHECK(exchange_scratch_bytes(size) <= std::max(size * (int64_t{16} << 10), int64_t{16} << 20));
+    std::vector<float> data(static_cast<size_t>(size) * 20'000);
+    int64_t sent_bytes = 0;
+    const int64_t before = allocated();
+    const auto group = make_rank(size - 1, size, sent_bytes);
+    CHECK(group->scratch_bytes() == exchange_scratch_bytes(size));
+    group->all_reduce(data.data(), static_cast<int64_t>(data.size()), DType::f32, ReduceOp::sum);
+    const int64_t taken = allocated() - before;
+    const int64_t lists = static_cast<int64_t>(size) * 512;
+    CHECK(taken >= group->scratch_bytes());
+    CHECK(taken <= group->scratch_bytes() + small + lists);
+  }
+}
+#endif
