@@ -3,7 +3,8 @@
 # and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
 #   tools/test.sh                  the fast tests and the slow ones: the quickstart, and Slurm where it is installed
 #   tools/test.sh --suite fast     without the slow ones
-#   tools/test.sh --suite full     also the product of all layouts and many rounds of killed ranks, which take an hour
+#   tools/test.sh --suite full     also the product of all layouts, meshes over TCP and MPI, and many rounds of killed
+#                                  ranks, which take half an hour more
 #   tools/test.sh --no-sanitize    without the second build
 set -euo pipefail
 source "$(dirname "$0")/common.sh"

@@ -153,7 +153,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                            ->type_name("N");
   command
       ->add_option("--world-size", arguments->world_size,
-                   "number of processes to plan for (as few as the mesh can have; --ranks plans for threads)")
+                   "number of processes to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry)
