@@ -22,15 +22,31 @@ die() {
   exit 1
 }
 
-# run_logged LOG COMMAND...: keeps the command's output in $LOGS/LOG; if it fails, shows the end of it and returns 1.
+# show_last_line LOG: on one line of the terminal, until it is killed or the script has ended.
+show_last_line() {
+  while sleep 1 && kill -0 $$ 2>/dev/null; do printf '\r\e[K    %s' "$(tail -n 1 "$1" | cut -c 1-75)"; done
+}
+
+# run_logged LOG COMMAND...: keeps the command's output in $LOGS/LOG, and shows its last line on a terminal while it
+# runs; if it fails, shows the end of it and returns 1.
 run_logged() {
-  local log=$LOGS/$1
+  local log=$LOGS/$1 watcher='' status=0
   shift
-  if ! ("$@") >"$log" 2>&1 </dev/null; then
+  : >"$log"
+  if [[ -t 1 ]]; then
+    show_last_line "$log" &
+    watcher=$!
+  fi
+  ("$@") >"$log" 2>&1 </dev/null || status=1
+  if [[ $watcher ]]; then
+    kill "$watcher"
+    printf '\r\e[K'
+  fi
+  if ((status)); then
     tail -n 40 "$log" >&2
     printf 'error: "%s" failed; its whole output is in %s\n' "$*" "$log" >&2
-    return 1
   fi
+  return "$status"
 }
 
 as_root() {

@@ -188,7 +188,8 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
   const T* bad = std::find_if(first, first + range.count, [&](T token) { return token < 0 || token >= vocab_size; });
   const int64_t position = range.first + (bad - first);
   damaged(tokens_, position * static_cast<int64_t>(sizeof(T)),
-          "token {} at position {} is outside the vocabulary of {}", *bad, position, vocab_size);
+          "token {} at position {} is outside the vocabulary of {} (model.vocab_size must be above every token)", *bad,
+          position, vocab_size);
 }
 
 }  // namespace gptrain
