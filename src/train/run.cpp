@@ -86,7 +86,7 @@ class Run {
   void write_profile(const StepProfile& profile) const;
   bool validation_due() const;
   bool validation_recorded() const;
-  void validate();
+  bool validate();
   void save();
   void retain();
   void finish();
@@ -199,9 +199,10 @@ void Run::prepare_folder() {
 ExitCode Run::loop() {
   if (progress_.step >= config_.run.steps) {
     // A crash or a stop after the last step may have kept the rest of the end from happening.
-    if (!validation_recorded()) validate();
+    const bool validated = validation_recorded() || validate();
     retain();
     finish();
+    if (!validated) return stopped();
     if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     return ExitCode::finished;
   }
@@ -225,15 +226,14 @@ ExitCode Run::loop() {
     finish();
     return stopped();
   }
-  validate();
+  const bool validated = validate();
   save();
   finish();
   if (progress_.skipped_in_a_row > 0) {
     throw diverged(fmt::format("in the last {}; earlier checkpoints in {} are kept",
                                format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string()));
   }
-  // The last validation was stopped; whoever resumes makes up for it.
-  if (data_.validation && validated_step_ != progress_.step) return stopped();
+  if (!validated) return stopped();
   if (leads_)
     fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
@@ -380,7 +380,6 @@ bool Run::validation_due() const {
   return every > 0 && progress_.step > 0 && progress_.step % every == 0;
 }
 
-// A stop during a validation leaves it out; whoever resumes that step makes up for it.
 bool Run::validation_recorded() const {
   bool recorded = false;
   if (leads_) {
@@ -425,8 +424,9 @@ void Run::write_profile(const StepProfile& profile) const {
   fmt::print("{}trace: {}\n", step_profile_table(profile), trace.string());
 }
 
-void Run::validate() {
-  if (!data_.validation || validated_step_ == progress_.step) return;
+// False if a stop left it out; whoever resumes that step makes up for it.
+bool Run::validate() {
+  if (!data_.validation || validated_step_ == progress_.step) return true;
   const int64_t samples = config_.run.validation_samples;
   world_.activity().set_phase("validation");
   const Target& target = backend_.target();
@@ -435,19 +435,19 @@ void Run::validate() {
   FirstSamples counted(batches, samples, config_, place_);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config_.batch.micro * place_.size) {
-    // Nothing is lost: the run that is resumed validates this step.
     if (step_->agree_to_stop(signals_.requested())) {
       stop_agreed_ = true;
-      return;
+      return false;
     }
     sum += step_->evaluate(1, counted);
   }
   validated_step_ = progress_.step;
-  if (!leads_) return;
+  if (!leads_) return true;
   const double loss = sum / static_cast<double>(samples * config_.model.sequence_length);
   metrics_->write_validation(progress_.step, loss);
   fmt::print("validation after step {}: loss {:.4f} over {}\n", progress_.step,
              std::isnan(loss) ? std::abs(loss) : loss, format_counted(samples, "sequence"));
+  return true;
 }
 
 void Run::save() {
