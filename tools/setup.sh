@@ -42,9 +42,6 @@ missing() {
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
     # Fibers, as which the threads of CUDA kernels run on the host.
     has_header boost/context/fiber.hpp || echo 'libboost-context-dev'
-    # Carries ranks that are processes; the program is built without it where it is not there.
-    command -v mpicxx >/dev/null || echo 'libopenmpi-dev'
-    command -v mpirun >/dev/null || echo 'openmpi-bin'
   fi
   if [[ $slurm == yes ]]; then
     command -v munged >/dev/null || echo 'munge'

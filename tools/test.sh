@@ -66,7 +66,7 @@ export OMP_WAIT_POLICY=passive
 
 bash tools/setup.sh --tests
 
-build_and_test build "$suite" 1 -Dbuildtype=release -Dtests=true -Dwerror=true
+build_and_test build "$suite" 1 -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto
 
 if [[ $sanitize == yes ]]; then
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
