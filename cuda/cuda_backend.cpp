@@ -79,8 +79,8 @@ class CudaBackend final : public Backend {
   // when they are run.
   std::unique_ptr<LaunchGraph> capture(const std::function<void()>& ops) {
     std::string fault;
-    runtime_->begin_capture();
     try {
+      runtime_->begin_capture();
       ops();
     } catch (const Error& error) {
       fault = error.what();

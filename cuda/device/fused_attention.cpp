@@ -250,13 +250,10 @@ struct Plan {
   int64_t workspace_bytes;
 };
 
-int64_t most_groups(const AttentionForward& op) { return op.batch * op.num_kv_heads; }
-int64_t most_groups(const AttentionBackward& op) { return fused_attention_most_groups(op); }
-
 // Takes smaller pieces than planned where cuDNN wants more workspace than it was expected to.
 template <typename Op>
 Plan build_plan(const Op& op, cudnnHandle_t handle, int64_t scratch_bytes) {
-  for (AttentionPiece piece = fused_attention_piece(op, most_groups(op));;
+  for (AttentionPiece piece = fused_attention_piece(op, fused_attention_most_groups(op));;
        piece = fused_attention_piece(op, piece.groups() / 2)) {
     Plan plan{piece, GraphBuilder<Op>(op, piece).build(handle), 0};
     check_graph(op, plan.graph->get_workspace_size(plan.workspace_bytes));
@@ -383,11 +380,11 @@ class CudnnAttention final : public FusedAttention {
   }
 
   DocumentPieces pieces(const AttentionForward& op, int64_t scratch_bytes) override {
-    if (!takes(op)) return {0, not_taken};
+    if (!takes(op)) return {0, refusal(op)};
     return forward_plans_.pieces(op, handle_.get(), scratch_bytes);
   }
   DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) override {
-    if (!takes(op)) return {0, not_taken};
+    if (!takes(op)) return {0, refusal(op)};
     return backward_plans_.pieces(op, handle_.get(), scratch_bytes);
   }
 
@@ -401,7 +398,11 @@ class CudnnAttention final : public FusedAttention {
   }
 
  private:
-  static constexpr const char* not_taken = "not a shape or device for cuDNN's attention";
+  template <typename Op>
+  static const char* refusal(const Op& op) {
+    return fused_attention_shape(op) ? "cuDNN does not serve this device, or operands in these places"
+                                     : fused_attention_rule;
+  }
 
   std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
   bool forward_ = false, backward_ = false;

@@ -152,7 +152,7 @@ class HostFusedAttention final : public FusedAttention {
  private:
   template <typename Op>
   static DocumentPieces pieces_of(const Op& op, int64_t sequences) {
-    if (!fused_attention_shape(op)) return {0, "not a shape for a library"};
+    if (!fused_attention_shape(op)) return {0, fused_attention_rule};
     return {sequences, ""};
   }
 

@@ -121,8 +121,12 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
 
 }  // namespace
 
-FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vector<Slice>& slices) {
-  check_slices(slices);
+FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vector<Slice>& given) {
+  check_slices(given);
+  // Large elements first: other readers want each tensor at a multiple of its elements' size.
+  std::vector<Slice> slices = given;
+  std::stable_sort(slices.begin(), slices.end(),
+                   [](const Slice& a, const Slice& b) { return dtype_bytes(a.dtype) > dtype_bytes(b.dtype); });
   std::vector<SafetensorsTensor> tensors;
   SafetensorsMetadata metadata;
   for (const Slice& slice : slices) {

@@ -36,8 +36,9 @@ std::string name_of(const std::vector<int>& ranks) {
 // ends them with the first. `doing` completes "waits for others to ...".
 class Limit {
  public:
-  Limit(const Launch& launch, const Timeout& timeout, const char* doing)
-      : thread_(start_thread("limits a wait", [this, launch, timeout, doing] { run(launch, timeout, doing); })) {}
+  Limit(const Launch& launch, const Timeout& timeout, const char* doing, const Refusal& refusal = {})
+      : thread_(start_thread("limits a wait",
+                             [this, launch, timeout, doing, refusal] { run(launch, timeout, doing, refusal); })) {}
   Limit(const Limit&) = delete;
   Limit& operator=(const Limit&) = delete;
   ~Limit() {
@@ -50,16 +51,17 @@ class Limit {
   }
 
  private:
-  void run(const Launch& launch, const Timeout& timeout, const char* doing) {
+  void run(const Launch& launch, const Timeout& timeout, const char* doing, const Refusal& refusal) {
     const auto grace = std::chrono::seconds(3 * std::min(launch.rank, 2));
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, seconds_duration(timeout.seconds) + grace, [this] { return done_; })) return;
+    if (!refusal.message.empty()) fmt::print(stderr, "gptrain: {}\n", refusal.message);
     fmt::print(stderr,
                "gptrain: {} on {} waits for others to {}, and not all did so within {}: see which of the "
                "processes hangs or was never started\n",
                describe(launch), launch.host, doing, describe(timeout));
     std::fflush(stderr);
-    _exit(static_cast<int>(ExitCode::device));
+    _exit(static_cast<int>(refusal.code));
   }
 
   std::mutex mutex_;
@@ -158,7 +160,7 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   if (launch.size == 1) return world_of_one();
   if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
   const bool yielding = !settle_on_node(launch);
-  std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI");
+  std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI knows where rank 0 is, and no port needs to be agreed on.
   Launch meeting_place = launch;

@@ -10,10 +10,17 @@
 
 namespace gptrain {
 
+// How a process ends that meets the others only to agree on a refusal, where they do not come.
+struct Refusal {
+  ExitCode code = ExitCode::device;
+  std::string message;  // what it says before; empty: it has been said
+};
+
 struct WorldOptions {
   std::vector<Fact> facts;  // what must be the same on every rank, besides build and instruction set
   bool same_instruction_set = true;
-  Timeout timeout;  // for peers to come, and for a silent one to count as lost
+  Timeout timeout;       // for peers to come, and for a silent one to count as lost
+  Refusal refusal = {};  // for a wait in MPI that nothing but the process's end can end
 };
 
 // Finds the peers, compares the facts, starts the heartbeat. A world of one process has no heartbeat. While the world

@@ -268,7 +268,8 @@ class Settler {
       // A rank has whole heads of keys and values, and where there are more ranks than heads, a copy of one.
       const auto of_rank = [&](int64_t heads) { return std::max<int64_t>(1, heads / tensor); };
       const auto fits_heads = [&](int64_t heads) {
-        return fits(2 * of_rank(heads) * model.head_size()) && model.num_heads % heads == 0;
+        return fits(2 * of_rank(heads) * model.head_size()) && model.num_heads % heads == 0 &&
+               (heads % tensor == 0 || tensor % heads == 0);
       };
       if (!fits(2 * of_rank(model.num_kv_heads) * model.head_size())) {
         fault("model.num_kv_heads",

@@ -385,7 +385,8 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
               .only_with(every_nth)
               .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
-                "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU"),
+                "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")
+              .changeable(),
           field("checkpoint.every_steps", &RunConfig::checkpoint, &C::every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one checkpoint to the next; 0: only at the end and when stopped")
               .changeable(),

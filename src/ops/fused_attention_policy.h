@@ -33,6 +33,9 @@ constexpr int64_t fused_attention_most_bytes = int64_t{9} << 29;
 // (cuDNN 9.19 wants 256 bytes.)
 constexpr int64_t fused_attention_overhead_bytes = int64_t{8} << 20;
 
+// cuDNN makes plans for more sequences at once, and does not run them.
+constexpr int64_t fused_attention_most_sequences = 65535;
+
 // Part of an attention op: `batch` sequences, `kv_heads` key/value heads of each. Either all heads or one sequence.
 struct AttentionPiece {
   int64_t batch, kv_heads;
@@ -71,16 +74,21 @@ constexpr int64_t document_piece_bytes(int64_t documents) {
 constexpr int64_t document_overflow_bytes(int64_t batch) { return (batch * dtype_bytes(DType::i32) + 255) / 256 * 256; }
 
 // What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
-// scores in 16 bits, T sums of d_o o in f32, and its share of dk and dv in 16 bits where there are several.
+// scores in 16 bits, T sums of d_o o in f32, and its share of dk and dv in 16 bits where there are several. Past the
+// most bytes that a piece may have, one more than those.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
   const int64_t scores = length * length * dtype_bytes(DType::bf16);
   const int64_t sums = length * dtype_bytes(DType::f32);
   const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
-  return fused_attention_room(op.mask) * query_heads * (scores + sums + shares);
+  const int64_t matrices = fused_attention_room(op.mask) * query_heads, each = scores + sums + shares;
+  return each > fused_attention_most_bytes / matrices ? fused_attention_most_bytes + 1 : matrices * each;
 }
 
-// How many key/value heads, over all sequences, a piece of backward has at most.
+// How many key/value heads, over all sequences, a piece has at most.
+inline int64_t fused_attention_most_groups(const AttentionForward& op) {
+  return std::max<int64_t>(1, fused_attention_most_sequences / fused_attention_room(op.mask)) * op.num_kv_heads;
+}
 inline int64_t fused_attention_most_groups(const AttentionBackward& op) {
   const int64_t room = fused_attention_preferred_bytes - fused_attention_overhead_bytes;
   return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
@@ -98,10 +106,17 @@ template <typename Op>
 bool fused_attention_shape(const Op& op) {
   return op.q.dtype != DType::f32 && op.dropout.p == 0 &&
          (op.mask.document_starts == nullptr || op.mask.max_documents > 0) &&
-         op.head_size <= fused_attention_most_head_size && op.head_size % fused_attention_head_multiple == 0 &&
+         op.mask.max_documents <= fused_attention_most_sequences && op.head_size <= fused_attention_most_head_size &&
+         op.head_size % fused_attention_head_multiple == 0 &&
          op.sequence_length % fused_attention_length_multiple == 0 &&
          fused_attention_bound(op) <= fused_attention_most_bytes;
 }
+
+// What fused_attention_shape asks for, to users.
+constexpr const char* fused_attention_rule =
+    "a library wants 16 bits, no dropout, sequences in multiples of 128, heads of 8 to 128 in multiples of 8, and room "
+    "for "
+    "documents that 4.5 GiB of workspace hold";
 
 // Bound of the library's workspace in bytes; 0 for a shape that it does not serve. At most the larger of
 // fused_attention_preferred_bytes and one piece's need.

@@ -240,6 +240,9 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision
   return bytes;
 }
 
+// Rows of logits past which more are hardly faster on any device.
+constexpr int64_t small_chunk = 2048;
+
 std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target) {
   const int64_t missing = memory.total() - target.memory_bytes;
   if (missing <= 0) return "";
@@ -265,6 +268,11 @@ std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, c
     text +=
         fmt::format(" batch.micro = {} instead of {} shrinks activations.", config.batch.micro / 2, config.batch.micro);
   if (config.precision.compute == DType::f32) text += " precision.compute = \"bf16\" halves activations.";
+  if (config.precision.compute == DType::bf16 && !config.precision.pure)
+    text += " precision.compute = \"bf16-pure\" does without master weights.";
+  if (config.memory.loss_chunk_tokens > small_chunk ||
+      (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
+    text += fmt::format(" memory.loss_chunk_tokens = {} shrinks workspace.", small_chunk);
   return text;
 }
 

@@ -548,7 +548,9 @@ void refuse_together(const Launch& launch, const Error& error) {
   try {
     const std::string fact = "refused: " + message.substr(0, message.find('\n'));
     const Timeout timeout{.seconds = seconds_to_meet, .set_by = ""};
-    const auto world = make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout = timeout});
+    const Refusal refusal{error.code(), launch.rank == 0 ? "" : message};
+    const auto world =
+        make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout = timeout, .refusal = refusal});
   } catch (const Error& meeting) {
     if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
     if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());

@@ -132,7 +132,7 @@ class Resume(CheckpointCase):
         self.write_corpus("moved")
         out = self.train(self.config, "--resume", *overrides(
             "run.steps=8", "optimizer.lr=0.001", "schedule.type=cosine", "schedule.min_lr=0.0001",
-            "checkpoint.every_steps=1", "log.every_steps=2", "memory.recompute=block",
+            "checkpoint.every_steps=1", "log.every_steps=2", "memory.recompute=block", "memory.loss_chunk_tokens=64",
             'data.train=[{"path": "moved"}]', 'data.validation=[{"path": "corpus"}]'))
         self.assertIn("done: step 8", out)
         self.assertEqual(self.records()[-1]["step"], 8)

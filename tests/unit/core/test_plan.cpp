@@ -266,6 +266,10 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(shortage.find("Does not fit") != std::string::npos);
   CHECK(shortage.find("memory.recompute = \"block\"") != std::string::npos);
   CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
+  CHECK(shortage.find("loss_chunk_tokens") == std::string::npos);
+  Target card = find_target("h100");
+  card.memory_bytes = small.memory_bytes;
+  CHECK(memory_shortage(config, plan.memory.arenas, card).find("memory.loss_chunk_tokens = 2048") != std::string::npos);
   small.memory_bytes = int64_t{4} << 30;
   CHECK(memory_shortage(config, plan.memory.arenas, small).find("a higher parallel.zero than 0") != std::string::npos);
   CHECK(memory_shortage(config, plan.memory.arenas, small).find("\"bf16-pure\"") != std::string::npos);
