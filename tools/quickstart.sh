@@ -23,10 +23,7 @@ build_program() {
   say "1/6 build ($GPTRAIN), a few minutes the first time; its output goes to $LOGS"
   bash tools/setup.sh
   if [[ ! -f build/build.ninja ]]; then
-    # Kernels for GPUs take minutes to compile. Under WSL the device is /dev/dxg.
-    local cuda=disabled
-    if compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/dxg ]]; then cuda=auto; fi
-    run_logged configure.log meson setup build -Dbuildtype=release -Dtests=false "-Dcuda=$cuda" || exit 1
+    run_logged configure.log meson setup build -Dbuildtype=release -Dtests=false || exit 1
   fi
   run_logged build.log ninja -C build -j "$(nproc)" gptrain || exit 1
 }
