@@ -310,7 +310,8 @@ class Start(Processes):
     def test_a_rank_that_never_ends_mpi(self):
         began = time.monotonic()
         [(code, _, errors)] = self.mpi(3, COMM_RANKS, "end", "1").finish()
-        self.assertEqual(code, DEVICE, errors)
+        # mpirun 4.1.4 itself sometimes crashes in libpmix as it clears away what is left.
+        self.assertIn(code, (DEVICE, -signal.SIGSEGV), errors)
         self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to end, and not all did so "
                                  r"within 2 s")
         self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
