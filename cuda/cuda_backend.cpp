@@ -1,5 +1,6 @@
 // The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
 // on a device and, over the seams' other halves, on the host harness.
+#include <exception>
 #include <fmt/format.h>
 #include <functional>
 #include <memory>
@@ -43,6 +44,7 @@ class CudaBackend final : public Backend {
   void set_scratch(std::byte* data, int64_t bytes) override {
     scratch_ = data;
     scratch_bytes_ = bytes;
+    recordings_.clear();  // their kernels know the other memory
   }
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
@@ -75,25 +77,27 @@ class CudaBackend final : public Backend {
 #undef GPTRAIN_CUDA_RUN
 
  private:
-  // Null, and a warning the first time, where one of the ops cannot be captured. A fault of another kind comes again
-  // when they are run.
+  // Null, and a warning, where one of the ops cannot be captured. A fault of another kind goes to the caller, once the
+  // capture has ended: it would take in all that comes later.
   std::unique_ptr<LaunchGraph> capture(const std::function<void()>& ops) {
     std::string fault;
+    std::exception_ptr other;
     try {
       runtime_->begin_capture();
       ops();
     } catch (const Error& error) {
       fault = error.what();
+    } catch (...) {
+      other = std::current_exception();
     }
     try {
       auto graph = runtime_->end_capture();
-      if (fault.empty()) return graph;
+      if (fault.empty() && !other) return graph;
     } catch (const Error& error) {
       if (fault.empty()) fault = error.what();
     }
-    if (!std::exchange(warned_of_captures_, true)) {
-      warn(fmt::format("some ops of the step run one by one and not as a CUDA graph, which is slower: {}", fault));
-    }
+    if (other) std::rethrow_exception(other);
+    warn(fmt::format("some ops of the step run one by one and not as a CUDA graph, which is slower: {}", fault));
     return nullptr;
   }
 
@@ -169,7 +173,6 @@ class CudaBackend final : public Backend {
     bool possible = true;
   };
   std::unordered_map<uint64_t, Recording> recordings_;
-  bool warned_of_captures_ = false;
   std::string warnings_;
   std::set<std::string> warned_;
 };

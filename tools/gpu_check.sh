@@ -33,6 +33,8 @@ mkdir -p "$LOGS" "$results"
 rm -f "$results/gpu-check.log"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 SECONDS=0
+toolkit=${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}
+PATH=$PATH:$toolkit/bin
 
 # What a process has printed before it hangs is in its log.
 by_lines=()
@@ -103,7 +105,7 @@ PYTHON
 # Makes the loader find the toolkit's libraries, and loader and compiler those that it lacks, among the wheels: a
 # wheel has no file of the name that the linker looks for, so a link of that name is made here.
 find_libraries() {
-  local name header library links=$PWD/$folder/links toolkit=${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}
+  local name header library links=$PWD/$folder/links
   mkdir -p "$links"
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit/lib64
   for name in cublasLt cudnn nvrtc; do

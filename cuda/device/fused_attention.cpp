@@ -40,6 +40,9 @@ static_assert(CUDNN_FRONTEND_VERSION >= 11300, "cudnn-frontend 1.13 or later is 
 // 9.10.0 and 9.10.1 are known to compute wrong results.
 constexpr size_t oldest_cudnn = 91002;
 constexpr size_t oldest_cudnn_deterministic_on_blackwell = 91801;
+// Before it, backward of ragged batches on Hopper may read workspace that nobody has written, and so make NaN
+// (github.com/NVIDIA/TransformerEngine/issues/2186).
+constexpr size_t oldest_cudnn_ragged_on_hopper = 91800;
 // What a kernel reads at a time. cuDNN does not check it.
 constexpr int64_t operand_alignment = 16;
 
@@ -366,6 +369,7 @@ class CudnnAttention final : public FusedAttention {
                "asking for the device's kind");
     forward_ = major >= 8 && major <= 10;
     backward_ = major == 9 || (major == 10 && version >= oldest_cudnn_deterministic_on_blackwell);
+    ragged_backward_ = major != 9 || version >= oldest_cudnn_ragged_on_hopper;
     cudnnHandle_t handle = nullptr;
     check_cudnn(cudnnCreate(&handle), "starting cuDNN");
     handle_.reset(handle);
@@ -385,6 +389,7 @@ class CudnnAttention final : public FusedAttention {
   }
   DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) override {
     if (!takes(op)) return {0, refusal(op)};
+    if (!ragged_backward_) return {0, "gradients of documents on Hopper are sound from cuDNN 9.18 on"};
     return backward_plans_.pieces(op, handle_.get(), scratch_bytes);
   }
 
@@ -405,7 +410,7 @@ class CudnnAttention final : public FusedAttention {
   }
 
   std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
-  bool forward_ = false, backward_ = false;
+  bool forward_ = false, backward_ = false, ragged_backward_ = false;
   Plans<AttentionForward> forward_plans_;
   Plans<AttentionBackward> backward_plans_;
 };

@@ -30,9 +30,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Flag = std::atomic<bool>;
 
+bool is_fault(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
 void check_nccl(ncclResult_t result, const char* what) {
-  if (result != ncclSuccess && result != ncclInProgress)
-    throw Error(ExitCode::device, "{}: NCCL error: {}", what, ncclGetErrorString(result));
+  if (is_fault(result)) throw Error(ExitCode::device, "{}: NCCL error: {}", what, ncclGetErrorString(result));
 }
 
 // Whether a rank of the group `id` in this process has failed.
@@ -50,7 +51,7 @@ std::shared_ptr<Flag> flag_of(const std::string& id) {
 class Group {
  public:
   Group(int rank, int size, const std::string& id, double timeout_seconds);
-  // Exceptions in flight: this rank has failed, and its peers need not wait for it.
+  // Waits for its work, unless it was aborted.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -60,6 +61,8 @@ class Group {
   void settle(ncclResult_t result, const char* what);
   // Throws if the group is of no use any more.
   void check();
+  // Whether nobody is to wait for the group's work: a rank of this process has failed, or exceptions are in flight.
+  bool is_lost() const { return *failed_ || std::uncaught_exceptions() > exceptions_; }
   // Ends the group's work on the device, and tells the peers in this process.
   void abort();
 
@@ -88,7 +91,6 @@ Group::Group(int rank, int size, const std::string& id, double timeout_seconds)
 }
 
 Group::~Group() {
-  if (*failed_ || std::uncaught_exceptions() > exceptions_) abort();
   if (handle_ == nullptr) return;
   // Errors have nobody to hear of them.
   ncclResult_t state = ncclCommFinalize(handle_);
@@ -136,6 +138,13 @@ void Group::check() {
 // The groups of one rank. When one fails, the work of all is ended: the device would not come to rest otherwise.
 class Groups {
  public:
+  Groups() = default;
+  ~Groups() {
+    if (std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->is_lost(); })) abort();
+  }
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+
   Group& add(int rank, int size, const std::string& id, double timeout_seconds) {
     return *groups_.emplace_back(std::make_unique<Group>(rank, size, id, timeout_seconds));
   }
@@ -149,12 +158,22 @@ class Groups {
     try {
       body();
     } catch (...) {
-      for (const auto& group : groups_) group->abort();
+      abort();
       throw;
     }
   }
 
  private:
+  // One by one each would wait for the device, on which another one's work may stand before its own
+  // (github.com/NVIDIA/nccl/issues/1013). NCCL takes them together from 2.22 on.
+  void abort() {
+    int version = 0;
+    const bool together = ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 22, 0);
+    if (together) ncclGroupStart();
+    for (const auto& group : groups_) group->abort();
+    if (together) ncclGroupEnd();
+  }
+
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
@@ -171,13 +190,16 @@ class NcclLinks final : public Links {
     const char* const what = "exchanging between devices";
     queue(what, [&](ncclComm_t group) {
       check_nccl(ncclGroupStart(), what);
-      for (const Transfer& t : transfers) {
+      ncclResult_t queued = ncclSuccess;
+      for (size_t i = 0; i < transfers.size() && !is_fault(queued); ++i) {
+        const Transfer& t = transfers[i];
         const auto bytes = static_cast<size_t>(t.bytes);
-        check_nccl(t.in != nullptr ? ncclSend(t.in, bytes, ncclInt8, t.peer, group, stream_)
-                                   : ncclRecv(t.out, bytes, ncclInt8, t.peer, group, stream_),
-                   what);
+        queued = t.in != nullptr ? ncclSend(t.in, bytes, ncclInt8, t.peer, group, stream_)
+                                 : ncclRecv(t.out, bytes, ncclInt8, t.peer, group, stream_);
       }
-      return ncclGroupEnd();
+      // After a fault, too: what aborts the group would else only be one more call of it.
+      const ncclResult_t ended = ncclGroupEnd();
+      return is_fault(queued) ? queued : ended;
     });
   }
   void all_gather(const void* in, void* out, int64_t bytes) override {

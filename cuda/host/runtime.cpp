@@ -30,8 +30,13 @@ void copy(void* to, const void* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+// What CUDA refuses of a thread that captures, or would take into the graph where nothing of it is meant.
+void require_no_capture(const char* call) {
+  if (simt::recording()) throw std::logic_error(std::string(call) + " amid a capture");
+}
+
 void queue_copy(simt::DeviceQueues& device, int queue, void* to, const void* from, int64_t bytes) {
-  if (simt::recording()) throw std::logic_error("a copy cannot be captured");
+  require_no_capture("a copy");
   device.add(queue, [=] { copy(to, from, bytes); });
 }
 
@@ -81,13 +86,28 @@ class HostSideQueue final : public SideQueue {
     device_->remove_queue(queue_);
   }
 
-  void mark_ops(int mark) override { at(ops_at_, mark) = device_->mark(simt::DeviceQueues::ops); }
+  void mark_ops(int mark) override {
+    require_no_capture("a mark of ops");
+    at(ops_at_, mark) = device_->mark(simt::DeviceQueues::ops);
+  }
   void follow_ops(int mark) override { device_->follow(queue_, at(ops_at_, mark)); }
   void mark_work(int mark) override { at(work_at_, mark) = device_->mark(queue_); }
-  void ops_follow(int mark) override { device_->follow(simt::DeviceQueues::ops, at(work_at_, mark)); }
-  void await_ops(int mark) override { device_->wait(at(ops_at_, mark)); }
-  void await_work(int mark) override { device_->wait(at(work_at_, mark)); }
-  void time_ops(int time) override { times_[static_cast<size_t>(time)] = device_->mark(simt::DeviceQueues::ops); }
+  void ops_follow(int mark) override {
+    require_no_capture("ops that follow others");
+    device_->follow(simt::DeviceQueues::ops, at(work_at_, mark));
+  }
+  void await_ops(int mark) override {
+    require_no_capture("a wait");
+    device_->wait(at(ops_at_, mark));
+  }
+  void await_work(int mark) override {
+    require_no_capture("a wait");
+    device_->wait(at(work_at_, mark));
+  }
+  void time_ops(int time) override {
+    require_no_capture("a mark of ops");
+    times_[static_cast<size_t>(time)] = device_->mark(simt::DeviceQueues::ops);
+  }
   double seconds_between(int from, int to) override {
     return device_->seconds_between(times_[static_cast<size_t>(from)], times_[static_cast<size_t>(to)]);
   }
@@ -150,10 +170,11 @@ class HostRuntime final : public Runtime {
   const Target& target() const override { return target_; }
   Stream stream() const override { return stream_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
+    require_no_capture("memory that is taken");
     return std::make_unique<HostMemory>(bytes, device_);
   }
   void upload(void* device, const void* host, int64_t bytes) override {
-    if (simt::recording()) throw std::logic_error("a copy cannot be captured");
+    require_no_capture("a copy");
     const auto* const first = static_cast<const std::byte*>(host);
     device_->add(simt::DeviceQueues::ops, [device, kept = std::vector<std::byte>(first, first + bytes)] {
       copy(device, kept.data(), static_cast<int64_t>(kept.size()));
@@ -163,10 +184,17 @@ class HostRuntime final : public Runtime {
     queue_copy(*device_, simt::DeviceQueues::ops, host, device, bytes);
     synchronize();
   }
-  void synchronize() override { device_->wait(device_->mark(simt::DeviceQueues::ops)); }
+  void synchronize() override {
+    require_no_capture("a wait");
+    device_->wait(device_->mark(simt::DeviceQueues::ops));
+  }
   std::unique_ptr<SideQueue> make_side_queue() override { return std::make_unique<HostSideQueue>(device_); }
-  void begin_capture() override { simt::begin_recording(); }
+  void begin_capture() override {
+    require_no_capture("a capture");
+    simt::begin_recording();
+  }
   std::unique_ptr<LaunchGraph> end_capture() override {
+    if (!simt::recording()) throw Error(ExitCode::device, "no capture has begun");
     return std::make_unique<HostGraph>(device_, simt::end_recording());
   }
 

@@ -58,7 +58,7 @@ class Backend {
 
   // Runs what `ops` calls, which is ops of this backend and nothing else: no copies, no other key. Those that come again
   // and again with equal operands, as an action's of the schedule do, may be recorded under their key and played at
-  // once from then on, as a CUDA graph is. What cannot be recorded is run each time, and take_warnings says so once.
+  // once, as a CUDA graph is, until set_scratch. What cannot be recorded is run each time; take_warnings says why once.
   virtual void run_recorded(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
 
   // The algorithms of a library that serve the linears and FP8 products, where they are chosen by timing: they decide

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -253,6 +254,33 @@ TEST_CASE("no more than two steps begin before the first is read") {
   CHECK_THROWS_AS(trainer.step().end(), std::logic_error);
   for (int i = 0; i < 2; ++i) trainer.step().begin(1e-3, batches);
   CHECK_THROWS_AS(trainer.step().begin(1e-3, batches), std::logic_error);
+}
+
+TEST_CASE("what is no op is refused amid a capture, and the backend goes on") {
+  const auto backend = make_cuda_backend(0);
+  const auto queue = backend->make_side_queue();
+  const auto memory = backend->allocate(256);
+  float value = 0;
+  const std::vector<std::function<void()>> calls = {
+      [&] { backend->synchronize(); },
+      [&] { backend->allocate(256); },
+      [&] { backend->upload(memory->data(), &value, sizeof value); },
+      [&] { backend->download(&value, memory->data(), sizeof value); },
+      [&] { backend->run_recorded(0, [] {}), backend->run_recorded(0, [] {}); },
+      [&] { queue->mark_ops(0); },
+      [&] { queue->ops_follow(0); },
+      [&] { queue->await_ops(0); },
+      [&] { queue->await_work(0); },
+      [&] { queue->time_ops(0); },
+      [&] { queue->copy_among_ops(memory->data(), memory->data() + 128, 4); }};
+  for (size_t i = 0; i < calls.size(); ++i) {
+    INFO("call " << i);
+    const uint64_t key = i + 1;
+    backend->run_recorded(key, [] {});
+    CHECK_THROWS_AS(backend->run_recorded(key, calls[i]), std::logic_error);
+    CHECK_NOTHROW(calls[i]());
+    CHECK_NOTHROW(backend->run_recorded(key, [] {}));
+  }
 }
 
 TEST_CASE("checkpoints come from the device piece by piece, whole") {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -284,7 +285,7 @@ TEST_CASE("losses and norms of 20 steps agree with the CPU's", "[long]") {
   }
 }
 
-TEST_CASE("what cannot be captured runs op by op, and a warning says so once") {
+TEST_CASE("what cannot be captured runs op by op, and a warning says why, each reason once") {
   const auto backend = cuda();
   const auto memory = backend->allocate(512);
   const std::vector<float> start = {1, 0};
@@ -292,6 +293,7 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says so once") {
   float* const sum = one + 64;
   backend->upload(one, start.data(), 4);
   int calls = 0;
+  std::string reason = "it is not for graphs";
   // Runs the ops four times. A capture is of those that are called the second time.
   const auto sum_of = [&](uint64_t key, bool refuses) {
     backend->upload(sum, start.data() + 1, 4);
@@ -299,7 +301,7 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says so once") {
     for (int i = 0; i < 4; ++i) {
       backend->run_recorded(key, [&] {
         backend->run(Add{.from = Matrix(one, DType::f32, 1, 1), .to = Matrix(sum, DType::f32, 1, 1)});
-        if (++calls == 2 && refuses) throw Error(ExitCode::device, "it is not for graphs");
+        if (++calls == 2 && refuses) throw Error(ExitCode::device, "{}", reason);
       });
     }
     float value = 0;
@@ -315,8 +317,41 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says so once") {
         "some ops of the step run one by one and not as a CUDA graph, which is slower: it is not for graphs\n");
   CHECK(sum_of(3, true) == 4);
   CHECK(backend->take_warnings() == "");
+  reason = "nor is this";
+  CHECK(sum_of(4, true) == 4);
+  CHECK(backend->take_warnings() ==
+        "some ops of the step run one by one and not as a CUDA graph, which is slower: nor is this\n");
   CHECK(sum_of(1, true) == 4);
   CHECK(calls == 0);
+  backend->set_scratch(nullptr, 0);  // what is recorded knows the scratch memory
+  CHECK(sum_of(1, false) == 4);
+  CHECK(calls == 2);
+}
+
+TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on") {
+  const auto backend = cuda();
+  const auto memory = backend->allocate(512);
+  const std::vector<float> start = {1, 0};
+  auto* const one = reinterpret_cast<float*>(memory->data());
+  float* const sum = one + 64;
+  backend->upload(one, start.data(), 4);
+  backend->upload(sum, start.data() + 1, 4);
+  const auto add = [&] {
+    backend->run(Add{.from = Matrix(one, DType::f32, 1, 1), .to = Matrix(sum, DType::f32, 1, 1)});
+  };
+  backend->run_recorded(1, add);
+  CHECK_THROWS_WITH(backend->run_recorded(1,
+                                          [&] {
+                                            add();
+                                            throw std::logic_error("a mistake");
+                                          }),
+                    "a mistake");
+  add();
+  for (int i = 0; i < 3; ++i) backend->run_recorded(1, add);
+  float value = 0;
+  backend->download(&value, sum, 4);
+  CHECK(value == 5);  // all but the one that was captured in vain
+  CHECK(backend->take_warnings() == "");
 }
 
 TEST_CASE("the same bits every time, in whatever order threads run") {
