@@ -130,27 +130,32 @@ class CudaBackend final : public Backend {
 
   template <typename Op>
   void start_attention(const Op& op) {
-    if (op.mask.max_documents > 0) return start_documents(op);
-    if (!choosing_ && fused_attention_->takes(op)) return fused_attention_->run(op, nullptr, scratch_, scratch_bytes_);
-    start<Op>(op);
+    const AttentionPieces pieces = pieces_of(op);
+    if (pieces.sequences == 0) {
+      if (!pieces.refusal.empty())
+        warn(fmt::format("{} {}: {}; own kernels compute it", Op::name, shape_text(op), pieces.refusal));
+      return start<Op>(op);
+    }
+    if (choosing_) return;
+    if (op.mask.max_documents > 0) return start_documents(op, pieces.sequences);
+    fused_attention_->run(op, nullptr, scratch_);
+  }
+
+  // That f32, dropout and the like are the own kernels' is no news; that room for documents is of no use is.
+  template <typename Op>
+  AttentionPieces pieces_of(const Op& op) {
+    if (fused_attention_shape(op)) return fused_attention_->pieces(op);
+    return {0, op.mask.max_documents > 0 ? fused_attention_rule : ""};
   }
 
   // Which sequences hold more documents than there is room for, is known to the device only: the own kernels run, too,
   // and compute those.
   template <typename Op>
-  void start_documents(const Op& op) {
-    const int64_t table_bytes = fused_attention_table_bytes(op);
-    std::byte* const rest = scratch_ + table_bytes;
-    const int64_t rest_bytes = scratch_bytes_ - table_bytes;
-    const DocumentPieces pieces = fused_attention_->pieces(op, rest_bytes);
-    if (pieces.sequences == 0) {
-      warn(fmt::format("{} {}: {}; own kernels mask the documents", Op::name, shape_text(op), pieces.refusal));
-      return start<Op>(op);
-    }
-    if (choosing_) return;
-    const DocumentTable table(scratch_, op.batch, pieces.sequences, op.mask.max_documents);
+  void start_documents(const Op& op, int64_t sequences) {
+    std::byte* const rest = scratch_ + fused_attention_table_bytes(op);
+    const DocumentTable table(scratch_, op.batch, sequences, op.mask.max_documents);
     list_documents(table, op, runtime_->stream());
-    fused_attention_->run(op, &table, rest, rest_bytes);
+    fused_attention_->run(op, &table, rest);
     if constexpr (std::is_same_v<Op, AttentionForward>) {
       cuda_run(op, runtime_->stream(), table.overflow());
     } else {

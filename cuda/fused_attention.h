@@ -18,42 +18,34 @@
 
 namespace gptrain {
 
-// How the library takes an op whose documents have room: so many sequences at a time, which divide the batch. 0: not at
-// all, and why.
-struct DocumentPieces {
+// How the library takes an op: so many sequences at a time, which divide the batch. 0: not at all, and why; no reason
+// where none could be expected to.
+struct AttentionPieces {
   int64_t sequences = 0;
   std::string refusal;
 };
 
-// What `takes` says depends on the op and on the device and library found at the start, never on timing; it is true
-// only for shapes of ops/fused_attention_policy.h. Forward and backward may go different ways: lse means the same in
-// both. One thread calls at a time.
+// Forward and backward may go different ways: lse means the same in both. One thread calls at a time.
 class FusedAttention {
  public:
   virtual ~FusedAttention() = default;
 
-  virtual bool takes(const AttentionForward& op) const = 0;
-  virtual bool takes(const AttentionBackward& op) const = 0;
+  // For ops of a fused_attention_shape (ops/fused_attention_policy.h). It depends on the op and on the device and
+  // library found at the start, never on timing or on what memory there is. The first time that it is asked of a shape
+  // it asks the library itself, and builds what `run` needs, which takes up to some seconds and some device memory of
+  // the library's own, and must not happen while a CUDA graph is captured.
+  virtual AttentionPieces pieces(const AttentionForward& op) = 0;
+  virtual AttentionPieces pieces(const AttentionBackward& op) = 0;
 
-  // For ops whose documents have room, in the place of `takes`: it asks the library itself, once for a shape, and so
-  // builds what `run` needs.
-  virtual DocumentPieces pieces(const AttentionForward& op, int64_t scratch_bytes) = 0;
-  virtual DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) = 0;
-
-  // As ops.h says of the op, which `takes` or `pieces` must have accepted; `documents`: null, or the table of as many
-  // sequences to a piece as `pieces` says. Of a piece that holds more documents than it has room for, results may be
-  // anything. Queued on the stream. The bits of the results do not
-  // change from run to run. `scratch` is at least the op's fused_attention_scratch_bytes, aligned to 256 bytes.
+  // As ops.h says of the op, which `pieces` must have accepted; `documents`: null, or the
+  // table of as many sequences to a piece as `pieces` says. Of a piece that holds more documents than it has room for,
+  // results may be anything. Queued on the stream. The bits of the results do not change from run to run. `scratch` is
+  // at least the op's fused_attention_scratch_bytes, aligned to 256 bytes. Runs neither wait nor allocate on the
+  // device, and may be captured: the addresses of operands and scratch are part of what is captured.
   //
-  // A shape's first run builds what the library needs for it, which takes up to some seconds and some device memory of
-  // the library's own, and must not happen while a CUDA graph is captured. Its next runs neither wait nor allocate on
-  // the device, and may be captured: the addresses of operands and scratch are part of what is captured.
-  //
-  // Throws Error (device) with the shape and the library's own text where the library fails or wants more scratch.
-  virtual void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch,
-                   int64_t scratch_bytes) = 0;
-  virtual void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch,
-                   int64_t scratch_bytes) = 0;
+  // Throws Error (device) with the shape and the library's own text where the library fails.
+  virtual void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch) = 0;
+  virtual void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch) = 0;
 };
 
 // On the calling thread's current device. Throws Error (device).

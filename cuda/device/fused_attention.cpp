@@ -255,7 +255,8 @@ struct Plan {
 
 // Takes smaller pieces than planned where cuDNN wants more workspace than it was expected to.
 template <typename Op>
-Plan build_plan(const Op& op, cudnnHandle_t handle, int64_t scratch_bytes) {
+Plan build_plan(const Op& op, cudnnHandle_t handle) {
+  const int64_t scratch_bytes = fused_attention_scratch_bytes(op);
   for (AttentionPiece piece = fused_attention_piece(op, fused_attention_most_groups(op));;
        piece = fused_attention_piece(op, piece.groups() / 2)) {
     Plan plan{piece, GraphBuilder<Op>(op, piece).build(handle), 0};
@@ -315,21 +316,20 @@ Operand last_operand(const AttentionBackward&) { return id_dv; }
 template <typename Op>
 class Plans {
  public:
-  DocumentPieces pieces(const Op& op, cudnnHandle_t handle, int64_t scratch_bytes) {
+  AttentionPieces pieces(const Op& op, cudnnHandle_t handle) {
     const Shape shape = shape_of(op);
     const auto refused = refused_.find(shape);
     if (refused != refused_.end()) return {0, refused->second};
     try {
-      return {plan(op, shape, handle, scratch_bytes).piece.batch, ""};
+      return {plan(op, shape, handle).piece.batch, ""};
     } catch (const Error& error) {
       const std::string reason = error.what();  // of many lines, one for each engine and more
       return {0, refused_[shape] = reason.substr(0, reason.find('\n'))};
     }
   }
 
-  void run(const Op& op, cudnnHandle_t handle, const DocumentTable* documents, std::byte* scratch,
-           int64_t scratch_bytes) {
-    const Plan& plan = this->plan(op, shape_of(op), handle, scratch_bytes);
+  void run(const Op& op, cudnnHandle_t handle, const DocumentTable* documents, std::byte* scratch) {
+    const Plan& plan = this->plan(op, shape_of(op), handle);
     Pointers pointers;
     for (int64_t sequence = 0; sequence < op.batch; sequence += plan.piece.batch) {
       if (documents != nullptr) add_documents(pointers, *documents, sequence / plan.piece.batch, last_operand(op));
@@ -341,9 +341,9 @@ class Plans {
   }
 
  private:
-  const Plan& plan(const Op& op, const Shape& shape, cudnnHandle_t handle, int64_t scratch_bytes) {
+  const Plan& plan(const Op& op, const Shape& shape, cudnnHandle_t handle) {
     auto found = plans_.find(shape);
-    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle, scratch_bytes)).first;
+    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle)).first;
     return found->second;
   }
 
@@ -376,38 +376,29 @@ class CudnnAttention final : public FusedAttention {
     check_cudnn(cudnnSetStream(handle, stream), "giving cuDNN a stream");
   }
 
-  bool takes(const AttentionForward& op) const override {
-    return forward_ && fused_attention_shape(op) && operands_fit(op);
+  AttentionPieces pieces(const AttentionForward& op) override {
+    if (!forward_) return {0, not_this_device};
+    if (!operands_fit(op)) return {0, not_these_places};
+    return forward_plans_.pieces(op, handle_.get());
   }
-  bool takes(const AttentionBackward& op) const override {
-    return backward_ && fused_attention_shape(op) && operands_fit(op);
-  }
-
-  DocumentPieces pieces(const AttentionForward& op, int64_t scratch_bytes) override {
-    if (!takes(op)) return {0, refusal(op)};
-    return forward_plans_.pieces(op, handle_.get(), scratch_bytes);
-  }
-  DocumentPieces pieces(const AttentionBackward& op, int64_t scratch_bytes) override {
-    if (!takes(op)) return {0, refusal(op)};
-    if (!ragged_backward_) return {0, "gradients of documents on Hopper are sound from cuDNN 9.18 on"};
-    return backward_plans_.pieces(op, handle_.get(), scratch_bytes);
+  AttentionPieces pieces(const AttentionBackward& op) override {
+    if (!backward_) return {0, not_this_device};
+    if (!operands_fit(op)) return {0, not_these_places};
+    if (op.mask.max_documents > 0 && !ragged_backward_)
+      return {0, "gradients of documents on Hopper are sound from cuDNN 9.18 on"};
+    return backward_plans_.pieces(op, handle_.get());
   }
 
-  void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch,
-           int64_t scratch_bytes) override {
-    forward_plans_.run(op, handle_.get(), documents, scratch, scratch_bytes);
+  void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch) override {
+    forward_plans_.run(op, handle_.get(), documents, scratch);
   }
-  void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch,
-           int64_t scratch_bytes) override {
-    backward_plans_.run(op, handle_.get(), documents, scratch, scratch_bytes);
+  void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch) override {
+    backward_plans_.run(op, handle_.get(), documents, scratch);
   }
 
  private:
-  template <typename Op>
-  static const char* refusal(const Op& op) {
-    return fused_attention_shape(op) ? "cuDNN does not serve this device, or operands in these places"
-                                     : fused_attention_rule;
-  }
+  static constexpr const char* not_this_device = "this cuDNN has no attention with fixed bits for this device";
+  static constexpr const char* not_these_places = "cuDNN wants rows that begin at multiples of 16 bytes";
 
   std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
   bool forward_ = false, backward_ = false, ragged_backward_ = false;

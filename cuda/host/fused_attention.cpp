@@ -122,21 +122,18 @@ class HostFusedAttention final : public FusedAttention {
  public:
   explicit HostFusedAttention(Stream stream) : stream_(stream) {}
 
-  bool takes(const AttentionForward&) const override { return false; }
-  bool takes(const AttentionBackward&) const override { return false; }
-
   // Backward in smaller pieces than forward, as memory may ask for.
-  DocumentPieces pieces(const AttentionForward& op, int64_t) override { return pieces_of(op, op.batch); }
-  DocumentPieces pieces(const AttentionBackward& op, int64_t) override {
+  AttentionPieces pieces(const AttentionForward& op) override { return pieces_of(op, op.batch); }
+  AttentionPieces pieces(const AttentionBackward& op) override {
     return pieces_of(op, op.batch % 2 == 0 ? op.batch / 2 : 1);
   }
 
-  void run(const AttentionForward& op, const DocumentTable* documents, std::byte*, int64_t) override {
+  void run(const AttentionForward& op, const DocumentTable* documents, std::byte*) override {
     start(op, documents, [](const AttentionForward& of, const DocumentTable& table, int64_t piece, int64_t index) {
       for (int64_t head = 0; head < of.num_heads; ++head) attend({of, table, piece, index, head});
     });
   }
-  void run(const AttentionBackward& op, const DocumentTable* documents, std::byte*, int64_t) override {
+  void run(const AttentionBackward& op, const DocumentTable* documents, std::byte*) override {
     start(op, documents, [](const AttentionBackward& of, const DocumentTable& table, int64_t piece, int64_t index) {
       const int64_t group = of.num_heads / of.num_kv_heads;
       for (int64_t first = 0; first < of.num_heads; first += group) {
@@ -151,9 +148,8 @@ class HostFusedAttention final : public FusedAttention {
 
  private:
   template <typename Op>
-  static DocumentPieces pieces_of(const Op& op, int64_t sequences) {
-    if (!fused_attention_shape(op)) return {0, fused_attention_rule};
-    return {sequences, ""};
+  static AttentionPieces pieces_of(const Op& op, int64_t sequences) {
+    return {op.mask.max_documents > 0 ? sequences : 0, ""};
   }
 
   template <typename Op, typename Body>
