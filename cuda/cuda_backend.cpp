@@ -140,7 +140,7 @@ class CudaBackend final : public Backend {
     const int64_t rest_bytes = scratch_bytes_ - table_bytes;
     const DocumentPieces pieces = fused_attention_->pieces(op, rest_bytes);
     if (pieces.sequences == 0) {
-      warn(fmt::format("{} {}: {}; own kernels mask the documents", Op::name, shape_text(op), pieces.refusal));
+      warn(own_kernels_warning(op, pieces.refusal));
       return start<Op>(op);
     }
     if (choosing_) return;

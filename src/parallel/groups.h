@@ -31,7 +31,8 @@ constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", 
 // What each group of a rank sends in a step.
 using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
 
-// The mesh of a config that has been checked, for `world_size` ranks. Error(device) where the size does not divide.
+// The mesh of a config that has been checked, for `world_size` ranks. Error(usage) where the size does not divide,
+// with the nearest ones that do.
 Mesh make_mesh(const RunConfig& config, int64_t world_size);
 
 // Not copied: what is issued on the stream refers to the groups.
