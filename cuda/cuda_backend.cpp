@@ -132,8 +132,7 @@ class CudaBackend final : public Backend {
   void start_attention(const Op& op) {
     const AttentionPieces pieces = pieces_of(op);
     if (pieces.sequences == 0) {
-      if (!pieces.refusal.empty())
-        warn(fmt::format("{} {}: {}; own kernels compute it", Op::name, shape_text(op), pieces.refusal));
+      if (!pieces.refusal.empty()) warn(own_kernels_warning(op, pieces.refusal));
       return start<Op>(op);
     }
     if (choosing_) return;

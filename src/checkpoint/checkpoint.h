@@ -88,8 +88,12 @@ void verify_checkpoint(const std::filesystem::path& checkpoint);
 // global shape, is not fully covered, or is f32 where bf16 is asked for (which would round).
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
 
+// Removes what a save that was cut short has left, which nobody reads; the caller keeps others out of the folder. Never
+// throws for what it cannot remove: returns a warning text, else empty.
+std::string remove_unfinished_checkpoints(const std::filesystem::path& out);
+
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Leftover temporary folders are removed. Deletion first renames to a temporary folder, so that a crash
+// (0: none). Unfinished ones are removed. Deletion first renames to a temporary folder, so that a crash
 // never leaves a damaged "complete" checkpoint. Never throws for a folder it cannot delete: returns a warning text,
 // else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);

@@ -30,10 +30,16 @@ std::vector<fs::path> temporary_folders(const fs::path& folder) {
 
 }  // namespace
 
+std::string remove_unfinished_checkpoints(const fs::path& out) {
+  std::string warnings;
+  for (const fs::path& temporary : temporary_folders(checkpoints_folder(out)))
+    add_warning(warnings, remove_folder(temporary));
+  return warnings;
+}
+
 std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep_every) {
   const fs::path folder = checkpoints_folder(out);
-  std::string warnings;
-  for (const fs::path& temporary : temporary_folders(folder)) add_warning(warnings, remove_folder(temporary));
+  std::string warnings = remove_unfinished_checkpoints(out);
   try {
     const auto checkpoints = list_checkpoints(out);
     const auto num_candidates = static_cast<int64_t>(checkpoints.size()) - std::max<int64_t>(keep_last, 0);

@@ -41,11 +41,13 @@ int main(int argc, char** argv) {
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
   app.set_version_flag("--version", gptrain::version);
   app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::simple);
+  app.failure_message([](const CLI::App* command, const CLI::Error& error) {
+    return "gptrain: " + CLI::FailureMessage::simple(command, error);
+  });
   app.footer(
-      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config, 3 bad data,\n"
-      "4 bad checkpoint, 5 device or communication failure, 6 training diverged,\n"
-      "75 stopped by a signal after saving.");
+      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
+      "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
+      "6 training diverged, 75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   gptrain::add_train_command(app, result);
   gptrain::add_data_commands(app);

@@ -99,7 +99,8 @@ void dry_run(const TrainArguments& arguments) {
                     .ops = plan.ops,
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
-                    .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank}};
+                    .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank},
+                    .warnings = plan.rank0.warnings};
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {

@@ -8,6 +8,7 @@
 #include "comm/device_groups.h"
 #include "comm/exchange.h"
 #include "comm/staged.h"
+#include "config/faults.h"
 
 namespace gptrain {
 namespace {
@@ -15,16 +16,24 @@ namespace {
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                       MeshAxis::data, MeshAxis::pipeline};
 
+// Those that the batch divides over, too.
+std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, int64_t world_size) {
+  const int64_t micro_batches = batch.global / batch.micro;
+  const int64_t most = micro_batches * model_ranks;
+  return nearest_integers(std::min(world_size, most + 1), model_ranks, most, [&](int64_t ranks) {
+    return ranks % model_ranks == 0 && micro_batches % (ranks / model_ranks) == 0;
+  });
+}
+
 }  // namespace
 
-Mesh make_mesh(const RunConfig& config, int64_t world_size) {
+Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
   const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (world_size % model_ranks != 0) {
-    throw Error(ExitCode::device,
-                "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks: start a "
-                "multiple of {}",
+    throw Error(fault,
+                "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (try {})",
                 world_size, world_size == 1 ? "rank does" : "ranks do", config.parallel.tensor,
-                config.parallel.pipeline, model_ranks);
+                config.parallel.pipeline, nearest_world_sizes(config.batch, model_ranks, world_size));
   }
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;
@@ -67,7 +76,7 @@ int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups) {
 }
 
 RankGroups::RankGroups(const RunConfig& config, World& world)
-    : mesh_(make_mesh(config, world.size())),
+    : mesh_(make_mesh(config, world.size(), ExitCode::device)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
       stream_(std::make_unique<CollectiveStream>(world.size() > 1)) {

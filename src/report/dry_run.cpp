@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <fmt/format.h>
+#include <sstream>
 
 #include "base/json.h"
 #include "base/units.h"
+#include "config/faults.h"
 #include "model/spec/shard.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
@@ -219,6 +221,13 @@ std::string data_section(const DryRunInput& input) {
   return text;
 }
 
+std::vector<std::string> warning_lines(const DryRunInput& input) {
+  std::vector<std::string> lines;
+  std::istringstream text(input.warnings);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
 Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
   Json json;
   json["total_parameters"] = spec.parameters();
@@ -286,8 +295,9 @@ std::string dry_run_text(const DryRunInput& input) {
   if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
-  return text + ranks_section(input) + memory_section(input) + flops_section(input.config, totals) +
-         run_section(input, totals) + data_section(input);
+  text += ranks_section(input) + memory_section(input) + flops_section(input.config, totals) +
+          run_section(input, totals) + data_section(input);
+  return input.warnings.empty() ? text : text + "\nwarnings\n  " + join(warning_lines(input), "\n  ") + "\n";
 }
 
 std::string dry_run_json(const DryRunInput& input) {
@@ -320,6 +330,7 @@ std::string dry_run_json(const DryRunInput& input) {
     entry["epochs"] = source.epochs ? Json(*source.epochs) : Json(nullptr);
     json["sources"].push_back(entry);
   }
+  json["warnings"] = warning_lines(input);
   return json_text(json, 2) + "\n";
 }
 

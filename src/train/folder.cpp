@@ -1,7 +1,9 @@
 #include "train/folder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
@@ -10,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/output_file.h"
+#include "base/units.h"
 
 namespace gptrain {
 
@@ -79,6 +82,27 @@ void FolderLock::remove_what_was_made() const {
   if (descriptor_ >= 0 && is_ours) fs::remove(path_, error);
   // A folder that has something in it stays.
   for (const fs::path& folder : made_folders_) rmdir(folder.c_str());
+}
+
+std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
+                                const fs::space_info& space) {
+  const int64_t steps = config.run.steps - step, every = config.checkpoint.every_steps;
+  const int64_t keep_last = config.checkpoint.keep_last;
+  const int64_t to_come = steps > 0 ? (every > 0 ? (steps - 1) / every + 1 : 1) : 0;
+  const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));
+  // Doubles, as many large checkpoints are more than 63 bits.
+  const auto one = static_cast<double>(bytes), all = one * static_cast<double>(more);
+  // What is kept back for root is left out of `available`, though root may take it.
+  if (more > 0 && one > static_cast<double>(space.free))
+    throw Error(ExitCode::checkpoint, "run.out = {}: no room for a checkpoint, which takes {}: {} are free there",
+                config.run.out, format_bytes(one), format_bytes(static_cast<double>(space.free)));
+  if (all <= static_cast<double>(space.available)) return "";
+  return fmt::format(
+      "run.out = {}: {} are free there, but {} of {} will take {} (checkpoint.keep_last = {}, and one "
+      "while it is written)",
+      config.run.out, format_bytes(static_cast<double>(space.available)),
+      format_counted(more, kept > 0 ? "more checkpoint" : "checkpoint"), format_bytes(one), format_bytes(all),
+      keep_last);
 }
 
 void write_whole_file(const std::filesystem::path& path, const std::string& text) {

@@ -1,10 +1,13 @@
-// A run's folder: made, kept to one process, written to.
+// A run's folder: made, kept to one process, measured, written to.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <system_error>
 #include <vector>
+
+#include "config/run_config.h"
 
 namespace gptrain {
 
@@ -31,6 +34,13 @@ class FolderLock {
   bool kept_ = false;
   int descriptor_ = -1;
 };
+
+// Whether a disk has room for the checkpoints that a run will hold at a time beside the `kept` ones of its folder:
+// those that come after `step`, checkpoint.keep_last and one that is being written; not those that
+// checkpoint.keep_every keeps for good. `bytes`: of one. Empty if it has; else a warning. Error(checkpoint) where not
+// even the first fits.
+std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
+                                const std::filesystem::space_info& space);
 
 // The file appears whole or not at all.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);

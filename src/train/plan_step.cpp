@@ -139,6 +139,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   step.run(0, source, &observer);
   plan.spec = step.spec();
   plan.ops = backend.ops();
+  plan.warnings = backend.take_warnings();
   plan.memory.frame_bytes = step.workspace().high_water_bytes();
   plan.memory.scratch_bytes = backend.scratch_bytes();
   arenas[MemoryClass::workspace] = align_up(plan.memory.scratch_bytes) + plan.memory.frame_bytes;

@@ -1,6 +1,8 @@
 // The dry run of a training step: the step itself, on the `plan` backend.
 #pragma once
 
+#include <string>
+
 #include "comm/plan.h"
 #include "ops/plan/plan_backend.h"
 #include "parallel/groups.h"
@@ -13,6 +15,7 @@ struct StepPlan {
   StepMemory memory;
   OpTable ops{};           // of the whole step
   GroupTraffic traffic{};  // that the rank sends
+  std::string warnings;    // lines, as of Backend::take_warnings
   ModelSpec spec;
 
   OpTotals total() const;

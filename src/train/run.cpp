@@ -130,7 +130,8 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       world_(world),
       leads_(groups.rank() == 0),
       place_{groups.data_rank(), groups.data_size()},
-      start_(choose_start(config, options, groups.group(GroupKind::world), world)),
+      start_(choose_start(config, options, checkpoint_bytes(plan.spec, config.precision),
+                          groups.group(GroupKind::world), world)),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
       data_(open_data(config, groups.group(GroupKind::world), world)),
@@ -187,6 +188,7 @@ void Run::start_or_resume() {
 // Makes the run's folder fit the step that this call starts from.
 void Run::prepare_folder() {
   start_.lock->keep();
+  if (!start_.warning.empty()) fmt::print(stderr, "warning: {}\n", start_.warning);
   if (start_.checkpoint) {
     for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
       fmt::print("later checkpoint set aside: {}\n", name);

@@ -33,6 +33,21 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
   return last;
 }
 
+// Of the disk of the run's folder, which is this process' own.
+std::string warning_of_room(const RunConfig& config, const std::optional<fs::path>& checkpoint, int64_t bytes) {
+  const fs::path out = config.run.out;
+  const int64_t step = checkpoint ? read_manifest(*checkpoint).step : 0;
+  remove_unfinished_checkpoints(out);  // their room is free; of those that stay, saving warns
+  const std::vector<CheckpointInfo> found = list_checkpoints(out);
+  const auto kept =
+      std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= step; });
+  std::error_code unknown;
+  const fs::space_info space = fs::space(out, unknown);
+  // Some network file systems do not know, and say so by a disk of no size.
+  if (unknown || space.capacity == 0) return "";
+  return checkpoint_shortage(config, step, kept, bytes, space);
+}
+
 // What tells two checkpoints apart: the manifest has the checksums of everything in them.
 std::string describe_checkpoint(const fs::path& checkpoint) {
   std::ifstream file(checkpoint / "manifest.json", std::ios::binary);
@@ -74,7 +89,8 @@ int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ran
   return std::max(1, of_process / ranks_of_process);
 }
 
-Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world) {
+Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,
+                   const World& world) {
   Start start;
   const std::string chosen = agree(all, world, [&] {
                                if (world.rank() > 0) return std::string();
@@ -85,6 +101,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, Communi
   if (!chosen.empty()) start.checkpoint = chosen;
   const std::vector<std::string> seen = agree(all, world, [&] {
     start.last_step = last_step_of_call(config, options, start.checkpoint);
+    if (start.lock) start.warning = warning_of_room(config, start.checkpoint, bytes);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
   });
   agree_on(all, world, [&] {

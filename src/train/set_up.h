@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "comm/world.h"
 #include "config/run_config.h"
@@ -22,9 +23,12 @@ struct Start {
   std::unique_ptr<FolderLock> lock;  // on rank 0
   std::optional<std::filesystem::path> checkpoint;
   int64_t last_step = 0;  // of this call
+  std::string warning;    // on rank 0: of too little room for checkpoints; else empty
 };
-// Rank 0 takes the folder and chooses, the others follow. Error(usage), Error(checkpoint).
-Start choose_start(const RunConfig& config, const TrainOptions& options, Communicator* all, const World& world);
+// Rank 0 takes the folder and chooses, the others follow. `bytes`: of a checkpoint. Error(usage), Error(checkpoint),
+// which is thrown where the folder's disk has no room for one, too.
+Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,
+                   const World& world);
 
 struct RunData {
   Dataset train;

@@ -1,10 +1,11 @@
 """Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify|export`, and `generate`."""
 import json
 import shutil
+import subprocess
 import tempfile
 import unittest
 
-from cli_case import CHECKPOINT, USAGE, CliCase, overrides, overwrite
+from cli_case import CHECKPOINT, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite
 
 RANK_FILE = "rank-00000.safetensors"
 
@@ -250,6 +251,45 @@ class Inspect(CheckpointCase):
         self.train(self.config, *overrides("run.out=kept", "run.steps=10", "checkpoint.every_steps=1",
                                            "checkpoint.keep_last=2", "checkpoint.keep_every=4"))
         self.assertEqual(self.checkpoint_steps("kept"), [4, 8, 9, 10])
+
+
+class Room(CliCase):
+    def test_a_disk_that_will_be_full_is_warned_of(self):
+        if shutil.disk_usage(self.folder).free > 9e12:
+            self.skipTest("a disk that holds a million checkpoints")
+        config = self.write_run(model={"hidden_size": 256}, run={"steps": 10**9},
+                                checkpoint={"every_steps": 1, "keep_last": 10**6})
+        result = self.run_gptrain("train", config, "--steps", "1")
+        self.assertEqual(result.code, FINISHED, result.err)
+        self.assertRegex(result.err, r"\nwarning: run\.out = out: [\d.]+ \w+ are free there, but 1,000,001 checkpoints "
+                         r"of 9\.\d MiB will take 9\.\d TiB \(checkpoint\.keep_last = 1000000, and one while it is "
+                         r"written\)\n$")
+        result = self.run_gptrain("train", config, "--resume", "--steps", "1")
+        self.assertIn("but 1,000,000 more checkpoints of 9.", result.err)
+        # A run that ends earlier needs less.
+        self.assertEqual(self.run_gptrain("train", config, "--resume", *overrides("run.steps=3")).err, "")
+
+    def test_a_disk_without_room_for_one_is_refused(self):
+        """On a disk of 32 KiB, which is mounted where nobody else sees it."""
+        self.path("disk").mkdir()
+        mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+                 'mount -t tmpfs -o size=32k tmpfs disk && mkdir -p disk/out/checkpoints/.tmp-step-00000002 && '
+                 'head -c 16k /dev/zero >disk/out/checkpoints/.tmp-step-00000002/cut-short && "$@"; code=$?; '
+                 'find disk -mindepth 1 | sort; exit $code', "sh"]
+        if shutil.which("unshare") is None or subprocess.run([*mount, "true"], cwd=self.folder, capture_output=True,
+                                                             check=False).returncode != 0:
+            self.skipTest("no mount namespaces here")
+        config = self.write_run()
+        for ranks in ([], ["--ranks", "2"]):
+            with self.subTest(ranks=ranks):
+                done = subprocess.run([*mount, EXECUTABLE, "train", config, *overrides("run.out=disk/out"), *ranks],
+                                      cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+                                      check=False)
+                self.assertEqual(done.returncode, CHECKPOINT, done.stderr)
+                # What a save has left that was cut short is no loss of room.
+                self.assertRegex(done.stderr, r"^gptrain: run\.out = disk/out: no room for a checkpoint, which takes "
+                                 r"3\d\.\d KiB: 32\.0 KiB are free there\n$")
+                self.assertEqual(done.stdout, "disk/out\ndisk/out/checkpoints\n")
 
 
 class Export(CheckpointCase):

@@ -40,6 +40,13 @@ def tiny_config(**sections):
     return config
 
 
+def large_config():
+    """A model that one machine does not hold."""
+    config = tiny_config(precision={"compute": "bf16"}, memory={"recompute": "block"})
+    config["model"] = {"preset": "megatron-145.6b"}
+    return config
+
+
 def is_sanitized():
     """Whether the executable carries a sanitizer, whose own memory then counts as the process's."""
     return b"__asan_init" in EXECUTABLE.read_bytes()

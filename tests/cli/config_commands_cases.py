@@ -1,8 +1,9 @@
 """Run configs: every class of fault, overrides, `config check`, `config show`, `config schema`, and configs/ whole."""
 import json
+import re
 import unittest
 
-from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
+from cli_case import SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
 
 SECTIONS = ["model", "data", "batch", "parallel", "precision", "optimizer", "schedule", "memory", "checkpoint", "log",
             "comm", "run"]
@@ -84,8 +85,10 @@ class Faults(CliCase):
     def test_a_batch_that_the_data_ranks_do_not_divide_is_refused(self):
         self.refuse(USAGE, ["batch.global = 4: must be a multiple of the 8 data ranks (try 8)"], "train", self.config,
                     "--dry-run", "--world-size", "8")
-        self.refuse(DEVICE, ["3 ranks do not divide", "parallel.tensor * parallel.pipeline = 2 * 1"], "train",
-                    self.config, *overrides("parallel.tensor=2"), "--dry-run", "--world-size", "3")
+        for target in ([], ["--target", "h100"]):
+            self.refuse(USAGE, "3 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = "
+                        "2 * 1 ranks (try 4 or 2)\n", "train", self.config, *overrides("parallel.tensor=2"),
+                        "--dry-run", "--world-size", "3", *target)
         self.assertIn("\nparameters\n", self.succeed("train", self.config, "--dry-run", "--world-size", "1"))
 
     def test_the_example_of_the_description(self):
@@ -266,9 +269,20 @@ class ConfigsFolder(CliCase):
                 text = self.succeed("train", file, "--dry-run")
                 for heading in ["parameters", "memory", "FLOPs of one step", "run"]:
                     self.assertIn(f"\n{heading}\n", text)
-                plan = json.loads(self.succeed("train", file, "--dry-run", "--json", "--target", "h100"))
-                self.assertEqual(plan["target"], "h100")
-                self.assertGreater(plan["total_parameters"], 0)
+
+    def test_every_file_fits_the_gpus_that_its_comment_names(self):
+        for file in sorted((SOURCE_ROOT / "configs").glob("*.json")):
+            if file.name == "demo.json":
+                self.assertTrue(json.loads(self.succeed("train", file, "--dry-run", "--json"))["fits"])
+                continue
+            with self.subTest(config=file.name):
+                comment = file.read_text(encoding="utf-8").split("\n{")[0].splitlines()[-1]
+                stated = re.fullmatch(r"// Fits (\d+) GPUs of 80 GB: (--dry-run --world-size \1 --target a100-80g)",
+                                      comment)
+                self.assertIsNotNone(stated, comment)
+                plan = json.loads(self.succeed("train", file, "--json", *stated.group(2).split()))
+                self.assertEqual((plan["world_size"], plan["target"]), (int(stated.group(1)), "a100-80g"))
+                self.assertTrue(plan["fits"], plan["peak_bytes"])
 
 
 if __name__ == "__main__":

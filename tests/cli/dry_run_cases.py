@@ -4,7 +4,8 @@ import os
 import sys
 import unittest
 
-from cli_case import DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, overrides, tiny_config
+from cli_case import (DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config, overrides,
+                      tiny_config)
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
                   "workspace", "data", "communication", "state"]
@@ -54,6 +55,16 @@ class DryRun(CliCase):
         self.assertIn("sequence 16 with an attention window of 5, ", masked)
         self.assertIn("causal window, nothing twice", masked)
         self.assertIn("Upper bounds: what data.mask_documents leaves out", masked)
+
+    def test_warnings_are_those_of_the_target(self):
+        config = self.write_config(tiny_config(precision={"compute": "bf16"},
+                                               data={"mask_documents": True, "max_documents": 4}))
+        self.assertEqual(self.plan(config)["warnings"], [])
+        self.assertNotIn("\nwarnings\n", self.succeed("train", config, "--dry-run"))
+        warnings = self.plan(config, "--target", "h200")["warnings"]
+        self.assertEqual([warning.split()[0] for warning in warnings], ["attention_backward", "attention_forward"])
+        text = self.succeed("train", config, "--dry-run", "--target", "h200")
+        self.assertTrue(text.endswith("\nwarnings\n" + "".join(f"  {warning}\n" for warning in warnings)), text)
 
     def test_time_at_a_given_rate(self):
         config = self.write_config(tiny_config(run={"steps": 1000}))
@@ -142,7 +153,7 @@ class DryRun(CliCase):
                     self.write_config(tiny_config()), "--dry-run", "--target", "h300")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
-        config = SOURCE_ROOT / "configs" / "megatron-145.6b.json"
+        config = self.write_config(large_config())
         plan = self.plan(config, "--target", "a100-80g")
         self.assertFalse(plan["fits"])
         missing = (plan["peak_bytes"] - plan["target_memory_bytes"]) / 2**40

@@ -7,7 +7,7 @@ import time
 import unittest
 import unittest.mock
 
-from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, overrides)
+from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, FINISHED, REQUEUE, USAGE, CliCase, large_config, overrides)
 
 STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
              "tokens_per_second", "mfu", "peak_bytes", "skipped"]
@@ -69,10 +69,10 @@ class Runs(CliCase):
         self.assertEqual(self.records(), before)
 
     def test_more_than_the_machine_holds(self):
-        config = SOURCE_ROOT / "configs" / "megatron-145.6b.json"
+        config = self.write_config(large_config())
         started = time.monotonic()
         error = self.refuse(DEVICE, ["Does not fit: ", "TiB are missing on this-machine", "a higher parallel.zero than 0"],
-                            "train", config, *overrides("run.out=out"))
+                            "train", config)
         self.assertLess(time.monotonic() - started, 20)
         missing = float(error.split("Does not fit: ")[1].split(" TiB")[0])
         self.assertGreater(missing, 1)

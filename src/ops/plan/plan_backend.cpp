@@ -1,6 +1,10 @@
 #include "ops/plan/plan_backend.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "ops/fused_attention_policy.h"
+#include "ops/shape_text.h"
 
 namespace gptrain {
 
@@ -32,6 +36,20 @@ OpTable PlanBackend::since(const OpTable& before) const {
 void PlanBackend::add(const OpTable& ops) {
   for (size_t i = 0; i < num_ops; ++i) ops_[i] += ops[i];
 }
+
+std::string PlanBackend::take_warnings() {
+  std::string lines;
+  for (const std::string& warning : std::exchange(warnings_, {})) lines += warning + '\n';
+  return lines;
+}
+
+template <typename Op>
+void PlanBackend::look_for_unserved_documents(const Op& op) {
+  if (target_.kind == Target::Kind::gpu && op.mask.max_documents > 0 && !fused_attention_shape(op))
+    warnings_.insert(own_kernels_warning(op, fused_attention_rule));
+}
+template void PlanBackend::look_for_unserved_documents(const AttentionForward& op);
+template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
 
 void PlanBackend::note(OpIndex index, const Footprint& footprint) {
   scratch_bytes_ = std::max(scratch_bytes_, footprint.scratch_bytes);

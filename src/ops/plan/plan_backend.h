@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -53,9 +55,14 @@ class PlanBackend : public Backend {
   void download(void*, const void*, int64_t) override {}
   void synchronize() override {}
   std::unique_ptr<SideQueue> make_side_queue() override { return nullptr; }
+  // Those of the target's own backend that follow from shapes alone.
+  std::string take_warnings() override;
 
-#define GPTRAIN_PLAN_RUN(Op) \
-  void run(const Op& op) override { note(OpIndex::Op, footprint(op, target_)); }
+#define GPTRAIN_PLAN_RUN(Op)                   \
+  void run(const Op& op) override {            \
+    note(OpIndex::Op, footprint(op, target_)); \
+    look_for_warnings(op);                     \
+  }
   GPTRAIN_FOR_EACH_OP(GPTRAIN_PLAN_RUN)
 #undef GPTRAIN_PLAN_RUN
 
@@ -69,11 +76,18 @@ class PlanBackend : public Backend {
 
  private:
   void note(OpIndex index, const Footprint& footprint);
+  template <typename Op>
+  void look_for_warnings(const Op&) {}
+  void look_for_warnings(const AttentionForward& op) { look_for_unserved_documents(op); }
+  void look_for_warnings(const AttentionBackward& op) { look_for_unserved_documents(op); }
+  template <typename Op>
+  void look_for_unserved_documents(const Op& op);
 
   Target target_;
   OpTable ops_{};
   int64_t scratch_bytes_ = 0;
   bool recomputing_ = false;
+  std::set<std::string> warnings_;
   uintptr_t next_address_ = uintptr_t{1} << 46;
 };
 

@@ -1,4 +1,6 @@
 // The mesh of a config, and the ranks of each group.
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -36,16 +38,24 @@ TEST_CASE("without fewer heads than ranks a group of replicas is the rank alone"
 }
 
 TEST_CASE("a world that does not divide into model replicas is refused") {
-  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=3"}, 3);
-  try {
-    make_mesh(config, 4);
-    FAIL("not refused");
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::device);
-    CHECK(std::string(error.what()) ==
-          "4 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks: "
-          "start a multiple of 3");
-  }
+  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=3", "batch.global=6", "batch.micro=1"}, 3);
+  const auto refusal = [&](int64_t world_size) {
+    try {
+      make_mesh(config, world_size);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return std::string(error.what());
+    }
+    return std::string("not refused");
+  };
+  const std::string replicas = " into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks (try ";
+  CHECK(refusal(1) == "1 rank does not divide" + replicas + "3)");
+  CHECK(refusal(4) == "4 ranks do not divide" + replicas + "6 or 3)");
+  // Six micro-batches are not shared by four or five data ranks, and not by more than six.
+  CHECK(refusal(11) == "11 ranks do not divide" + replicas + "18 or 9)");
+  CHECK(refusal(19) == "19 ranks do not divide" + replicas + "18)");
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  CHECK(refusal(most) == std::to_string(most) + " ranks do not divide" + replicas + "18)");
 }
 
 TEST_CASE("a planned rank knows its place, and has no groups of one") {

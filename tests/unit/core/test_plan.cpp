@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "catch.h"
@@ -125,6 +126,29 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   };
   CHECK(with_room(2) == needed(micro, 2));
   CHECK(with_room(33) == needed(1, 33));  // more sequences in a piece would take more than is preferred
+}
+
+TEST_CASE("a plan for a GPU warns of room for documents that its library never serves") {
+  const auto warnings = [](const std::vector<std::string>& overrides, const Target& target) {
+    std::vector<std::string> all = {"data.mask_documents=true", "precision.compute=bf16"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return plan_step(preset_config("gpt2-124m", all), target).warnings;
+  };
+  const Target gpu = find_target("h100");
+  CHECK(warnings({}, gpu) == "");
+  CHECK(warnings({"data.max_documents=8"}, gpu) == "");
+  const std::string both = warnings({"data.max_documents=8", "model.attention_dropout=0.1"}, gpu);
+  CHECK(both.starts_with("attention_backward "));
+  CHECK(both.find("\nattention_forward ") != std::string::npos);
+  CHECK(both.find(": a library wants 16 bits, no dropout, ") != std::string::npos);
+  CHECK(both.ends_with("; own kernels mask the documents\n"));
+  CHECK(std::count(both.begin(), both.end(), '\n') == 2);  // each once, of twelve blocks
+  CHECK(warnings({"data.max_documents=8", "model.attention_dropout=0.1"}, cpu_target()) == "");
+  // Gradients of the scores of 1024 documents: 2 GiB for each head. Of 4096: more than a piece may have.
+  CHECK(warnings({"data.max_documents=1024"}, gpu) == "");
+  const std::string backward = warnings({"data.max_documents=4096", "model.sequence_length=4096"}, gpu);
+  CHECK(backward.starts_with("attention_backward "));
+  CHECK(std::count(backward.begin(), backward.end(), '\n') == 1);
 }
 
 TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
