@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", 
 using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
 
 // The mesh of a config that has been checked, for `world_size` ranks. Where the size does not divide: Error(fault) with
-// the nearest ones that do. It is a fault of the command line that asks for so many, or of the launcher that started them.
+// the nearest ones that do. It is a fault of the command line that asks for so many, or of what has started them.
 Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
 // Not copied: what is issued on the stream refers to the groups.
