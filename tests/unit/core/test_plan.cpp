@@ -127,6 +127,18 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   CHECK(with_room(33) == needed(1, 33));  // more sequences in a piece would take more than is preferred
 }
 
+TEST_CASE("validation has the scratch that it wants where dropout keeps training from the library's attention") {
+  const auto scratch_bytes = [](const char* documents) {
+    const RunConfig config = preset_config(
+        "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=512",
+                      "batch.micro=512", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
+    return plan_step(config, find_target("h100")).memory.scratch_bytes;
+  };
+  const int64_t table = 2048 + 512 * 11 * ((8 * 1025 + 255) / 256 * 256);
+  CHECK(scratch_bytes("data.max_documents=0") < 40 << 20);
+  CHECK(scratch_bytes("data.max_documents=1024") == table + (8 << 20));
+}
+
 TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
   const RunConfig plain = preset_config("gpt2-124m");
   const RunConfig block = preset_config("gpt2-124m", {"memory.recompute=block"});
