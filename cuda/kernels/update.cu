@@ -229,7 +229,8 @@ __global__ void adamw_rounding(const AdamW::Segment* segments, int64_t num_segme
           const int64_t own = map.index(rest - segment.offset);
           float wide = to_float(weights[rest]);
           step.update(buffers.gradients[rest], wide, buffers.exp_avg[rest], buffers.exp_avg_sq[rest], decay);
-          weights[rest] = stochastic_bf16(wide, rounding_words(segment.key, own, updates)[static_cast<size_t>(own % 4)]);
+          const auto own_words = rounding_words(segment.key, own, updates);
+          weights[rest] = stochastic_bf16(wide, own_words[static_cast<size_t>(own % 4)]);
         }
       }
     }

@@ -220,10 +220,10 @@ class Settler {
     if (precision.scales_loss()) check_fp16();
     if (!sound({"precision.linears"})) return;
     if (!is_given("precision.linears")) precision.linears = precision.compute;
-    if (is_fp8(precision.linears)) return check_fp8_linears();
+    if (is_fp8(precision.linears)) return check_fp8_linears(show_value(dtype_word));
     if (precision.linears != precision.compute) {
-      const std::string compute = show_value(dtype_word);
-      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", compute), compute);
+      const std::string dtype = show_value(dtype_word);
+      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", dtype), dtype);
     }
   }
 
@@ -240,12 +240,12 @@ class Settler {
     }
   }
 
-  void check_fp8_linears() {
-    const std::string compute = show_value(find_field("precision.compute")->get(config_));
+  // `dtype`: the word that does without FP8.
+  void check_fp8_linears(const std::string& dtype) {
     if (config_.precision.compute != DType::bf16)
-      return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", compute), compute);
+      return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
-      fault("precision.linears", "needs a GPU, not run.device = cpu", compute);
+      fault("precision.linears", "needs a GPU, not run.device = cpu", dtype);
     check_fp8_sizes();
   }
 

@@ -115,8 +115,7 @@ bool fused_attention_shape(const Op& op) {
 // What fused_attention_shape asks for, to users.
 constexpr const char* fused_attention_rule =
     "a library wants 16 bits, no dropout, sequences in multiples of 128, heads of 8 to 128 in multiples of 8, and room "
-    "for "
-    "documents that 4.5 GiB of workspace hold";
+    "for documents that 4.5 GiB of workspace hold";
 
 // Bound of the library's workspace in bytes; 0 for a shape that it does not serve. At most the larger of
 // fused_attention_preferred_bytes and one piece's need.

@@ -359,9 +359,9 @@ struct IndexMap {
 // master weights rounded to C. Elements outside every segment (padding between tensors) are left alone.
 //
 // Without masters `weights` is what is updated: read, computed with in f32, and rounded stochastically (base/dtype.h).
-// To nearest, an update below half the distance to the next bf16 number, 2^-9 of the weight, would be lost every time
-// (arXiv 2010.06192). Element e of a tensor draws word (e % 4) of philox(segment.key, {low(e / 4), high(e / 4), low(u),
-// high(u)}), u = state->updates: the same on every layout and backend, and after a resume.
+// To nearest, an update below half the distance to the next bf16 number, 2^-9 to 2^-8 of the weight, would be lost
+// every time (arXiv 2010.06192). Element e of a tensor draws word (e % 4) of philox(segment.key, {low(e / 4),
+// high(e / 4), low(u), high(u)}), u = state->updates: the same on every layout and backend, and after a resume.
 struct AdamW {
   static constexpr std::string_view name = "adamw";
   struct Segment {

@@ -31,7 +31,10 @@ FolderLock::FolderLock(const fs::path& out) : path_(out / ".lock") {
     if (!fault) return;
     if (fault == std::errc::operation_would_block)
       throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory) break;
+    // Also that it exists: so says create_directories of a folder that goes while it looks what it is.
+    if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory &&
+        fault != std::errc::file_exists)
+      break;
   }
   remove_what_was_made();
   throw Error(ExitCode::usage, "run.out: cannot {} {}: {}", made ? "write" : "create", (made ? path_ : out).string(),

@@ -139,6 +139,10 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   step.run(0, source, &observer);
   plan.spec = step.spec();
   plan.ops = backend.ops();
+  // Without dropout attention may go to a library that does not take it in training, and wants scratch of its own.
+  const GroupTraffic traffic = plan.traffic;
+  step.evaluate(1, source);
+  plan.traffic = traffic;
   plan.warnings = backend.take_warnings();
   plan.memory.frame_bytes = step.workspace().high_water_bytes();
   plan.memory.scratch_bytes = backend.scratch_bytes();

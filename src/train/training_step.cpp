@@ -190,7 +190,8 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
                                                                   .gathered_weights = arena(MemoryClass::gathered),
                                                                   .gradient_buckets = arena(MemoryClass::buckets),
                                                                   .reduce_buckets = reduce_buckets});
-  units_ = std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
+  units_ =
+      std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ =
       std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;

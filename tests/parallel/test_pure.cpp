@@ -5,10 +5,13 @@
 #include <fmt/format.h>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
+#include "model/spec/init.h"
 #include "model_fixture.h"
 #include "ranks.h"
 #include "wrappers.h"
@@ -82,6 +85,24 @@ class RoundsToNearest final : public ForwardingBackend {
   }
 };
 
+using Keys = std::set<std::pair<uint32_t, uint32_t>>;
+
+// The keys of what is rounded stochastically.
+class KeyRecorder final : public ForwardingBackend {
+ public:
+  KeyRecorder(Backend& inner, Keys& keys) : ForwardingBackend(inner), keys_(keys) {}
+
+  using ForwardingBackend::run;
+  void run(const AdamW& op) override {
+    for (int64_t i = 0; i < op.num_segments && !op.master.given(); ++i)
+      keys_.emplace(op.segments[i].key.k0, op.segments[i].key.k1);
+    inner_.run(op);
+  }
+
+ private:
+  Keys& keys_;
+};
+
 // The loss of every step at a learning rate.
 std::vector<double> losses(const RunConfig& config, double learning_rate, int steps, const Wrapping& wrapping = {}) {
   std::vector<double> result;
@@ -137,6 +158,27 @@ TEST_CASE("without masters, weights are rounded by the same random bits on every
       CHECK(share < 0.02);
     }
   }
+}
+
+// With one key for all, or that of the initial weights, layouts would agree all the same.
+TEST_CASE("without masters, every tensor is rounded by random bits of its own, and by others with every seed") {
+  Keys keys;
+  size_t expected = 0;
+  const Wrapping recording{
+      .backend = [&](int64_t, Backend& inner) { return std::make_unique<KeyRecorder>(inner, keys); }};
+  for (const char* seed : {"run.seed=7", "run.seed=8"}) {
+    const RunConfig config = config_of(Family::gpt2, {1, 1, {"batch.micro=12", seed}});
+    on_ranks(config, 1, nullptr, recording, [&](RankContext& rank) {
+      RandomBatches batches(config);
+      rank.step.run(1e-3, batches);
+      for (const TensorSpec& tensor : rank.step.spec().tensors) {
+        const PhiloxKey initial = tensor_key(tensor, config.run.seed, RandomUse::initial_weights);
+        keys.emplace(initial.k0, initial.k1);
+        expected += is_norm(tensor.name) ? 1 : 2;
+      }
+    });
+  }
+  CHECK(keys.size() == expected);
 }
 
 TEST_CASE("without masters, initial weights are rounded to nearest, and norms are not") {

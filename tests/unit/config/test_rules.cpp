@@ -72,6 +72,8 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.residual = "fp16": must be bf16 or fp32 with precision.compute = bf16-pure (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp32"}) ==
         R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
+  CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp8", "run.device=cpu"}) ==
+        R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
   CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})) ==
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
 }

@@ -141,7 +141,7 @@ TEST_CASE("a plan for a GPU warns of room for documents that its library never s
   CHECK(both.starts_with("attention_backward "));
   CHECK(both.find("\nattention_forward ") != std::string::npos);
   CHECK(both.find(": a library wants 16 bits, no dropout, ") != std::string::npos);
-  CHECK(both.ends_with("; own kernels mask the documents\n"));
+  CHECK(both.ends_with("; own kernels compute it\n"));
   CHECK(std::count(both.begin(), both.end(), '\n') == 2);  // each once, of twelve blocks
   CHECK(warnings({"data.max_documents=8", "model.attention_dropout=0.1"}, cpu_target()) == "");
   // Gradients of the scores of 1024 documents: 2 GiB for each head. Of 4096: more than a piece may have.
@@ -149,6 +149,18 @@ TEST_CASE("a plan for a GPU warns of room for documents that its library never s
   const std::string backward = warnings({"data.max_documents=4096", "model.sequence_length=4096"}, gpu);
   CHECK(backward.starts_with("attention_backward "));
   CHECK(std::count(backward.begin(), backward.end(), '\n') == 1);
+}
+
+TEST_CASE("validation has the scratch that it wants where dropout keeps training from the library's attention") {
+  const auto scratch_bytes = [](const char* documents) {
+    const RunConfig config = preset_config(
+        "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=512",
+                      "batch.micro=512", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
+    return plan_step(config, find_target("h100")).memory.scratch_bytes;
+  };
+  const int64_t table = 2048 + 512 * 11 * ((8 * 1025 + 255) / 256 * 256);
+  CHECK(scratch_bytes("data.max_documents=0") < 40 << 20);
+  CHECK(scratch_bytes("data.max_documents=1024") == table + (8 << 20));
 }
 
 TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed ones do") {
