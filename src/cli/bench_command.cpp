@@ -113,7 +113,7 @@ void add_bench_command(CLI::App& app) {
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
-  comm->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
+  comm->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
       ->type_name("key.path=value")
       ->allow_extra_args(false)
       ->needs(config);

@@ -17,7 +17,7 @@ void add_config_commands(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   const auto add_file = [&](CLI::App* command) {
     command->add_option("CONFIG", arguments->file, "run config")->required();
-    command->add_option("--set", arguments->overrides, "override a value; may be repeated")
+    command->add_option("--set", arguments->overrides, "override a value (null: its default); may be repeated")
         ->type_name("key.path=value")
         ->allow_extra_args(false);
   };

@@ -143,7 +143,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                                "time step N op by op: a table, and OUT/trace-stepN.json")
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
-  command->add_option("--set", arguments->overrides, "override a value of the config; may be repeated")
+  command
+      ->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =

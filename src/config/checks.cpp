@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <initializer_list>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "base/fp8.h"
@@ -45,8 +46,12 @@ class Settler {
  private:
   bool is_given(const std::string& path) const { return given_.contains(path); }
 
+  // What a preset that is none leaves open is as little to be relied on as what has a fault itself.
   bool sound(std::initializer_list<const char*> paths) const {
-    return std::none_of(paths.begin(), paths.end(), [&](const char* path) { return faults_.concern(path); });
+    return std::none_of(paths.begin(), paths.end(), [&](const char* path) {
+      const bool of_preset = std::string_view(path).starts_with("model.") && !is_given(path);
+      return faults_.concern(path) || (of_preset && faults_.concern("model.preset"));
+    });
   }
 
   void fault(const std::string& path, const std::string& rule, const std::string& nearest) {
@@ -334,7 +339,7 @@ class Settler {
   void check_used() {
     const RunConfig defaults;
     for (const Field& field : fields()) {
-      if (field.used(config_) || faults_.concern(field.dependency->path)) continue;
+      if (field.used(config_) || !sound({field.dependency->path.c_str()})) continue;
       if (is_given(field.path) && sound({field.path.c_str()})) {
         fault(field.path, "has no effect unless " + field.dependency->condition, "leaving it out");
       }

@@ -1,6 +1,7 @@
 #include "config/load.h"
 
 #include <algorithm>
+#include <charconv>
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "config/aliases.h"
 #include "config/checks.h"
 #include "config/faults.h"
 #include "config/fields.h"
@@ -16,12 +19,16 @@
 namespace gptrain {
 namespace {
 
-// The field that was meant by "section.key". A key that stands in the wrong section is nearer than a misspelt one.
+// The field that was meant by "section.key": what other trainers call so, else the one that is written most like it. A
+// key that stands in the wrong section is nearer than a misspelt one.
 std::string nearest_path(const std::string& section, const std::string& key) {
-  const auto distance = [&](const Field& field) {
-    return 2 * word_distance(key, field.key()) + (section == field.section() ? 0 : 1);
-  };
+  const std::string last = key.substr(key.rfind('.') + 1);  // of keys that lie deeper than ours
+  if (const std::string meant = key_meant(section, last); !meant.empty()) return meant;
   const auto& table = fields();
+  const bool is_ours = std::any_of(table.begin(), table.end(), [&](const Field& field) { return field.key() == last; });
+  const auto distance = [&](const Field& field) {
+    return 2 * word_distance(is_ours ? last : key, field.key()) + (section == field.section() ? 0 : 1);
+  };
   return std::min_element(table.begin(), table.end(),
                           [&](const Field& a, const Field& b) { return distance(a) < distance(b); })
       ->path;
@@ -30,35 +37,111 @@ std::string nearest_path(const std::string& section, const std::string& key) {
 // `name` is no section of the config.
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
   if (value.is_object()) {
-    faults.add(name, show_value(value), "unknown section", nearest_word(name, section_names()));
+    const std::string meant = section_meant(name);
+    faults.add(name, show_value(value), "unknown section", meant.empty() ? nearest_word(name, section_names()) : meant);
   } else {
     faults.add(name, show_value(value), "unknown key", nearest_path("", name));
   }
 }
 
-void apply_override(const std::string& text, Json& document, Faults& faults) {
-  const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    return faults.add("--set " + text, "", "must have the form key.path=value", "--set run.steps=1000");
+// The overrides, one after the other, put into the document of the file.
+class Overrides {
+ public:
+  Overrides(Json& document, Faults& faults) : document_(document), faults_(faults) {}
+
+  void apply(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return faults_.add("--set " + text, "", "must have the form key.path=value", "--set run.steps=1000");
+    }
+    const std::string path = text.substr(0, equals);
+    const std::string word = text.substr(equals + 1);
+    JsonText parsed = read_json(word);
+    Json value = parsed.syntax_error.empty() ? std::move(parsed.document) : Json(word);
+    for (const DuplicateKey& duplicate : parsed.duplicates) {
+      faults_.add(path + duplicate.path, duplicate.value, "is given twice", "leaving one of them out");
+    }
+    set(path, std::move(value));
   }
-  const std::string path = text.substr(0, equals);
-  const std::string word = text.substr(equals + 1);
-  JsonText parsed = read_json(word);
-  Json value = parsed.syntax_error.empty() ? std::move(parsed.document) : Json(word);
-  for (const DuplicateKey& duplicate : parsed.duplicates) {
-    faults.add(path + duplicate.path, duplicate.value, "is given twice", "leaving one of them out");
+
+  // Keys that the last of their overrides set to null: neither the file nor the preset gives them.
+  const std::set<std::string>& taken_out() const { return taken_out_; }
+
+ private:
+  void set(const std::string& path, Json value) {
+    const size_t bracket = path.find('[');
+    if (bracket != std::string::npos) {
+      if (const Field* field = find_field(path.substr(0, bracket)))
+        return set_element(*field, path, path.substr(bracket), std::move(value));
+    }
+    const Field* field = find_field(path);
+    if (field != nullptr) {
+      if (value.is_null()) {
+        taken_out_.insert(path);
+      } else {
+        taken_out_.erase(path);
+      }
+      if (!document_.contains(field->section())) document_[field->section()] = Json::object();
+      return put(document_[field->section()], field->key(), std::move(value));
+    }
+    const std::vector<std::string> sections = section_names();
+    if (value.is_null() && std::find(sections.begin(), sections.end(), path) != sections.end()) {
+      document_.erase(path);
+      return;
+    }
+    const size_t dot = path.find('.');
+    const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
+    faults_.add(path, show_value(value), "unknown key",
+                nearest_path(section, dot == std::string::npos ? path : path.substr(dot + 1)));
   }
-  if (find_field(path) == nullptr) {
-    const size_t dot = std::min(path.find('.'), path.size());
-    const std::string section = path.substr(0, dot);
-    const std::string key = dot == path.size() ? section : path.substr(dot + 1);
-    return faults.add(path, show_value(value), "unknown key", nearest_path(dot == path.size() ? "" : section, key));
+
+  // `rest` of the path is "[N]", an element of the list that is the field's value, or "[N].member" of one.
+  void set_element(const Field& field, const std::string& path, std::string_view rest, Json value) {
+    size_t index = 0;
+    const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), index);
+    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    const bool readable = error == std::errc{} && (rest == "]" || (rest.starts_with("].") && rest.size() > 2));
+    const Json::json_pointer place = Json::json_pointer() / field.section() / field.key();
+    const bool is_list = document_.contains(place) && document_[place].is_array();
+    const size_t count = is_list ? document_[place].size() : 0;
+    if (!readable || index >= count) {
+      return faults_.add(path, show_value(value),
+                         fmt::format("names none of the {} elements that the config gives {}", count, field.path),
+                         fmt::format("the whole value: --set '{}={}'", field.path, field.example));
+    }
+    Json& element = document_[place][index];
+    if (rest != "]") return put(element, std::string(rest.substr(2)), std::move(value));
+    if (value.is_null()) {
+      document_[place].erase(index);
+    } else {
+      element = std::move(value);
+    }
   }
-  const size_t dot = path.find('.');
-  Json& section = document[path.substr(0, dot)];
-  if (section.is_null()) section = Json::object();
-  // Any other section that is no object is reported as such when it is read.
-  if (section.is_object()) section[path.substr(dot + 1)] = std::move(value);
+
+  // An `object` that is none is reported as such when it is read.
+  static void put(Json& object, const std::string& key, Json value) {
+    if (!object.is_object()) return;
+    if (value.is_null()) {
+      object.erase(key);
+    } else {
+      object[key] = std::move(value);
+    }
+  }
+
+  Json& document_;
+  Faults& faults_;
+  std::set<std::string> taken_out_;
+};
+
+// Gives a key that was taken out its default; only a preset has given it another value.
+void take_out(const Field& field, const std::set<std::string>& given, RunConfig& config, Faults& faults) {
+  const std::string preset = "model.preset";
+  if (!field.get || field.section() != "model" || !given.contains(preset) || faults.concern(preset)) return;
+  if (field.presence == Presence::required) {
+    faults.add(field.path, "null", "must be given, and null takes it out of model.preset, too",
+               json_text(field.get(config)));
+  }
+  field.set(config, field.get(RunConfig{}));
 }
 
 // Checks each key by itself; the paths of those that are given and known.
@@ -105,11 +188,13 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
   for (const DuplicateKey& duplicate : parsed.duplicates) {
     faults.add(duplicate.path, duplicate.value, "is given twice", "leaving one of them out");
   }
-  for (const std::string& override_text : overrides) apply_override(override_text, document, faults);
+  Overrides settings(document, faults);
+  for (const std::string& override_text : overrides) settings.apply(override_text);
   const std::set<std::string> given = check_keys(document, faults);
 
   RunConfig config;
   for (const Field& field : fields()) {
+    if (settings.taken_out().contains(field.path)) take_out(field, given, config, faults);
     if (!given.contains(field.path) || faults.concern(field.path)) continue;
     field.set(config, document[field.section()][field.key()]);
   }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "config/aliases.h"
 
 namespace gptrain {
 namespace {
@@ -99,7 +100,8 @@ void check(const WordRule& rule, const Subject& subject) {
   const auto refused = std::find_if(rule.refused.begin(), rule.refused.end(),
                                     [&](const RefusedWord& candidate) { return candidate.word == word; });
   if (refused != rule.refused.end()) return subject.fault(refused->reason, fmt::format("\"{}\"", refused->instead));
-  subject.fault(words, fmt::format("\"{}\"", nearest_word(word, rule.words)));
+  const std::string meant = word_meant(word, rule.words);
+  subject.fault(words, fmt::format("\"{}\"", meant.empty() ? nearest_word(word, rule.words) : meant));
 }
 
 void check(const NumberPairRule& rule, const Subject& subject) {

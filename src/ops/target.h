@@ -20,6 +20,7 @@ struct Target {
   double bf16_flops = 0;        // f16, too
   double fp8_flops = 0;
   bool fp8_products = false;    // has them, at whatever rate
+  bool bf16_products = true;    // GPUs below compute capability 8.0, which gptrain does not run on, have none
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
   int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node

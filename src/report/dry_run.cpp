@@ -223,6 +223,10 @@ std::string data_section(const DryRunInput& input) {
 
 std::vector<std::string> warning_lines(const DryRunInput& input) {
   std::vector<std::string> lines;
+  if (!input.target.bf16_products) {
+    lines.push_back(input.target.name +
+                    " is only planned for: gptrain runs on GPUs of compute capability 8.0 and later");
+  }
   std::istringstream text(input.warnings);
   for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;
@@ -276,7 +280,8 @@ std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, c
   if (config.batch.micro > 1)
     text +=
         fmt::format(" batch.micro = {} instead of {} shrinks activations.", config.batch.micro / 2, config.batch.micro);
-  if (config.precision.compute == DType::f32) text += " precision.compute = \"bf16\" halves activations.";
+  if (config.precision.compute == DType::f32)
+    text += fmt::format(" precision.compute = \"{}\" halves activations.", target.bf16_products ? "bf16" : "fp16");
   if (config.precision.compute == DType::bf16 && !config.precision.pure)
     text += " precision.compute = \"bf16-pure\" does without master weights.";
   if (config.memory.loss_chunk_tokens > small_chunk ||
@@ -297,7 +302,8 @@ std::string dry_run_text(const DryRunInput& input) {
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + memory_section(input) + flops_section(input.config, totals) +
           run_section(input, totals) + data_section(input);
-  return input.warnings.empty() ? text : text + "\nwarnings\n  " + join(warning_lines(input), "\n  ") + "\n";
+  const std::vector<std::string> warnings = warning_lines(input);
+  return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
 
 std::string dry_run_json(const DryRunInput& input) {

@@ -46,7 +46,7 @@ struct DryRunInput {
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
-  std::string warnings = {};  // lines
+  std::string warnings = {};  // of the ops, lines
 };
 
 // For people: tables in plain text.

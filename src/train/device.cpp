@@ -11,6 +11,7 @@
 #include "comm/agree.h"
 #include "comm/device_groups.h"
 #include "comm/texts.h"
+#include "config/faults.h"
 
 namespace gptrain {
 namespace {
@@ -43,11 +44,17 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
 }  // namespace
 
 void require_products(const RunConfig& config, const Target& target, ExitCode code) {
-  if (!is_fp8(config.precision.linears) || target.fp8_products) return;
-  throw Error(code,
-              "precision.linears = fp8: {} has no FP8 matrix products, which are had on GPUs of compute capability 8.9 "
-              "and later (try \"bf16\")",
-              target.name);
+  Faults faults;
+  if (config.precision.compute == DType::bf16 && !target.bf16_products) {
+    faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
+               target.name + " has no bf16, which is had on GPUs of compute capability 8.0 and later", "\"fp16\"");
+  }
+  if (is_fp8(config.precision.linears) && !target.fp8_products) {
+    faults.add("precision.linears", "fp8",
+               target.name + " has no FP8 matrix products, which are had on GPUs of compute capability 8.9 and later",
+               target.bf16_products ? "\"bf16\"" : "\"fp16\"");
+  }
+  if (!faults.empty()) throw Error(code, faults.text());
 }
 
 Target planned_device(const RunConfig& config) {

@@ -12,7 +12,8 @@
 
 namespace gptrain {
 
-// Throws Error(code) where the config asks for products that the target does not have: precision.linears = fp8.
+// Throws Error(code) where the config asks for products that the target does not have: precision.compute = bf16 or
+// bf16-pure, precision.linears = fp8.
 void require_products(const RunConfig& config, const Target& target, ExitCode code);
 
 // What run.device is here, for a plan of the run: nothing is taken. Error(device) as below.

@@ -14,7 +14,6 @@ FAULTS = [
     ("model.num_layers", "1.5", "must be an integer (try 1 or 2)"),
     ("model.num_layers", "0", "must be at least 1 and at most 10000 (try 1)"),
     ("model.num_layers", "100000", "must be at least 1 and at most 10000 (try 10000)"),
-    ("model.num_layers", "null", "must be an integer (try 12)"),
     ("model.num_heads", "5", "must divide model.hidden_size = 8 (try 8 or 4)"),
     ("model.num_kv_heads", "3", "must divide model.num_heads = 2 (try 2)"),
     ("model.preset", '"gpt2-125m"', 'names that `gptrain config schema` lists (try "gpt2-124m")'),
@@ -46,7 +45,7 @@ FAULTS = [
     ("run.seed", "18446744073709551616", "must be at least 0 and at most 18446744073709551615"),
     ("run.out", '""', "must not be empty (try"),
     ("run.out", "3", "must be text (try"),
-    ("run.device", '"gpu"', "must be one of auto, cpu, cuda (try"),
+    ("run.device", '"gpu"', 'must be one of auto, cpu, cuda (try "cuda")'),
 ]
 
 # What later work brings, and the reason that is given.

@@ -148,6 +148,27 @@ class DryRun(CliCase):
                                          precision={"compute": precision})
             self.succeed("config", "check", file)
 
+    def test_gpus_without_bf16_are_only_planned_for(self):
+        config = self.write_config(tiny_config())
+        for target in ["v100-32g", "rtx-2080-ti"]:
+            warning = f"{target} is only planned for: gptrain runs on GPUs of compute capability 8.0 and later"
+            for compute in ["fp32", "fp16"]:
+                arguments = ["--target", target, *overrides(f"precision.compute={compute}")]
+                self.assertIn(warning, self.plan(config, *arguments)["warnings"])
+                self.assertIn(f"\nwarnings\n  {warning}\n", self.succeed("train", config, "--dry-run", *arguments))
+            for compute in ["bf16", "bf16-pure"]:
+                self.refuse(USAGE, f"gptrain: precision.compute = {compute}: {target} has no bf16, which is had on GPUs "
+                            'of compute capability 8.0 and later (try "fp16")\n', "train", config, "--dry-run",
+                            "--target", target, *overrides(f"precision.compute={compute}"))
+        self.refuse(USAGE, ["precision.compute = bf16: v100-32g", 'and later (try "fp16")\nprecision.linears = fp8: '],
+                    "train", self.write_config(tiny_config(model={"hidden_size": 32})), "--dry-run", "--target",
+                    "v100-32g", *overrides("precision.compute=bf16", "precision.linears=fp8"))
+        self.assertEqual(self.plan(config, "--target", "a100-80g")["warnings"], [])
+        large = ["model.hidden_size=512", "model.sequence_length=4096", "batch.global=256", "batch.micro=256"]
+        text = self.succeed("train", config, "--dry-run", "--target", "rtx-2080-ti",
+                            *overrides(*large))
+        self.assertIn('precision.compute = "fp16" halves activations', text)
+
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",
                     self.write_config(tiny_config()), "--dry-run", "--target", "h300")

@@ -52,6 +52,7 @@ TEST_CASE("named targets") {
     CHECK(target.f32_flops > 0);
     CHECK(target.fp8_products == (target.fp8_flops > target.bf16_flops));
     CHECK(target.fp8_products == (name == "h100" || name == "h200" || name == "b200"));
+    CHECK(target.bf16_products == (name != "v100-32g" && name != "rtx-2080-ti"));
   }
 }
 

@@ -1,4 +1,11 @@
 // Faults of single values: types, ranges, words, unknown and missing keys, what this build does not have.
+#include <algorithm>
+#include <fmt/format.h>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "config/aliases.h"
 #include "support.h"
 
 namespace gptrain::config_test {
@@ -7,7 +14,6 @@ TEST_CASE("a complete config has no faults") { CHECK(fault({}).empty()); }
 
 TEST_CASE("a value of the wrong type is refused") {
   CHECK(fault({"model.num_layers=twelve"}) == R"(model.num_layers = "twelve": must be an integer (try 12))");
-  CHECK(fault({"model.num_layers=null"}) == "model.num_layers = null: must be an integer (try 12)");
   CHECK(fault({"model.num_layers=12.5"}) == "model.num_layers = 12.5: must be an integer (try 12 or 13)");
   CHECK(fault({"model.num_layers={\"a\": 1}"}) == "model.num_layers = {...}: must be an integer (try 12)");
   CHECK(fault({"optimizer.lr=fast"}) == R"(optimizer.lr = "fast": must be a number (try 0.0003))");
@@ -78,6 +84,81 @@ TEST_CASE("an unknown key is refused with the nearest one") {
             .starts_with("run.step = 5: unknown key (try run.steps)\nlr = 1: unknown key (try optimizer.lr)\n"));
 }
 
+TEST_CASE("what other trainers call a key is answered with ours") {
+  CHECK(fault({"optimizer.learning_rate=1"}) == "optimizer.learning_rate = 1: unknown key (try optimizer.lr)");
+  CHECK(fault({"learning-rate=1"}) == "learning-rate = 1: unknown key (try optimizer.lr)");
+  CHECK(fault({"Model.N_Embd=1"}) == "Model.N_Embd = 1: unknown key (try model.hidden_size)");
+  CHECK(fault({"model.block_size=1"}) == "model.block_size = 1: unknown key (try model.sequence_length)");
+  CHECK(fault({"batch_size=1"}) == "batch_size = 1: unknown key (try batch.global or batch.micro)");
+  CHECK(fault({"checkpoint.interval=1"}) == "checkpoint.interval = 1: unknown key (try checkpoint.every_steps)");
+  CHECK(fault({"optimizer.params.lr=1"}) == "optimizer.params.lr = 1: unknown key (try optimizer.lr)");
+  CHECK(fault({"optimizer.params.beta1=1"}) == "optimizer.params.beta1 = 1: unknown key (try optimizer.betas)");
+  CHECK(fault({"fp16=true"}) == R"(fp16 = true: unknown key (try precision.compute = "fp16"))");
+  CHECK(refusal(R"({"optimizer": {"params": 1, "grad_clip": 1}, "training": {}, "zero_optimization": {"stage": 1}})")
+            .starts_with(R"(optimizer.params = 1: unknown key (try optimizer.betas)
+optimizer.grad_clip = 1: unknown key (try optimizer.clip_norm)
+training = {}: unknown section (try run)
+zero_optimization = {...}: unknown section (try parallel.zero)
+)"));
+}
+
+TEST_CASE("what other trainers call a value is answered with ours") {
+  for (const auto& [setting, ours] : {std::pair{"run.device=gpu", "cuda"},
+                                      {"memory.recompute=full", "block"},
+                                      {"memory.recompute=off", "none"},
+                                      {"schedule.type=constant-with-warmup", "constant"},
+                                      {"schedule.type=none", "constant"},
+                                      {"precision.compute=bfloat16", "bf16"},
+                                      {"precision.compute=Float32", "fp32"},
+                                      {"precision.residual=half", "fp16"},
+                                      {"model.norm=LayerNorm", "layernorm"},
+                                      {"model.norm=rms_norm", "rmsnorm"},
+                                      {"model.activation=gelu_new", "gelu_tanh"},
+                                      {"model.activation=silu", "swiglu"}}) {
+    CHECK(fault({setting}).ends_with(fmt::format(" (try \"{}\")", ours)));
+  }
+  CHECK(fault({"precision.reduce=half"}).ends_with("must be one of fp32, bf16 (try \"fp32\")"));
+}
+
+TEST_CASE("every alias leads to one key, section or word of ours, and is none itself") {
+  std::set<std::string> names;
+  for (const Aliases& row : key_aliases()) {
+    for (std::string rest = row.ours; !rest.empty();) {
+      const size_t end = std::min(rest.find(" or "), rest.size());
+      const std::string one = rest.substr(0, end);
+      rest.erase(0, std::min(end + 4, rest.size()));
+      const size_t equals = one.find(" = ");
+      INFO(one);
+      const Field* field = find_field(one.substr(0, equals));
+      REQUIRE(field != nullptr);
+      if (equals == std::string::npos) continue;
+      Faults faults;
+      check_value(field->rule, field->path, Json::parse(one.substr(equals + 3)), field->example, faults);
+      CHECK(faults.empty());
+    }
+    for (const std::string& name : row.names) {
+      INFO(name);
+      CHECK(names.insert(name).second);
+      CHECK(key_meant("", name) == row.ours);
+      for (const Field& field : fields()) CHECK(field.key() != name);
+    }
+  }
+  const std::vector<std::string> sections = section_names();
+  const auto is_section = [&](const std::string& name) {
+    return std::find(sections.begin(), sections.end(), name) != sections.end();
+  };
+  for (const Aliases& row : section_aliases()) {
+    CHECK(is_section(row.ours));
+    for (const std::string& name : row.names) CHECK_FALSE(is_section(name));
+  }
+  for (const Aliases& row : word_aliases()) {
+    CHECK(std::any_of(fields().begin(), fields().end(), [&](const Field& field) {
+      const auto* rule = std::get_if<WordRule>(&field.rule);
+      return rule != nullptr && std::find(rule->words.begin(), rule->words.end(), row.ours) != rule->words.end();
+    }));
+  }
+}
+
 TEST_CASE("data sources are checked key by key") {
   CHECK(fault({"data.train=[]"}) ==
         R"(data.train = []: must hold at least one data source (try [{"path": "data/corpus/train"}]))");
@@ -136,6 +217,83 @@ TEST_CASE("an override must name a key and a value") {
   CHECK(parse({"run.out=runs/a b"}).run.out == "runs/a b");
   CHECK(parse({"run.out=\"runs/c\""}).run.out == "runs/c");
   CHECK(parse({"run.out=a=b"}).run.out == "a=b");
+}
+
+TEST_CASE("an override of null takes out a key or a section") {
+  CHECK(parse({"batch.micro=null"}).batch.micro == 8);
+  CHECK(parse({"batch.global=4", "batch.micro=null"}).batch.micro == 4);
+  CHECK(parse({"run.seed=5", "run.seed=null"}).run.seed == RunConfig{}.run.seed);
+  CHECK(parse({"run.seed=null", "run.seed=5"}).run.seed == 5);
+  CHECK(parse({"comm.timeout_seconds=null", "log=null"}).comm.timeout_seconds == RunConfig{}.comm.timeout_seconds);
+  CHECK(parse({"run.out=\"null\""}).run.out == "null");
+  CHECK(fault({"model.num_layers=null"}) == "model.num_layers: must be given, here or by model.preset (try 12)");
+  CHECK(fault({"run.step=null"}) == "run.step = null: unknown key (try run.steps)");
+  CHECK(fault({"optimiser=null"}).starts_with("optimiser = null: unknown key"));
+  CHECK(fault({"batch=null"}) == "batch.global: must be given, or both batch.micro and batch.accumulation (try 16)");
+  CHECK(parse({"model=null", "model.preset=gpt2-355m"}).model.num_layers == 24);
+  std::string text = base;
+  text.replace(text.find("12,"), 2, "null");
+  CHECK(refusal(text) == "model.num_layers = null: must be an integer (try 12)");
+  CHECK(refusal(text, {"model.num_layers=null"}) ==
+        "model.num_layers: must be given, here or by model.preset (try 12)");
+  text = base;
+  text.insert(text.rfind('}'), R"(, "log": null)");
+  CHECK(refusal(text, {"log.every_steps=3"}) == "log = null: must be an object (try {})");
+  CHECK(parse({"log=null"}, text).log.every_steps == RunConfig{}.log.every_steps);
+}
+
+TEST_CASE("an override of null takes a key out of the preset, too") {
+  const Overrides llama = {"model.preset=llama-70b"};
+  CHECK(parse(llama, without_model).model.num_kv_heads == 8);
+  for (const Overrides& overrides : {Overrides{llama[0], "model.num_kv_heads=null", "model.norm=null"},
+                                     Overrides{"model.num_kv_heads=null", "model.norm=null", llama[0]}}) {
+    const ModelConfig model = parse(overrides, without_model).model;
+    CHECK(model.num_kv_heads == 64);
+    CHECK(model.norm == NormKind::layernorm);
+    CHECK(model.num_layers == 80);
+    CHECK(model.ffn_hidden_size == 28672);
+  }
+  CHECK(refusal(without_model, {llama[0], "model.num_layers=null"}) ==
+        "model.num_layers = null: must be given, and null takes it out of model.preset, too (try 80)");
+  CHECK(refusal(without_model, {"model.preset=llama-71b", "model.num_layers=null"}).find("\n") == std::string::npos);
+  CHECK(parse({llama[0], "model.preset=null"}).model.num_layers == 12);
+}
+
+TEST_CASE("a preset that is none is one fault, whatever it leaves open") {
+  const std::string fault =
+      R"(model.preset = "llama-71b": must be one of the 31 names that `gptrain config schema` lists (try "llama-1b"))";
+  CHECK(refusal(without_model, {"model.preset=llama-71b"}) == fault);
+  CHECK(refusal(without_model, {"model.preset=llama-71b", "model.rope_theta=5", "parallel.tensor=2",
+                                "model.num_kv_heads=2", "precision.compute=bf16", "precision.linears=fp8"}) == fault);
+}
+
+TEST_CASE("an override may name an element of a list") {
+  const std::string two = R"(data.train=[{"path": "a", "weight": 2}, {"path": "b"}])";
+  const auto sources = parse({two, "data.train[1].path=c", "data.train[1].weight=3", "data.train[0].weight=null"}).data;
+  CHECK(sources.train[0].path == "a");
+  CHECK(sources.train[0].weight == 1);
+  CHECK(sources.train[1].path == "c");
+  CHECK(sources.train[1].weight == 3);
+  CHECK(parse({"data.train[0].path=x"}).data.train[0].path == "x");
+  CHECK(parse({R"(data.train[0]={"path": "y"})"}).data.train[0].path == "y");
+  CHECK(parse({two, "data.train[0]=null"}).data.train.at(0).path == "b");
+  CHECK(parse({"optimizer.betas=[0.5, 0.6]", "optimizer.betas[1]=0.7"}).optimizer.beta2 == 0.7);
+  CHECK(fault({"data.train[0].wieght=2"}) == "data.train[0].wieght = 2: unknown key (try data.train[0].weight)");
+  CHECK(fault({"data.train[0].path=3"}) == R"(data.train[0].path = 3: must be text (try "data/corpus/train"))");
+  CHECK(fault({R"(data.train=["x"])", "data.train[0].path=y"}).starts_with("data.train[0] = \"x\": must be an object"));
+  const auto none = [](const std::string& path, int count) {
+    return fmt::format(
+        R"({} = "x": names none of the {} elements that the config gives data.train (try the whole value: )"
+        R"(--set 'data.train=[{{"path": "data/corpus/train"}}]'))",
+        path, count);
+  };
+  for (const char* path : {"data.train[1].path", "data.train[].path", "data.train[-1].path", "data.train[0]path",
+                           "data.train[0].", "data.train[", "data.train[99999999999999999999]"}) {
+    CHECK(fault({fmt::format("{}=x", path)}) == none(path, 1));
+  }
+  CHECK(fault({"data.train=corpus", "data.train[0].path=x"}).starts_with(none("data.train[0].path", 0)));
+  CHECK(fault({"run.steps[0]=1"}).starts_with("run.steps[0] = 1: names none of the 0 elements"));
+  CHECK(fault({"data.trian[0].path=x"}).starts_with("data.trian[0].path = \"x\": unknown key (try "));
 }
 
 }  // namespace gptrain::config_test

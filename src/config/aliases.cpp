@@ -1,0 +1,157 @@
+#include "config/aliases.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace gptrain {
+namespace {
+
+std::string plain(std::string_view name) {
+  std::string result(name);
+  std::transform(result.begin(), result.end(), result.begin(),
+                 [](unsigned char c) { return c == '-' || c == '.' ? '_' : static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+// Ours for `name`, which is plain.
+std::string look_up(std::span<const Aliases> table, const std::string& name) {
+  const auto has_name = [&](const Aliases& row) {
+    return std::find(row.names.begin(), row.names.end(), name) != row.names.end();
+  };
+  const auto row = std::find_if(table.begin(), table.end(), has_name);
+  return row == table.end() ? std::string() : row->ours;
+}
+
+}  // namespace
+
+std::span<const Aliases> key_aliases() {
+  static const std::vector<Aliases> table = {
+      {"model.preset", {"model_type", "model_name", "model_name_or_path", "flavor"}},
+      {"model.num_layers", {"n_layer", "n_layers", "num_hidden_layers", "depth"}},
+      {"model.hidden_size", {"n_embd", "d_model", "dim", "embed_dim", "hidden_dim", "model_dim"}},
+      {"model.num_heads", {"n_head", "n_heads", "num_attention_heads"}},
+      {"model.num_kv_heads", {"n_kv_heads", "n_kv_head", "num_key_value_heads", "num_query_groups", "kv_heads"}},
+      {"model.ffn_hidden_size", {"intermediate_size", "n_inner", "d_ff", "ffn_dim", "mlp_hidden_size"}},
+      {"model.vocab_size", {"n_vocab", "padded_vocab_size"}},
+      {"model.sequence_length",
+       {"block_size", "seq_length", "seq_len", "max_seq_len", "max_seq_length", "max_sequence_length", "n_ctx",
+        "n_positions", "context_length", "max_position_embeddings", "max_length"}},
+      {"model.attention_window", {"sliding_window", "window_size"}},
+      {"model.norm", {"normalization", "norm_type"}},
+      {"model.norm_eps", {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon"}},
+      {"model.activation", {"hidden_act", "activation_function"}},
+      {R"(model.activation = "swiglu")", {"swiglu"}},
+      {"model.positions", {"position_embedding_type", "positional_encoding"}},
+      {R"(model.positions = "rope")", {"use_rotary_position_embeddings", "rotary"}},
+      {"model.rope_theta", {"rotary_base", "rope_base"}},
+      {"model.qk_norm", {"qk_layernorm"}},
+      {"model.bias", {"attention_bias", "mlp_bias", "add_bias_linear"}},
+      {"model.bias = false", {"disable_bias_linear"}},
+      {"model.tied_head", {"tie_word_embeddings", "tie_embeddings", "weight_tying"}},
+      {"model.tied_head = false", {"untie_embeddings_and_output_weights"}},
+      {"model.residual_dropout", {"hidden_dropout", "resid_pdrop", "embd_pdrop"}},
+      {"model.attention_dropout", {"attn_pdrop"}},
+      {"model.init_std", {"init_method_std", "initializer_range"}},
+      {"data.train", {"data_path", "train_data_path", "train_data", "train_files", "dataset", "dataset_path"}},
+      {"data.validation", {"valid_data_path", "validation_data", "val_data", "eval_data"}},
+      {"data.mask_documents", {"reset_attention_mask"}},
+      {"batch.global", {"global_batch_size", "train_batch_size"}},
+      {"batch.micro",
+       {"micro_batch_size", "train_micro_batch_size_per_gpu", "per_device_train_batch_size", "local_batch_size"}},
+      {"batch.global or batch.micro", {"batch_size"}},
+      {"batch.accumulation",
+       {"gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accumulate_grad_batches"}},
+      {"parallel.tensor", {"tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tp"}},
+      {"parallel.pipeline",
+       {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
+      {"parallel.sequence", {"sequence_parallel"}},
+      {"parallel.zero", {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp"}},
+      {"parallel.zero = 1", {"use_distributed_optimizer"}},
+      {"precision.compute", {"dtype", "torch_dtype", "params_dtype", "mixed_precision", "precision"}},
+      {R"(precision.compute = "bf16")", {"bf16"}},
+      {R"(precision.compute = "fp16")", {"fp16"}},
+      {R"(precision.linears = "fp8")", {"fp8", "fp8_format"}},
+      {R"(precision.reduce = "bf16")", {"grad_reduce_in_bf16"}},
+      {"precision.loss_scale", {"initial_loss_scale", "initial_scale_power"}},
+      {"optimizer.type", {"optim", "optimizer_type"}},
+      {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr"}},
+      {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
+      {"optimizer.eps", {"adam_eps", "adam_epsilon"}},
+      {"optimizer.clip_norm",
+       {"grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val", "max_grad_norm", "max_norm"}},
+      {"schedule.type", {"lr_decay_style", "lr_scheduler", "lr_scheduler_type", "scheduler", "decay_lr"}},
+      {"schedule.warmup_steps", {"warmup_iters", "lr_warmup_iters", "num_warmup_steps", "warmup_ratio"}},
+      {"schedule.decay_steps", {"lr_wsd_decay_iters"}},
+      {"memory.recompute",
+       {"recompute_granularity", "recompute_activations", "activation_checkpointing", "activation_checkpoint",
+        "checkpoint_activations", "gradient_checkpointing"}},
+      {"checkpoint.every_steps",
+       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every"}},
+      {"checkpoint.keep_last", {"save_total_limit"}},
+      {"log.every_steps", {"log_interval", "logging_steps", "log_every", "log_freq"}},
+      {"comm.timeout_seconds", {"distributed_timeout_minutes"}},
+      {"run.steps",
+       {"train_iters", "max_iters", "num_iterations", "max_steps", "num_steps", "total_steps", "training_steps",
+        "train_steps", "num_train_epochs", "epochs", "max_epochs"}},
+      {"run.out", {"out_dir", "output_dir", "save_dir", "save"}},
+      {"run.threads", {"num_threads"}},
+      {"run.validate_every_steps", {"eval_interval", "eval_steps", "eval_every", "val_check_interval"}},
+      {"run.validation_samples", {"eval_iters"}},
+  };
+  return table;
+}
+
+std::span<const Aliases> section_aliases() {
+  static const std::vector<Aliases> table = {
+      {"data", {"dataset"}},
+      {"optimizer", {"optim"}},
+      {"schedule", {"scheduler", "lr_scheduler"}},
+      {"parallel", {"parallelism", "distributed"}},
+      {"memory", {"activation_checkpoint", "activation_checkpointing"}},
+      {"log", {"logging", "metrics"}},
+      {"run", {"train", "trainer", "training"}},
+  };
+  return table;
+}
+
+std::span<const Aliases> word_aliases() {
+  static const std::vector<Aliases> table = {
+      {"layernorm", {"layer_norm", "ln"}},
+      {"rmsnorm", {"rms_norm"}},
+      {"gelu_tanh", {"gelu_new", "gelu_fast", "gelu_pytorch_tanh", "openai_gelu"}},
+      {"swiglu", {"silu", "swish"}},
+      {"learned", {"learned_absolute", "absolute"}},
+      {"rope", {"rotary"}},
+      {"fp32", {"float32", "float", "single"}},
+      {"bf16", {"bfloat16", "bf16_mixed"}},
+      {"fp16", {"float16", "half", "16_mixed", "fp16_mixed"}},
+      {"adamw", {"adam", "fused_adam"}},
+      {"constant", {"constant_with_warmup", "none"}},
+      {"wsd", {"warmup_stable_decay"}},
+      {"none", {"no", "off"}},
+      {"block", {"full", "all", "uniform"}},
+      {"cuda", {"gpu", "nvidia"}},
+  };
+  return table;
+}
+
+std::string key_meant(std::string_view section, std::string_view key) {
+  const std::string alone = look_up(key_aliases(), plain(key));
+  return alone.empty() ? look_up(key_aliases(), plain(std::string(section) + "." + std::string(key))) : alone;
+}
+
+std::string section_meant(std::string_view name) {
+  const std::string section = look_up(section_aliases(), plain(name));
+  return section.empty() ? key_meant("", name) : section;
+}
+
+std::string word_meant(std::string_view word, std::span<const std::string> choices) {
+  const std::string name = plain(word);
+  for (const Aliases& row : word_aliases()) {
+    if (std::find(row.names.begin(), row.names.end(), name) == row.names.end()) continue;
+    if (std::find(choices.begin(), choices.end(), row.ours) != choices.end()) return row.ours;
+  }
+  return {};
+}
+
+}  // namespace gptrain
