@@ -106,7 +106,7 @@ class Overrides {
     const size_t count = is_list ? document_[place].size() : 0;
     if (!readable || index >= count) {
       return faults_.add(path, show_value(value),
-                         fmt::format("names none of the {} elements that the config gives {}", count, field.path),
+                         fmt::format("names no element of {}, to which the config gives {}", field.path, count),
                          fmt::format("the whole value: --set '{}={}'", field.path, field.example));
     }
     Json& element = document_[place][index];

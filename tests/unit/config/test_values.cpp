@@ -283,7 +283,7 @@ TEST_CASE("an override may name an element of a list") {
   CHECK(fault({R"(data.train=["x"])", "data.train[0].path=y"}).starts_with("data.train[0] = \"x\": must be an object"));
   const auto none = [](const std::string& path, int count) {
     return fmt::format(
-        R"({} = "x": names none of the {} elements that the config gives data.train (try the whole value: )"
+        R"({} = "x": names no element of data.train, to which the config gives {} (try the whole value: )"
         R"(--set 'data.train=[{{"path": "data/corpus/train"}}]'))",
         path, count);
   };
@@ -292,7 +292,8 @@ TEST_CASE("an override may name an element of a list") {
     CHECK(fault({fmt::format("{}=x", path)}) == none(path, 1));
   }
   CHECK(fault({"data.train=corpus", "data.train[0].path=x"}).starts_with(none("data.train[0].path", 0)));
-  CHECK(fault({"run.steps[0]=1"}).starts_with("run.steps[0] = 1: names none of the 0 elements"));
+  CHECK(fault({"run.steps[0]=1"})
+            .starts_with("run.steps[0] = 1: names no element of run.steps, to which the config gives 0 (try "));
   CHECK(fault({"data.trian[0].path=x"}).starts_with("data.trian[0].path = \"x\": unknown key (try "));
 }
 
