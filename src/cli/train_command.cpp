@@ -18,6 +18,7 @@
 #include "train/device.h"
 #include "train/plan_step.h"
 #include "train/run.h"
+#include "train/shortage.h"
 
 namespace gptrain {
 namespace {
@@ -88,7 +89,8 @@ int64_t planned_world_size(const TrainArguments& arguments) {
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
-  Target target = arguments.target.empty() ? planned_device(config) : find_target(arguments.target);
+  Target target = arguments.target.empty() ? planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks))
+                                           : find_target(arguments.target);
   target.of_processes = arguments.ranks == 0;
   require_products(config, target, ExitCode::usage);
   WorldPlan plan = plan_world(config, target, world_size);
@@ -100,7 +102,8 @@ void dry_run(const TrainArguments& arguments) {
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank},
-                    .warnings = plan.rank0.warnings};
+                    .warnings = plan.rank0.warnings,
+                    .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas)};
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {

@@ -16,6 +16,7 @@ struct Target {
   std::string identity;  // what tells a device from the others of its node; empty on a CPU
   Kind kind = Kind::cpu;
   int64_t memory_bytes = 0;
+  int64_t sharing = 1;          // ranks that share them alike
   double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
   double bf16_flops = 0;        // f16, too
   double fp8_flops = 0;

@@ -84,6 +84,13 @@ std::string row(std::string_view label, const std::string& value, const std::str
   return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
 }
 
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
@@ -93,12 +100,13 @@ std::string memory_section(const DryRunInput& input) {
     if (bytes > 0) text += row(memory_class_names[c], format_grouped(bytes), format_bytes(static_cast<double>(bytes)));
   }
   const int64_t total = input.memory.total();
-  const double share = 100.0 * static_cast<double>(total) / static_cast<double>(input.target.memory_bytes);
+  const auto all = static_cast<double>(total) * static_cast<double>(input.target.sharing);
+  const auto there = static_cast<double>(input.target.memory_bytes);
+  const std::string ranks = input.target.sharing > 1 ? fmt::format("; {} ranks take ", input.target.sharing) : ", ";
   text += row("peak", format_grouped(total),
-              fmt::format("{}, {:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), share, input.target.name,
-                          format_bytes(static_cast<double>(input.target.memory_bytes))));
-  const std::string shortage = memory_shortage(input.config, input.memory, input.target);
-  if (!shortage.empty()) text += "  " + shortage + "\n";
+              fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks, 100 * all / there,
+                          input.target.name, format_bytes(there)));
+  if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
 }
 
@@ -222,13 +230,11 @@ std::string data_section(const DryRunInput& input) {
 }
 
 std::vector<std::string> warning_lines(const DryRunInput& input) {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines = split_lines(input.warnings);
   if (!input.target.bf16_products) {
-    lines.push_back(input.target.name +
-                    " is only planned for: gptrain runs on GPUs of compute capability 8.0 and later");
+    lines.insert(lines.begin(),
+                 input.target.name + " is only planned for: gptrain runs on GPUs of compute capability 8.0 and later");
   }
-  std::istringstream text(input.warnings);
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;
 }
 
@@ -253,43 +259,6 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision
   return bytes;
 }
 
-// Rows of logits past which more are hardly faster on any device.
-constexpr int64_t small_chunk = 2048;
-
-std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target) {
-  const int64_t missing = memory.total() - target.memory_bytes;
-  if (missing <= 0) return "";
-  std::string text =
-      fmt::format("Does not fit: {} are missing on {}.", format_bytes(static_cast<double>(missing)), target.name);
-  const int64_t states = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
-                         memory[MemoryClass::moments];
-  if (states > target.memory_bytes) {
-    text += fmt::format(" Weights, gradients and optimizer state alone take {}:",
-                        format_bytes(static_cast<double>(states)));
-    if (config.precision.compute == DType::bf16 && !config.precision.pure)
-      text += " precision.compute = \"bf16-pure\" does without master weights;";
-    if (config.parallel.zero < 3)
-      return text +
-             fmt::format(
-                 " a higher parallel.zero than {} over more data ranks, or more parallel.tensor ranks, share them.",
-                 config.parallel.zero);
-    return text + " more ranks share them, or choose a smaller model.";
-  }
-  if (config.memory.recompute != RecomputeKind::block)
-    text += " memory.recompute = \"block\" keeps one input per block.";
-  if (config.batch.micro > 1)
-    text +=
-        fmt::format(" batch.micro = {} instead of {} shrinks activations.", config.batch.micro / 2, config.batch.micro);
-  if (config.precision.compute == DType::f32)
-    text += fmt::format(" precision.compute = \"{}\" halves activations.", target.bf16_products ? "bf16" : "fp16");
-  if (config.precision.compute == DType::bf16 && !config.precision.pure)
-    text += " precision.compute = \"bf16-pure\" does without master weights.";
-  if (config.memory.loss_chunk_tokens > small_chunk ||
-      (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
-    text += fmt::format(" memory.loss_chunk_tokens = {} shrinks workspace.", small_chunk);
-  return text;
-}
-
 std::string dry_run_text(const DryRunInput& input) {
   const Totals totals(input);
   std::string text =
@@ -311,7 +280,8 @@ std::string dry_run_json(const DryRunInput& input) {
   Json json = memory_object(input.config, input.spec, input.memory);
   json["target"] = input.target.name;
   json["target_memory_bytes"] = input.target.memory_bytes;
-  json["fits"] = input.memory.total() <= input.target.memory_bytes;
+  json["ranks_sharing_memory"] = input.target.sharing;
+  json["fits"] = input.shortage.empty();
   for (const Part& part : parameters_by_part(input.spec)) json["parameters_by_part"][part.name] = part.parameters;
   json["model_flops_per_step"] = flops_json(totals.step.model_flops);
   json["hardware_flops_per_step"] = flops_json(totals.step.executed_flops);

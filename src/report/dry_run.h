@@ -47,6 +47,7 @@ struct DryRunInput {
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
   std::string warnings = {};  // of the ops, lines
+  std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
 };
 
 // For people: tables in plain text.
@@ -59,8 +60,5 @@ std::string memory_json(const RunConfig& config, const ModelSpec& spec, const Me
 
 // Bytes of one checkpoint's tensors: weights and both moments, f32 (with bf16-pure weights of bf16 but for norms).
 int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision);
-
-// Empty if the plan fits; else how much is missing and which settings would shrink it most, one sentence each.
-std::string memory_shortage(const RunConfig& config, const MemoryPlan& memory, const Target& target);
 
 }  // namespace gptrain

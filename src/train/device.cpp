@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <set>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"
@@ -57,10 +58,21 @@ void require_products(const RunConfig& config, const Target& target, ExitCode co
   if (!faults.empty()) throw Error(code, faults.text());
 }
 
-Target planned_device(const RunConfig& config) {
-  Target target = num_devices_to_use(config) == 0 ? this_machine(static_cast<int>(config.run.threads)) : cuda_target(0);
+int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks) {
+  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
+  const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
+  const int64_t processes = std::max<int64_t>(1, local_ranks / ranks_of_process);
+  const int64_t of_process = std::min<int64_t>(this_machine(0).num_threads, std::max<int64_t>(1, online / processes));
+  return static_cast<int>(std::max<int64_t>(1, of_process / ranks_of_process));
+}
+
+Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process) {
+  const int num_devices = num_devices_to_use(config);
+  Target target =
+      num_devices == 0 ? this_machine(threads_of_rank(config, ranks_of_process, world_size)) : cuda_target(0);
   require_products(config, target, ExitCode::device);
   if (target.kind != Target::Kind::cpu) target.device_links = has_device_links();
+  target.sharing = 1 + (world_size - 1) / std::max(1, num_devices);
   return target;
 }
 

@@ -16,8 +16,13 @@ namespace gptrain {
 // bf16-pure, precision.linears = fp8.
 void require_products(const RunConfig& config, const Target& target, ExitCode code);
 
-// What run.device is here, for a plan of the run: nothing is taken. Error(device) as below.
-Target planned_device(const RunConfig& config);
+// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
+// processes of the node then share.
+int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks);
+
+// What run.device is here for each of `world_size` ranks, all on this machine and `ranks_of_process` in one process,
+// for a plan of the run: nothing is taken. Error(device) as below.
+Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process);
 
 struct RankDevice {
   std::unique_ptr<Backend> backend;

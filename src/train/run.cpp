@@ -32,6 +32,7 @@
 #include "train/plan_step.h"
 #include "train/run_state.h"
 #include "train/set_up.h"
+#include "train/shortage.h"
 #include "train/signals.h"
 #include "train/step_profiler.h"
 #include "train/training_step.h"
@@ -480,7 +481,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
-  const int threads = threads_of_rank(config, static_cast<int>(options.ranks), local_ranks);
+  const int threads = threads_of_rank(config, options.ranks, local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
   const RankDevice device = take_device(config, all, world, threads);
   groups.use_memory_of(*device.backend, device.apart, config.comm.timeout_seconds);
@@ -490,8 +491,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     share.device_links = groups.has_links();
     share.of_processes = world.of_processes();
     plan = plan_step(config, share, world.size(), world.rank());
-    share.memory_bytes /= device.sharing;
-    const std::string shortage = memory_shortage(config, plan.memory.arenas, share);
+    share.sharing = device.sharing;
+    const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory.arenas);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
-#include <unistd.h>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -79,14 +78,6 @@ int ranks_on_this_host(const World& world) {
   int count = 0;
   for (int rank = 0; rank < world.size(); ++rank) count += world.host(rank) == world.host(world.rank()) ? 1 : 0;
   return count;
-}
-
-int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks) {
-  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
-  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  const int processes = std::max(1, local_ranks / ranks_of_process);
-  const int of_process = std::min(this_machine(0).num_threads, std::max(1, online / processes));
-  return std::max(1, of_process / ranks_of_process);
 }
 
 Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,

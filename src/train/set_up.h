@@ -43,8 +43,4 @@ std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemor
 
 int ranks_on_this_host(const World& world);
 
-// A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
-// processes of the node then share.
-int threads_of_rank(const RunConfig& config, int ranks_of_process, int local_ranks);
-
 }  // namespace gptrain

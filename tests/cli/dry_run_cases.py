@@ -167,7 +167,8 @@ class DryRun(CliCase):
         large = ["model.hidden_size=512", "model.sequence_length=4096", "batch.global=256", "batch.micro=256"]
         text = self.succeed("train", config, "--dry-run", "--target", "rtx-2080-ti",
                             *overrides(*large))
-        self.assertIn('precision.compute = "fp16" halves activations', text)
+        self.assertIn('  precision.compute = "fp16": ', text)
+        self.assertNotIn("bf16", text)
 
     def test_an_unknown_target_names_the_valid_ones(self):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",

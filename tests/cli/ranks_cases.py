@@ -3,9 +3,13 @@ import json
 import os
 import unittest
 
-from cli_case import DIVERGED, USAGE, CliCase, overrides
+from cli_case import DIVERGED, USAGE, CliCase, overrides, tiny_config
 
 VALIDATED = {"data": {"validation": [{"path": "corpus"}]}, "run": {"validate_every_steps": 2, "validation_samples": 7}}
+
+
+def of_ranks(ranks):
+    return overrides(f"batch.global={4 * ranks}") if ranks > 2 else []
 
 
 class Threads(CliCase):
@@ -48,6 +52,28 @@ class Threads(CliCase):
                     self.assertEqual([record["step"] for record in found], [record["step"] for record in expected])
                     for ours, theirs in zip(found, expected):
                         self.assertAlmostEqual(ours[key] / theirs[key], 1, delta=1e-5)
+
+    def test_a_dry_run_takes_ranks_as_a_run_does(self):
+        config = self.write_run(run={"threads": 0})
+        for ranks in (1, 2):  # which share the cores
+            self.train(config, "--ranks", ranks, *overrides(f"run.out=out-{ranks}"))
+            taken = json.loads((self.path(f"out-{ranks}") / "run.json").read_text())
+            planned = self.dry_run(config, ranks)
+            self.assertEqual(taken, {key: planned[key] for key in taken})
+
+    def test_ranks_share_the_machine_in_a_dry_run(self):
+        config = self.write_config(tiny_config(model={"num_layers": 8, "hidden_size": 2048, "sequence_length": 512}))
+        plan = self.dry_run(config, 2)
+        self.assertTrue(plan["fits"])
+        ranks = plan["target_memory_bytes"] // plan["peak_bytes"] + 1
+        plan = self.dry_run(config, ranks)
+        self.assertEqual((plan["fits"], plan["ranks_sharing_memory"]), (False, ranks))
+        text = self.succeed("train", config, "--dry-run", "--ranks", ranks, *of_ranks(ranks))
+        self.assertIn(f"; {ranks} ranks take ", text)
+        self.assertIn(f"are missing on this-machine for each of the {ranks} ranks that share it. ", text)
+
+    def dry_run(self, config, ranks):
+        return json.loads(self.succeed("train", config, "--dry-run", "--json", "--ranks", ranks, *of_ranks(ranks)))
 
     def test_divergence_is_said_once(self):
         exploding = overrides("optimizer.lr=10", "optimizer.weight_decay=10", "run.steps=100",

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/units.h"
 #include "catch.h"
 #include "config/presets.h"
 #include "model/spec/shard.h"
@@ -8,6 +9,7 @@
 #include "report/dry_run.h"
 #include "report/formulas.h"
 #include "train/plan_step.h"
+#include "train/shortage.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -294,23 +296,56 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
 }
 
 TEST_CASE("a plan that does not fit names what is missing and what would help") {
+  const auto shortage_on = [](const RunConfig& config, Target target, int64_t gib, int64_t world_size = 1) {
+    const StepPlan plan = plan_step(config, target, world_size);
+    target.memory_bytes = gib << 30;
+    return memory_shortage(config, target, world_size, 0, plan.memory.arenas);
+  };
+  const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; };
   const RunConfig config = preset_config("gpt2-1.5b");
-  const StepPlan plan = plan_step(config, cpu_target());
-  Target small = cpu_target();
-  small.memory_bytes = int64_t{30} << 30;
-  const std::string shortage = memory_shortage(config, plan.memory.arenas, small);
-  CHECK(shortage.find("Does not fit") != std::string::npos);
-  CHECK(shortage.find("memory.recompute = \"block\"") != std::string::npos);
-  CHECK(shortage.find("batch.micro = 1 instead of 2") != std::string::npos);
-  CHECK(shortage.find("loss_chunk_tokens") == std::string::npos);
-  Target card = find_target("h100");
-  card.memory_bytes = small.memory_bytes;
-  CHECK(memory_shortage(config, plan.memory.arenas, card).find("memory.loss_chunk_tokens = 2048") != std::string::npos);
-  small.memory_bytes = int64_t{4} << 30;
-  CHECK(memory_shortage(config, plan.memory.arenas, small).find("a higher parallel.zero than 0") != std::string::npos);
-  CHECK(memory_shortage(config, plan.memory.arenas, small).find("\"bf16-pure\"") != std::string::npos);
-  RunConfig shared = config;
-  shared.parallel.zero = 3;
-  CHECK(memory_shortage(shared, plan.memory.arenas, small).find("choose a smaller model") != std::string::npos);
-  CHECK(memory_shortage(config, plan.memory.arenas, cpu_target()).empty());
+  CHECK(shortage_on(config, cpu_target(), 1024).empty());
+
+  const std::string shortage = shortage_on(config, cpu_target(), 30);
+  CHECK(shortage.starts_with("Does not fit: "));
+  for (const char* setting : {"memory.recompute = \"block\": ", "batch.micro = 1 instead of 2: ", "with all of them: "})
+    CHECK(has(shortage, setting));
+  CHECK(!has(shortage, "loss_chunk_tokens"));
+  CHECK(!has(shortage, "parallel.zero"));
+  CHECK(!has(shortage, "choose a smaller model"));
+  const RunConfig wide = preset_config("gpt2-1.5b", {"batch.micro=8"});
+  CHECK(has(shortage_on(wide, find_target("h100"), 40), "memory.loss_chunk_tokens = 2048: "));
+
+  const std::string too_large = shortage_on(config, cpu_target(), 4);
+  CHECK(has(too_large, "\"bf16-pure\": "));
+  CHECK(has(too_large, "choose a smaller model"));
+}
+
+TEST_CASE("what would help is what a plan with it takes, and nothing that does not") {
+  const std::vector<std::string> overrides = {"memory.recompute=block", "batch.micro=1", "precision.compute=bf16",
+                                              "batch.global=8"};
+  const auto config = [&](const char* zero, const char* chunk) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), {zero, chunk});
+    return preset_config("gpt2-774m", all, 8);
+  };
+  Target target = find_target("h100");
+  const auto peak = [&](const RunConfig& run) { return plan_step(run, target, 8).memory.arenas.total(); };
+  const RunConfig plain = config("parallel.zero=1", "memory.loss_chunk_tokens=2048");
+  const int64_t with_2 = peak(config("parallel.zero=2", "memory.loss_chunk_tokens=2048"));
+  REQUIRE(with_2 < peak(plain));
+  target.memory_bytes = with_2;
+  const std::string text = memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas);
+  const std::string fits = format_bytes(static_cast<double>(with_2)) + ", which fits\n";
+  CHECK(text.find("parallel.zero = 2: " + fits) != std::string::npos);
+  CHECK(text.find("parallel.zero = 3: ") != std::string::npos);
+  CHECK(text.find("memory.recompute") == std::string::npos);
+  // A chunk of more rows than a micro-batch has, is the micro-batch.
+  const RunConfig chunked = config("parallel.zero=1", "memory.loss_chunk_tokens=4096");
+  CHECK(memory_shortage(chunked, target, 8, 0, plan_step(chunked, target, 8).memory.arenas) == text);
+  // Ranks that share memory have a part of it each.
+  target.memory_bytes = 2 * peak(plain) - 1;
+  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas).empty());
+  target.sharing = 2;
+  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas)
+            .find(" for each of the 2 ranks that share it. ") != std::string::npos);
 }

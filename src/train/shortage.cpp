@@ -1,0 +1,101 @@
+#include "train/shortage.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <functional>
+#include <vector>
+
+#include "base/units.h"
+#include "train/plan_step.h"
+
+namespace gptrain {
+namespace {
+
+// Rows of logits past which more are hardly faster on any device.
+constexpr int64_t small_chunk = 2048;
+
+using Change = std::function<void(RunConfig&)>;
+
+// A setting that may shrink a plan.
+struct Remedy {
+  std::string setting;
+  Change change;
+  int64_t peak_bytes = 0;  // with it
+};
+
+std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& target, int64_t world_size) {
+  std::vector<Remedy> remedies;
+  const auto add = [&](std::string setting, Change change) {
+    remedies.push_back({std::move(setting), std::move(change)});
+  };
+  if (config.memory.recompute != RecomputeKind::block)
+    add("memory.recompute = \"block\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
+  if (config.batch.micro > 1) {
+    int64_t smaller = config.batch.micro / 2;
+    while (config.batch.micro % smaller != 0) --smaller;
+    add(fmt::format("batch.micro = {} instead of {}", smaller, config.batch.micro), [smaller](RunConfig& run) {
+      run.batch.accumulation *= run.batch.micro / smaller;
+      run.batch.micro = smaller;
+    });
+  }
+  if (config.precision.compute == DType::f32) {
+    const DType narrow = target.bf16_products ? DType::bf16 : DType::f16;
+    add(fmt::format("precision.compute = \"{}\"", target.bf16_products ? "bf16" : "fp16"),
+        [narrow](RunConfig& run) { run.precision.compute = run.precision.residual = run.precision.linears = narrow; });
+  }
+  if (config.precision.compute == DType::bf16 && !config.precision.pure)
+    add("precision.compute = \"bf16-pure\"", [](RunConfig& run) { run.precision.pure = true; });
+  if (config.memory.loss_chunk_tokens > small_chunk ||
+      (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
+    add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),
+        [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
+  if (world_size > config.parallel.tensor * config.parallel.pipeline)
+    for (int64_t stage = config.parallel.zero + 1; stage <= 3; ++stage)
+      add(fmt::format("parallel.zero = {}", stage), [stage](RunConfig& run) { run.parallel.zero = stage; });
+  return remedies;
+}
+
+std::string share_of(const Target& target) {
+  if (target.sharing == 1) return target.name;
+  return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
+}
+
+std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+}  // namespace
+
+std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
+                            const MemoryPlan& memory) {
+  const int64_t room = target.memory_bytes / target.sharing;
+  const int64_t peak = memory.total();
+  if (peak <= room) return "";
+  std::string text = fmt::format("Does not fit: {} are missing on {}. ", bytes_text(peak - room), share_of(target));
+  const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
+                        memory[MemoryClass::moments];
+  text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
+                      bytes_text(state));
+  const auto peak_with = [&](const RunConfig& changed) {
+    return plan_step(changed, target, world_size, rank).memory.arenas.total();
+  };
+  const auto verdict = [&](int64_t bytes) { return bytes_text(bytes) + (bytes <= room ? ", which fits" : ""); };
+  RunConfig all = config;
+  std::vector<Remedy> remedies;
+  for (Remedy& remedy : possible_remedies(config, target, world_size)) {
+    RunConfig changed = config;
+    remedy.change(changed);
+    remedy.peak_bytes = peak_with(changed);
+    if (remedy.peak_bytes >= peak) continue;
+    remedy.change(all);
+    remedies.push_back(std::move(remedy));
+  }
+  std::stable_sort(remedies.begin(), remedies.end(),
+                   [](const Remedy& a, const Remedy& b) { return a.peak_bytes < b.peak_bytes; });
+  text += remedies.empty() ? "." : "; with one of these settings:";
+  for (const Remedy& remedy : remedies) text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes));
+  const int64_t least = remedies.empty() ? peak : peak_with(all);
+  if (remedies.size() > 1) text += fmt::format("\n  with all of them: {}", verdict(least));
+  if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
+  return text;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,19 @@
+// What is said of a run that does not fit into memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/run_config.h"
+#include "ops/target.h"
+#include "parallel/memory.h"
+
+namespace gptrain {
+
+// Empty if `memory`, the plan of `rank` of `world_size` ranks, fits into its share of the target's. Else lines: how
+// much is missing, what each setting that shrinks the plan makes of it (planned with no other change; the most helpful
+// first), and what all of them do together.
+std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
+                            const MemoryPlan& memory);
+
+}  // namespace gptrain
