@@ -64,9 +64,6 @@ class Overrides {
     set(path, std::move(value));
   }
 
-  // Keys that the last of their overrides set to null: neither the file nor the preset gives them.
-  const std::set<std::string>& taken_out() const { return taken_out_; }
-
  private:
   void set(const std::string& path, Json value) {
     const size_t bracket = path.find('[');
@@ -76,11 +73,6 @@ class Overrides {
     }
     const Field* field = find_field(path);
     if (field != nullptr) {
-      if (value.is_null()) {
-        taken_out_.insert(path);
-      } else {
-        taken_out_.erase(path);
-      }
       if (!document_.contains(field->section())) document_[field->section()] = Json::object();
       return put(document_[field->section()], field->key(), std::move(value));
     }
@@ -130,19 +122,7 @@ class Overrides {
 
   Json& document_;
   Faults& faults_;
-  std::set<std::string> taken_out_;
 };
-
-// Gives a key that was taken out its default; only a preset has given it another value.
-void take_out(const Field& field, const std::set<std::string>& given, RunConfig& config, Faults& faults) {
-  const std::string preset = "model.preset";
-  if (!field.get || field.section() != "model" || !given.contains(preset) || faults.concern(preset)) return;
-  if (field.presence == Presence::required) {
-    faults.add(field.path, "null", "must be given, and null takes it out of model.preset, too",
-               json_text(field.get(config)));
-  }
-  field.set(config, field.get(RunConfig{}));
-}
 
 // Checks each key by itself; the paths of those that are given and known.
 std::set<std::string> check_keys(const Json& document, Faults& faults) {
@@ -194,7 +174,6 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
 
   RunConfig config;
   for (const Field& field : fields()) {
-    if (settings.taken_out().contains(field.path)) take_out(field, given, config, faults);
     if (!given.contains(field.path) || faults.concern(field.path)) continue;
     field.set(config, document[field.section()][field.key()]);
   }
