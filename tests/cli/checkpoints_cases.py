@@ -203,7 +203,8 @@ class Damage(CheckpointCase):
     def test_a_damaged_older_one_is_not_proposed(self):
         self.damage_data(6)
         self.damage_manifest(4)
-        error = self.refuse(CHECKPOINT, "the one before it: out/checkpoints/step-00000002", "train", self.config, "--resume")
+        error = self.refuse(CHECKPOINT, "the one before it: out/checkpoints/step-00000002", "train", self.config,
+                            "--resume")
         self.assertNotIn("step-00000004", error)
 
     def test_the_only_one(self):
