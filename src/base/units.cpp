@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <fmt/format.h>
+#include <string_view>
 
 namespace gptrain {
 namespace {
@@ -49,7 +50,8 @@ std::string format_duration(double seconds) {
 }
 
 std::string format_counted(int64_t number, const std::string& noun) {
-  return fmt::format("{} {}{}", format_grouped(number), noun, number == 1 ? "" : "s");
+  const std::string_view plural = noun.ends_with("ch") ? "es" : "s";
+  return fmt::format("{} {}{}", format_grouped(number), noun, number == 1 ? "" : plural);
 }
 
 std::string format_grouped(int64_t number) {

@@ -18,8 +18,8 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-// What to do about a checkpoint that cannot be used: the newest older one of its run whose manifest and file sizes are
-// sound, or, for the folder of a run, its newest one.
+// What there is in place of a checkpoint that cannot be used: the newest older one of its run whose manifest and file
+// sizes are sound, or, for the folder of a run, its newest one.
 std::string other_checkpoint_hint(const fs::path& checkpoint) {
   const fs::path folder = plain_path(checkpoint);
   const auto step = step_of_folder_name(folder.filename().string());
@@ -35,8 +35,7 @@ std::string other_checkpoint_hint(const fs::path& checkpoint) {
     } catch (const Error&) {
       continue;
     }
-    return fmt::format("; to use the {} instead: --resume {}", step ? "one before it" : "newest one in it",
-                       other->path.string());
+    return fmt::format("; the {}: {}", step ? "one before it" : "newest one in it", other->path.string());
   }
   return step ? "; there is no older checkpoint in this run" : "";
 }
@@ -170,7 +169,10 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
 
 void discard_checkpoint(const fs::path& out, int64_t step) { remove_folder(temporary_folder(out, step)); }
 
-std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
+namespace {
+
+// The step folders of a run with a manifest, or those without, oldest first.
+std::vector<CheckpointInfo> list_step_folders(const fs::path& out, bool with_manifest) {
   const fs::path folder = checkpoints_folder(out);
   std::vector<CheckpointInfo> found;
   std::error_code error;
@@ -178,7 +180,8 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     const auto step = step_of_folder_name(entries->path().filename().string());
     std::error_code no_manifest;
-    if (step && fs::exists(entries->path() / manifest_name, no_manifest)) found.push_back({entries->path(), *step});
+    if (step && fs::exists(entries->path() / manifest_name, no_manifest) == with_manifest)
+      found.push_back({entries->path(), *step});
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     throw Error(ExitCode::checkpoint, "cannot read {}: {}", folder.string(), error.message());
@@ -186,6 +189,12 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
   return found;
 }
+
+}  // namespace
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) { return list_step_folders(out, true); }
+
+std::vector<CheckpointInfo> list_incomplete_checkpoints(const fs::path& out) { return list_step_folders(out, false); }
 
 Manifest read_manifest(const fs::path& checkpoint) {
   return with_hint(checkpoint, [&] { return read_manifest_and_sizes(checkpoint).manifest; });

@@ -76,10 +76,11 @@ struct CheckpointInfo {
 
 // Complete checkpoints of a run's folder, oldest first, found by reading the folders. Temporary folders are not listed.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
+// The folders named as checkpoints that have no manifest, which no save leaves behind and everything passes over.
+std::vector<CheckpointInfo> list_incomplete_checkpoints(const std::filesystem::path& out);
 
 // Reads and checks a checkpoint: manifest fields, file sizes, headers, checksums. Throws Error(checkpoint) naming the
-// damaged file and what is wrong; if there are older complete ones in the same run it says which `--resume DIR` would
-// use.
+// damaged file and what is wrong, and the newest older one of the same run that is complete.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 void verify_checkpoint(const std::filesystem::path& checkpoint);
 

@@ -113,7 +113,7 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
     throw Error(ExitCode::checkpoint, leftover);
   }
-  HfExport result{model.architecture, static_cast<int64_t>(model.tensors.size()), 0, 0, model.left_out};
+  HfExport result{model.architecture, static_cast<int64_t>(model.tensors.size()), 0, 0, model.left_out, model.warning};
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   try {
     create_folders(temporary);

@@ -21,6 +21,7 @@ struct HfExport {
   int64_t parameters = 0;
   int64_t bytes = 0;                  // of model.safetensors
   std::vector<std::string> left_out;  // see HfModel
+  std::string warning;                // see HfModel
 };
 
 // Writes the master weights of `checkpoint` (a checkpoint's folder) to the folder `out`, which must not exist, in

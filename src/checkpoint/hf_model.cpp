@@ -175,7 +175,7 @@ std::vector<HfTensor> list_tensors(const ModelConfig& model, Family family) {
 HfModel hf_model(const RunConfig& config, DType dtype) {
   const HfClass& chosen = choose_class(config);
   const ModelConfig& model = config.model;
-  HfModel result{chosen.architecture, {}, list_tensors(model, chosen.family), {}};
+  HfModel result{chosen.architecture, {}, list_tensors(model, chosen.family), {}, {}};
   // The ids of special tokens belong to a tokenizer, which a checkpoint does not name; the classes' own would be wrong.
   result.config = {{"architectures", {chosen.architecture}},
                    {"model_type", chosen.model_type},
@@ -191,6 +191,10 @@ HfModel hf_model(const RunConfig& config, DType dtype) {
     result.left_out.push_back(show_key(config, "model.residual_dropout"));
   }
   if (model.z_loss > 0) result.left_out.push_back(show_key(config, "model.z_loss"));
+  if (config.data.mask_documents) {
+    result.warning = fmt::format("{}: a {} attends to earlier documents, too; give it one at a time",
+                                 show_key(config, "data.mask_documents"), chosen.architecture);
+  }
   return result;
 }
 

@@ -30,6 +30,8 @@ struct HfModel {
   std::vector<HfTensor> tensors;
   // Keys that the class lacks and that act in training only: "model.z_loss = 0.0001".
   std::vector<std::string> left_out;
+  // Of data.mask_documents, which no class has: the function is the same within one document. Else empty.
+  std::string warning;
 };
 
 // The first of these classes that computes the very same function:

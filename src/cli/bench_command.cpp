@@ -59,8 +59,8 @@ void bench_mesh(World& world, const CommArguments& arguments, const std::string&
     const auto kind = static_cast<GroupKind>(i);
     if (groups.group(kind) == nullptr) continue;
     bench_group({*groups.group(kind), *groups.device_group(kind), backend}, arguments, world.rank() == 0,
-                fmt::format("{} ranks ({}{}), {} groups of {}", world.size(), how, where, group_names[i],
-                            groups.group(kind)->size()));
+                fmt::format("{} ({}{}), {} groups of {}", format_counted(world.size(), "rank"), how, where,
+                            group_names[i], groups.group(kind)->size()));
   }
 }
 
@@ -78,7 +78,7 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
   world.activity().set_phase("bench");
   const auto backend = make_cpu_backend(1);
   bench_group({*group, *group, *backend}, arguments, world.rank() == 0,
-              fmt::format("{} ranks ({}) in groups of {}", world.size(), how, size));
+              fmt::format("{} ({}) in groups of {}", format_counted(world.size(), "rank"), how, size));
 }
 
 void bench_comm(CommArguments& arguments) {

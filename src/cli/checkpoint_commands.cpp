@@ -30,6 +30,7 @@ void export_weights(const ExportArguments& arguments) {
   fmt::print("{}: {}, {}, {} parameters in {} ({})\n", arguments.out, written.architecture,
              format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
              format_bytes(static_cast<double>(written.bytes)));
+  if (!written.warning.empty()) fmt::print(stderr, "warning: {}\n", written.warning);
   for (const std::string& key : written.left_out) {
     fmt::print("left out: {}, which acts in training only and has no place in a {}\n", key, written.architecture);
   }
@@ -48,6 +49,8 @@ void add_checkpoint_commands(CLI::App& app) {
   verify_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
   verify_command->callback([path] {
     const auto directory = resolve_checkpoint(*path);
+    for (const CheckpointInfo& incomplete : list_incomplete_checkpoints(*path))
+      fmt::print("{}: incomplete (no manifest.json), passed over\n", incomplete.path.string());
     verify_checkpoint(directory);
     fmt::print("{}: sound\n", directory.string());
   });

@@ -41,9 +41,18 @@ void add_data_commands(CLI::App& app) {
   CLI::App* pack_command = data->add_subcommand("pack", "text or JSONL files to PREFIX.bin and PREFIX.idx");
   pack_command->add_option("INPUT", packing->inputs, "text files, or .jsonl files with a \"text\" field")->required();
   pack_command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
+  const CLI::Validator known_tokenizer(
+      [](const std::string& name) {
+        if (name == "bytes") return std::string();
+        return fmt::format(
+            "{} is not bytes, the tokenizer of gptrain; with others Megatron-LM's tools/preprocess_data.py makes "
+            "token files, see data/README.md",
+            name);
+      },
+      "{bytes}");
   pack_command->add_option("--tokenizer", packing->tokenizer, "bytes: ids 0-255 are bytes, 256 ends a document")
       ->required()
-      ->check(CLI::IsMember({"bytes"}));
+      ->check(known_tokenizer);
   pack_command->callback([packing] { pack(*packing); });
 
   struct InspectArguments {

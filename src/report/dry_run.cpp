@@ -158,8 +158,8 @@ std::string ranks_section(const DryRunInput& input) {
       const Traffic& traffic = input.world.traffic[kind][i];
       if (traffic.calls == 0) continue;
       text += row(fmt::format("{} {}", group_names[kind], collective_names[i]), format_grouped(traffic.sent_bytes),
-                  fmt::format("{}, {} calls, {}", format_bytes(static_cast<double>(traffic.sent_bytes)), traffic.calls,
-                              link_class(input, static_cast<GroupKind>(kind))));
+                  fmt::format("{}, {}, {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
+                              format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind))));
     }
   }
   return text;
@@ -192,8 +192,9 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
   text += row("steps", format_grouped(config.run.steps),
-              fmt::format("{} sequences each: {} micro-batches of {}{}", config.batch.global, config.batch.accumulation,
-                          config.batch.micro, input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
+              fmt::format("{} each: {} of {}{}", format_counted(config.batch.global, "sequence"),
+                          format_counted(config.batch.accumulation, "micro-batch"), config.batch.micro,
+                          input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
   text += row("tokens", format_count(to_double(totals.tokens)),
               fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
   text += row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
@@ -202,9 +203,10 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     const int64_t ranks = input.world.mesh.world_size();
     const double seconds = to_double(totals.run_flops) / rate / static_cast<double>(ranks);
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
+    const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += row("shortest time", format_duration(seconds),
-                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s", seconds / 86400,
-                            input.target.name, devices, rate / 1e12));
+                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s{}", seconds / 86400,
+                            input.target.name, devices, rate / 1e12, traffic));
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;

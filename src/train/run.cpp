@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "base/progress.h"
@@ -74,6 +75,7 @@ class Run {
   void print_machine() const;
   void compare_replicas();
   void warn_of_spread_tensor_groups() const;
+  void warn_of_repeated_validation() const;
   void print_warnings();
   bool stopping();
   ExitCode stopped() const;
@@ -206,12 +208,18 @@ ExitCode Run::loop() {
     retain();
     finish();
     if (!validated) return stopped();
-    if (leads_) fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
+    if (leads_ && progress_.step > config_.run.steps) {
+      fmt::print("nothing to do: run.steps = {} is less than the checkpoint's step, {}\n", config_.run.steps,
+                 progress_.step);
+    } else if (leads_) {
+      fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
+    }
     return ExitCode::finished;
   }
   if (leads_) {
     print_machine();
     warn_of_spread_tensor_groups();
+    warn_of_repeated_validation();
   }
   if (validation_due() && !validation_recorded()) validate();
   {
@@ -245,7 +253,7 @@ ExitCode Run::loop() {
 void Run::print_machine() const {
   const int64_t ranks = groups_.mesh().world_size();
   const Target& target = backend_.target();
-  const std::string device = target.kind == Target::Kind::cpu ? fmt::format("{} threads", target.num_threads)
+  const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
     fmt::print("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
@@ -275,6 +283,8 @@ Error Run::diverged(const std::string& when) const {
 
 ExitCode Run::stopped() const {
   if (!leads_) return ExitCode::requeue;
+  // What could not be written when the terminal went is no fault of the output that there is now.
+  if (leave_lost_terminal()) std::clearerr(stdout);
   if (profile_step_ > progress_.step) fmt::print("step {} was not reached, so there is no profile\n", profile_step_);
   fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n",
              signals_.requested() ? signals_.name() : "a signal to another rank", progress_.step);
@@ -327,9 +337,13 @@ void Run::end_step() {
 void Run::after_step(const StepResult& result) {
   if (progress_.skipped_in_a_row > config_.run.max_skipped_steps) {
     finish();
-    throw diverged(
-        fmt::format("for {} steps in a row (run.max_skipped_steps = {}); the last checkpoint in {} is untouched",
-                    progress_.skipped_in_a_row, config_.run.max_skipped_steps, (out_ / "checkpoints").string()));
+    const std::string checkpoints =
+        leads_ && list_checkpoints(out_).empty()
+            ? "no checkpoint was saved before"
+            : fmt::format("the last checkpoint in {} is untouched", (out_ / "checkpoints").string());
+    throw diverged(fmt::format("for {} in a row (run.max_skipped_steps = {}); {}",
+                               format_counted(progress_.skipped_in_a_row, "step"), config_.run.max_skipped_steps,
+                               checkpoints));
   }
   const int64_t compare_every = config_.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas();
@@ -378,6 +392,16 @@ void Run::warn_of_spread_tensor_groups() const {
   }
 }
 
+void Run::warn_of_repeated_validation() const {
+  if (!data_.validation) return;
+  const int64_t wanted = config_.run.validation_samples;
+  int64_t samples = 0;
+  for (const Dataset::SourceReport& source : data_.validation->report(wanted)) samples += source.samples;
+  if (samples >= wanted) return;
+  fmt::print(stderr, "warning: run.validation_samples = {}: data.validation holds {}, so some count more than once\n",
+             wanted, format_counted(samples, "sample"));
+}
+
 bool Run::validation_due() const {
   const int64_t every = config_.run.validate_every_steps;
   return every > 0 && progress_.step > 0 && progress_.step % every == 0;
@@ -417,7 +441,11 @@ void Run::report(const StepResult& result, double lr, double data_seconds) {
                             .loss_scale = config_.precision.scales_loss() ? result.loss_scale : 0};
   metrics_->write_step(metrics);
   const double eta = average_step_seconds_ * static_cast<double>(start_.last_step - progress_.step);
-  fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
+  try {
+    fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
+  } catch (const std::system_error&) {
+    if (!leave_lost_terminal()) throw;
+  }
 }
 
 void Run::write_profile(const StepProfile& profile) const {

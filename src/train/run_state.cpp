@@ -154,8 +154,13 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   } else {
     checkpoint = resolve_checkpoint(resume);
   }
-  const Manifest manifest = read_manifest(checkpoint);
-  verify_checkpoint(checkpoint);
+  Manifest manifest;
+  try {
+    manifest = read_manifest(checkpoint);
+    verify_checkpoint(checkpoint);
+  } catch (const Error& error) {
+    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
+  }
   const RunConfig saved =
       parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
   const std::string conflicts = resume_conflicts(saved, config);

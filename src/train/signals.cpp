@@ -2,6 +2,8 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -10,22 +12,37 @@
 namespace gptrain {
 namespace {
 
-constexpr std::array<int, 3> handled = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 std::atomic<int> received = 0;
 std::atomic<bool> ending = false;
+std::atomic<bool> left_terminal = false;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
+
+// nohup has a run outlive its terminal.
+bool is_handled(int number) {
+  struct sigaction action {};
+  return number != SIGHUP || (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN);
+}
 
 sigset_t handled_set() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : handled) sigaddset(&set, number);
+  for (const int number : stop_signals) {
+    if (is_handled(number)) sigaddset(&set, number);
+  }
   return set;
 }
 
 // A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
-// two is the second.
+// two is the second. A terminal that is lost is told of by the kernel and by the shell.
 void on_signal(int number) {
-  if (received.exchange(number) != 0) _exit(128 + number);
+  int none = 0;
+  const bool is_first = received.compare_exchange_strong(none, number);
+  if (number == SIGHUP) {
+    leave_lost_terminal();
+  } else if (!is_first) {
+    _exit(128 + number);
+  }
 }
 
 void take_signals() {
@@ -36,6 +53,19 @@ void take_signals() {
 
 }  // namespace
 
+bool leave_lost_terminal() {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    const int saved_errno = errno;
+    if (isatty(stream) == 0 && errno == EIO) {
+      const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+      if (dup2(nowhere, stream) == stream) left_terminal = true;
+      close(nowhere);
+    }
+    errno = saved_errno;
+  }
+  return left_terminal;
+}
+
 StopSignals::StopSignals() {
   received = 0;
   ending = false;
@@ -43,7 +73,9 @@ StopSignals::StopSignals() {
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int number : handled) sigaction(number, &action, nullptr);
+  for (const int number : stop_signals) {
+    if (is_handled(number)) sigaction(number, &action, nullptr);
+  }
   const sigset_t set = handled_set();
   pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
   thread_ = start_thread("waits for signals", take_signals);
@@ -66,6 +98,8 @@ const char* StopSignals::name() const {
       return "SIGTERM";
     case SIGUSR1:
       return "SIGUSR1";
+    case SIGHUP:
+      return "SIGHUP";
     default:
       return "no signal";
   }

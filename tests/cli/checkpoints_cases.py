@@ -192,8 +192,9 @@ class Damage(CheckpointCase):
                 shutil.rmtree(self.path("out"))
                 shutil.copytree(self.path("sound"), self.path("out"))
                 damage(6)
-                for command in (["train", self.config, "--resume"], ["checkpoint", "verify", "out"]):
-                    self.refuse(CHECKPOINT, ["step-00000006", *messages, f"--resume {older}"], *command)
+                said = ["step-00000006", *messages, f"the one before it: {older}"]
+                self.refuse(CHECKPOINT, [*said, "--resume DIR"], "train", self.config, "--resume")
+                self.assertNotIn("--resume", self.refuse(CHECKPOINT, said, "checkpoint", "verify", "out"))
                 self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
                 self.assertIn(f"resumed from {older} (step 4)", self.train(self.config, "--resume", older))
                 self.assert_same_steps(self.records(), self.records("sound"))
@@ -202,7 +203,8 @@ class Damage(CheckpointCase):
     def test_a_damaged_older_one_is_not_proposed(self):
         self.damage_data(6)
         self.damage_manifest(4)
-        error = self.refuse(CHECKPOINT, "--resume out/checkpoints/step-00000002", "train", self.config, "--resume")
+        error = self.refuse(CHECKPOINT, "the one before it: out/checkpoints/step-00000002", "train", self.config,
+                            "--resume")
         self.assertNotIn("step-00000004", error)
 
     def test_the_only_one(self):
@@ -234,6 +236,10 @@ class Inspect(CheckpointCase):
 
     def test_verify(self):
         self.assertEqual(self.succeed("checkpoint", "verify", "out"), "out/checkpoints/step-00000006: sound\n")
+        (self.checkpoint(6) / "manifest.json").unlink()
+        self.assertEqual(self.succeed("checkpoint", "verify", "out"),
+                         "out/checkpoints/step-00000006: incomplete (no manifest.json), passed over\n"
+                         "out/checkpoints/step-00000004: sound\n")
 
     def test_where_there_is_none(self):
         for command in ("inspect", "verify"):
@@ -339,6 +345,13 @@ class Export(CheckpointCase):
         self.train(self.config, *overrides("run.out=z", "run.steps=1", "model.z_loss=0.001"))
         self.assertIn("left out: model.z_loss = 0.001, which acts in training only and has no place in a "
                       "GPT2LMHeadModel", self.succeed("checkpoint", "export", "z", "--hf", "hf"))
+
+    def test_masks_of_documents_are_warned_of(self):
+        self.train(self.config, *overrides("run.out=masked", "run.steps=1", "data.mask_documents=true"))
+        result = self.run_gptrain("checkpoint", "export", "masked", "--hf", "hf")
+        self.assertEqual((result.code, result.err.count("warning: ")), (FINISHED, 1))
+        self.assertIn("data.mask_documents = true: a GPT2LMHeadModel attends to earlier documents, too", result.err)
+        self.assertNotIn("warning", self.run_gptrain("checkpoint", "export", "out", "--hf", "unmasked").err)
 
     def test_a_damaged_checkpoint(self):
         file = self.checkpoint(6) / RANK_FILE

@@ -66,6 +66,15 @@ class DryRun(CliCase):
         text = self.succeed("train", config, "--dry-run", "--target", "h200")
         self.assertTrue(text.endswith("\nwarnings\n" + "".join(f"  {warning}\n" for warning in warnings)), text)
 
+    def test_the_shortest_time_of_ranks_is_without_communication(self):
+        config = self.write_config(tiny_config(batch={"global": 4, "micro": 4}))
+        for ranks, micro in ((1, 4), (2, 2)):
+            text = self.succeed("train", config, "--dry-run", "--target", "h100", "--world-size", ranks,
+                                *overrides(f"batch.micro={micro}"))
+            self.assertIn(f"4 sequences each: 1 micro-batch of {micro}", text)
+            shortest = next(line for line in text.splitlines() if line.startswith("  shortest time"))
+            self.assertEqual(shortest.endswith("TFLOP/s, without communication"), ranks == 2, shortest)
+
     def test_time_at_a_given_rate(self):
         config = self.write_config(tiny_config(run={"steps": 1000}))
         plan = self.plan(config, "--tokens-per-second", "2.5")

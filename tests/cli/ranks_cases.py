@@ -16,7 +16,7 @@ class Threads(CliCase):
     def test_files_are_written_once(self):
         config = self.write_run(checkpoint={"every_steps": 3}, **VALIDATED)
         out = self.train(config, "--ranks", "4", *overrides("parallel.tensor=2", "parallel.zero=1", "batch.micro=1"))
-        self.assertIn("4 ranks: 2 tensor x 2 data, ZeRO 1; 1 threads each", out)
+        self.assertIn("4 ranks: 2 tensor x 2 data, ZeRO 1; 1 thread each", out)
         for line in ("starting from scratch", "step 4/6", "checkpoint of step 3", "validation after step 6",
                      "done: step 6"):
             self.assertEqual(out.count(line), 1, out)

@@ -1,13 +1,15 @@
 """Training as a user sees it: a run's files, --steps, folders that cannot be used, memory, divergence and signals."""
 import json
 import os
+import pty
 import re
 import signal
 import time
 import unittest
 import unittest.mock
 
-from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, FINISHED, REQUEUE, USAGE, CliCase, large_config, overrides)
+from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, USAGE, CliCase, large_config,
+                      overrides)
 
 STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
              "tokens_per_second", "mfu", "peak_bytes", "skipped"]
@@ -60,6 +62,18 @@ class Runs(CliCase):
         self.assert_same_steps(self.records(), self.records("whole"))
         self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "whole"))
         self.assertIn("nothing to do: step 6 of 6 is done", self.train(config, "--resume", "latest"))
+        self.assertIn("nothing to do: run.steps = 5 is less than the checkpoint's step, 6\n",
+                      self.train(config, "--resume", "latest", *overrides("run.steps=5")))
+
+    def test_validation_that_repeats_samples_is_warned_of(self):
+        config = self.write_run(data={"validation": [{"path": "held-out"}]}, run={"steps": 1})
+        self.write_corpus("held-out", num_tokens=16 * 5 + 1)
+        repeated = "warning: run.validation_samples = 6: data.validation holds 5 samples, so some count more than once"
+        for samples, expected in ((5, []), (6, [repeated])):
+            result = self.run_gptrain("train", config,
+                                      *overrides(f"run.out=out-{samples}", f"run.validation_samples={samples}"))
+            self.assertEqual(result.code, FINISHED, result.err)
+            self.assertEqual([line for line in result.err.splitlines() if "validation" in line], expected)
 
     def test_an_earlier_run_in_the_folder_is_not_overwritten(self):
         config = self.write_run()
@@ -240,7 +254,8 @@ class Divergence(CliCase):
 
     def test_ends_the_run_and_keeps_the_last_good_checkpoint(self):
         config = self.write_run()
-        self.refuse(DIVERGED, ["training diverged", "3 steps in a row", "run.max_skipped_steps = 2", "checkpoint"],
+        self.refuse(DIVERGED, ["training diverged", "3 steps in a row", "run.max_skipped_steps = 2",
+                            "the last checkpoint in out/checkpoints is untouched"],
                     "train", config, *self.EXPLODING)
         records = self.records()
         self.assertEqual([record["skipped"] for record in records[-3:]], [True] * 3)
@@ -260,8 +275,8 @@ class Divergence(CliCase):
 
     def test_without_a_checkpoint(self):
         config = self.write_run()
-        self.refuse(DIVERGED, "training diverged", "train", config, *self.EXPLODING,
-                    *overrides("checkpoint.every_steps=0"))
+        self.refuse(DIVERGED, ["training diverged", "3 steps in a row", "no checkpoint was saved before"], "train",
+                    config, *self.EXPLODING, *overrides("checkpoint.every_steps=0"))
         self.assertEqual(self.checkpoint_steps(), [])
 
 
@@ -274,7 +289,9 @@ class Signals(CliCase):
         return process.returncode, out, error
 
     def test_the_step_is_finished_and_the_state_saved(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        # Under nohup the tests would hand on that a hang-up is ignored.
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             with self.subTest(signal=number.name):
                 config = self.write_run(model={"dropout": 0.1}, run={"out": number.name})
                 code, out, error = self.stop_after_a_few_steps(config, number)
@@ -296,6 +313,21 @@ class Signals(CliCase):
         self.assert_same_steps(self.records(), self.records("whole"))
         self.assertEqual(self.records(key="validation_loss"), self.records("whole", key="validation_loss"))
         self.assert_same_checkpoint(self.checkpoint(steps), self.checkpoint(steps, "whole"))
+
+    def test_a_lost_terminal(self):
+        """The kernel's SIGHUP comes with a terminal to which nothing can be written any more."""
+        config = self.write_run()
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))
+        process_id, terminal = pty.fork()
+        if process_id == 0:
+            os.chdir(self.folder)
+            os.execv(EXECUTABLE, [EXECUTABLE, "train", config, *overrides("run.steps=100000000")])
+        shown = b""
+        while b"step 3/" not in shown:
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1]), REQUEUE)
+        self.assertEqual(self.checkpoint_steps(), [self.records()[-1]["step"]])
 
     def test_a_profile_that_was_not_reached_is_mentioned(self):
         code, out, error = self.stop_after_a_few_steps(self.write_run(), signal.SIGTERM, "--profile-step", "100000000")

@@ -11,7 +11,7 @@ block may be
     # needs PROGRAM    run where there is this program
     # exits N          the exit code, which is 0 otherwise
 A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
-their units may differ, but losses by 1% only.
+their units may differ, but losses by 1% only, and numbers with commas (bytes, parameters) not at all.
 """
 import fnmatch
 import json
@@ -25,6 +25,7 @@ from pathlib import Path
 
 RUN = "runs/tiny"  # run.out of the walk-through
 LOSS = re.compile(r"\bloss (\d+\.\d+)")
+EXACT = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
 NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]?\d+)?[kMGTPE]?(?: ?(?:ms|s|m|h|d|B|KiB|MiB|GiB|TiB)\b)?")
 
 
@@ -111,7 +112,8 @@ def masked(line):
 
 def agree(shown, printed):
     losses = zip(LOSS.findall(shown), LOSS.findall(printed))
-    return masked(shown) == masked(printed) and all(abs(float(a) - float(b)) <= 0.01 * float(b) for a, b in losses)
+    return (masked(shown) == masked(printed) and EXACT.findall(shown) == EXACT.findall(printed) and
+            all(abs(float(a) - float(b)) <= 0.01 * float(b) for a, b in losses))
 
 
 def output_faults(shown, printed):
@@ -275,6 +277,7 @@ def check_that_faults_are_found(text, root, folder, program):
         ("a link", path_faults(text + "\n[a](nothing.md)\n", folder)),
         ("an exit status", run_blocks("```sh\n# exits 3\nexit 2\n```\n", folder)),
         ("an output", run_blocks("```sh\necho loss 1.5\n```\n```text\nlosses 1.5\n```\n", folder)),
+        ("a figure", run_blocks("```sh\necho peak 5,852,910,848\n```\n```text\npeak 5,852,910,849\n```\n", folder)),
         ("a script", check_scripts(folder, ["tools/nothing.sh"])),
     ]
     return [f"the check of README.md does not notice {what} that is wrong" for what, faults in checks

@@ -15,7 +15,17 @@
 namespace gptrain {
 namespace {
 
-constexpr std::array<int, 3> stop_signals = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+
+// Whatever the tests were started by did with it.
+struct HangUp {
+  explicit HangUp(void (*handler)(int)) : before(signal(SIGHUP, handler)) {}
+  ~HangUp() { signal(SIGHUP, before); }
+  HangUp(const HangUp&) = delete;
+  HangUp& operator=(const HangUp&) = delete;
+
+  void (*before)(int);
+};
 
 int blocked_here() {
   sigset_t mask;
@@ -39,19 +49,21 @@ int status_after(std::initializer_list<int> late) {
 }
 
 TEST_CASE("No handler of a stop signal runs on a thread that computes") {
+  const HangUp ends(SIG_DFL);
   REQUIRE(blocked_here() == 0);
   {
     const StopSignals signals;
-    CHECK(blocked_here() == 3);
+    CHECK(blocked_here() == 4);
     int blocked_in_thread = 0;
     std::thread([&] { blocked_in_thread = blocked_here(); }).join();
-    CHECK(blocked_in_thread == 3);
+    CHECK(blocked_in_thread == 4);
     CHECK_FALSE(signals.requested());
   }
   CHECK(blocked_here() == 0);
 }
 
 TEST_CASE("A stop signal after a run does not undo it, a second one ends the process") {
+  const HangUp ends(SIG_DFL);
   for (const int number : stop_signals) {
     INFO(number);
     CHECK(status_after({number}) == 0);
@@ -59,10 +71,13 @@ TEST_CASE("A stop signal after a run does not undo it, a second one ends the pro
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
   }
+  CHECK(status_after({SIGTERM, SIGHUP, SIGHUP}) == 0);
 }
 
 TEST_CASE("The first stop signal is remembered, whoever it was") {
-  for (const auto& [number, name] : {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}}) {
+  const HangUp ends(SIG_DFL);
+  for (const auto& [number, name] :
+       {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}}) {
     const StopSignals signals;
     kill(getpid(), number);
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -70,6 +85,16 @@ TEST_CASE("The first stop signal is remembered, whoever it was") {
     CHECK(signals.requested());
     CHECK(signals.name() == std::string(name));
   }
+}
+
+TEST_CASE("A hang-up that is ignored, as under nohup, stops no run") {
+  const HangUp ignored(SIG_IGN);
+  const StopSignals signals;
+  CHECK(blocked_here() == 3);
+  kill(getpid(), SIGHUP);
+  kill(getpid(), SIGTERM);
+  while (!signals.requested()) std::this_thread::yield();
+  CHECK(signals.name() == std::string("SIGTERM"));
 }
 
 }  // namespace

@@ -125,6 +125,10 @@ TEST_CASE("numbers for people") {
   CHECK(format_grouped(124439808) == "124,439,808");
   CHECK(format_grouped(-1234) == "-1,234");
   CHECK(format_grouped(999) == "999");
+  CHECK(format_counted(1, "rank") == "1 rank");
+  CHECK(format_counted(1200, "call") == "1,200 calls");
+  CHECK(format_counted(1, "micro-batch") == "1 micro-batch");
+  CHECK(format_counted(2, "micro-batch") == "2 micro-batches");
 }
 
 TEST_CASE("learning rates at the corners of each schedule") {
