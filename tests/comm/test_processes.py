@@ -138,6 +138,10 @@ class Processes(unittest.TestCase):
         return Run(self, [start(["mpirun", "--oversubscribe", "-n", str(size), *command],
                                 OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)])
 
+    def check_aborted(self, code, expected, errors):
+        """A code of mpirun, which in 4.1.4 sometimes crashes in libpmix as it clears away a job that was aborted."""
+        self.assertIn(code, (expected, -signal.SIGSEGV), errors)
+
     def checksum(self, results):
         self.assertEqual({code for code, _, _ in results}, {0}, results)
         return "".join(out for _, out, _ in results)
@@ -295,23 +299,20 @@ class Start(Processes):
         run = Run(self, [start([COMM_RANKS], OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2, RANK=1, WORLD_SIZE=2)])
         self.check_refusal(run.finish(), "RANK=1 and WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=0")
 
-
     def test_a_rank_that_never_starts_mpi(self):
         hangs = '[ "$OMPI_COMM_WORLD_RANK" = 2 ] && exec sleep 60; exec "$0" "$@"'
         began = time.monotonic()
         [(code, _, errors)] = self.mpi(3, "bash", "-c", hangs, COMM_RANKS).finish()
-        self.assertEqual(code, DEVICE, errors)
+        self.check_aborted(code, DEVICE, errors)
         self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to start MPI, and not all did "
                                  r"so within 2 s \(comm.timeout_seconds\)")
         self.assertEqual(errors.count("waits for others"), 1, errors)
         self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
 
-
     def test_a_rank_that_never_ends_mpi(self):
         began = time.monotonic()
         [(code, _, errors)] = self.mpi(3, COMM_RANKS, "end", "1").finish()
-        # mpirun 4.1.4 itself sometimes crashes in libpmix as it clears away what is left.
-        self.assertIn(code, (DEVICE, -signal.SIGSEGV), errors)
+        self.check_aborted(code, DEVICE, errors)
         self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to end, and not all did so "
                                  r"within 2 s")
         self.assertLess(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
@@ -415,7 +416,7 @@ class LossUnderMpi(Processes):
             with self.subTest(victim=victim):
                 code, errors, told, seconds = self.lose(victim, signal.SIGKILL)
                 self.assertLess(told, REPORT_SECONDS)
-                self.assertEqual(code, 128 + signal.SIGKILL, errors)
+                self.check_aborted(code, 128 + signal.SIGKILL, errors)
                 self.assertRegex(errors, rf"  rank {victim} \(.+\) is gone; last seen in all_reduce\(1 x f32, sum\), "
                                          r"4 B, of ranks 0,1,2,3; step 7; backward")
                 self.assertLess(seconds, REPORT_SECONDS + SLACK_SECONDS)
@@ -425,7 +426,7 @@ class LossUnderMpi(Processes):
             with self.subTest(victim=victim):
                 code, errors, told, seconds = self.lose(victim, signal.SIGSTOP)
                 self.assertLess(told, TIMEOUT_SECONDS + REPORT_SECONDS)
-                self.assertEqual(code, DEVICE, errors)
+                self.check_aborted(code, DEVICE, errors)
                 self.assertRegex(errors, rf"  rank {victim} \(.+\) is silent for more than 2 s")
                 self.assertLess(seconds, TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
 
@@ -439,7 +440,7 @@ class LossUnderMpi(Processes):
 
     def test_a_different_config(self):
         [(code, _, errors)] = self.mpi(2, COMM_RANKS, "config", "1").finish()
-        self.assertEqual(code, DEVICE, errors)
+        self.check_aborted(code, DEVICE, errors)
         self.assertIn("): config b; rank 0 (", errors)
 
 

@@ -1,5 +1,9 @@
 """What tests see of processes that they have started, and do to them."""
+import signal
 from pathlib import Path
+
+# Of mpirun 4.1.4 itself, not of a rank: as it clears away a job that was aborted, it sometimes crashes in libpmix.
+MPIRUN_CRASHED = -signal.SIGSEGV
 
 
 def damage_memory(process_id, content):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 import test_crash
-from other_processes import damage_memory, is_running
+from other_processes import MPIRUN_CRASHED, damage_memory, is_running
 from test_crash import PROCESS_TIMEOUT_SECONDS, catches, read_safetensors, wait_for
 
 STEPS = 18
@@ -279,7 +279,7 @@ class Loss(RanksTest):
     def check_end(self, mode, victim, codes, output):
         if mode == "mpi":
             # mpirun's own code for a killed rank, unless the report and the abort that follows it come first.
-            self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE]), output)
+            self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE], [MPIRUN_CRASHED]), output)
         elif mode == "threads":
             self.assertEqual(codes, [-signal.SIGKILL], output)
         else:
@@ -314,7 +314,7 @@ class Loss(RanksTest):
         self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + REPORT_SECONDS, ranks.output())
         codes = ranks.wait(left_out=victim if mode == "tcp" else None)
         seconds = time.monotonic() - began
-        self.assertEqual(set(codes), {DEVICE}, ranks.output())
+        self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
         self.assertLess(seconds, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
         self.assertRegex(ranks.output(),
                          rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
@@ -411,7 +411,7 @@ class Faults(RanksTest):
 
     def check_refusal(self, ranks, code, *messages):
         began = time.monotonic()
-        self.assertEqual(set(ranks.wait()), {code}, ranks.output())
+        self.assertLessEqual(set(ranks.wait()), {code, MPIRUN_CRASHED if ranks.mode == "mpi" else code}, ranks.output())
         self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + ANSWER_SECONDS + SLACK_SECONDS)
         output = ranks.output()
         for message in messages:
