@@ -215,7 +215,7 @@ TEST_CASE("a source that keeps one micro-batch is waited for and read whole") {
   CHECK(trainer.waits_in_steps > 0);
 }
 
-TEST_CASE("each wait between copies and ops is needed") {
+TEST_CASE("each wait between copies and ops is needed", "[long]") {
   const RunConfig config = two_micro_batches();
   const std::vector<double> rates(6, 1e-3);
   const auto results = [&](Forgotten forgotten) {

@@ -354,7 +354,7 @@ TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on"
   CHECK(backend->take_warnings() == "");
 }
 
-TEST_CASE("the same bits every time, in whatever order threads run") {
+TEST_CASE("the same bits every time, in whatever order threads run", "[long]") {
   for (const char* precision :
        {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16", "precision.compute=bf16-pure"}) {
     const RunConfig config = small_config(Family::llama, {precision, "model.dropout=0.1", "run.device=cuda"});
