@@ -37,11 +37,11 @@ class FusedAttention {
   virtual AttentionPieces pieces(const AttentionForward& op) = 0;
   virtual AttentionPieces pieces(const AttentionBackward& op) = 0;
 
-  // As ops.h says of the op, which `pieces` must have accepted; `documents`: null, or the
-  // table of as many sequences to a piece as `pieces` says. Of a piece that holds more documents than it has room for,
-  // results may be anything. Queued on the stream. The bits of the results do not change from run to run. `scratch` is
-  // at least the op's fused_attention_scratch_bytes, aligned to 256 bytes. Runs neither wait nor allocate on the
-  // device, and may be captured: the addresses of operands and scratch are part of what is captured.
+  // As ops.h says of the op, which `pieces` must have accepted; `documents`: null, or the table of as many sequences to
+  // a piece as `pieces` says. Of a piece that holds more documents than it has room for, results may be anything.
+  // Queued on the stream. The bits of the results do not change from run to run. `scratch` is at least the op's
+  // fused_attention_scratch_bytes, aligned to 256 bytes. Runs neither wait nor allocate on the device, and may be
+  // captured: the addresses of operands and scratch are part of what is captured.
   //
   // Throws Error (device) with the shape and the library's own text where the library fails.
   virtual void run(const AttentionForward& op, const DocumentTable* documents, std::byte* scratch) = 0;

@@ -13,13 +13,17 @@ std::string plain(std::string_view name) {
   return result;
 }
 
-// Ours for `name`, which is plain.
-std::string look_up(std::span<const Aliases> table, const std::string& name) {
-  const auto has_name = [&](const Aliases& row) {
-    return std::find(row.names.begin(), row.names.end(), name) != row.names.end();
-  };
-  const auto row = std::find_if(table.begin(), table.end(), has_name);
+// Ours for `name`, which is plain: the first in the table that `fits`.
+template <typename Fits>
+std::string look_up(std::span<const Aliases> table, const std::string& name, const Fits& fits) {
+  const auto row = std::find_if(table.begin(), table.end(), [&](const Aliases& candidate) {
+    return std::find(candidate.names.begin(), candidate.names.end(), name) != candidate.names.end() &&
+           fits(candidate.ours);
+  });
   return row == table.end() ? std::string() : row->ours;
+}
+std::string look_up(std::span<const Aliases> table, const std::string& name) {
+  return look_up(table, name, [](const std::string&) { return true; });
 }
 
 }  // namespace
@@ -146,12 +150,9 @@ std::string section_meant(std::string_view name) {
 }
 
 std::string word_meant(std::string_view word, std::span<const std::string> choices) {
-  const std::string name = plain(word);
-  for (const Aliases& row : word_aliases()) {
-    if (std::find(row.names.begin(), row.names.end(), name) == row.names.end()) continue;
-    if (std::find(choices.begin(), choices.end(), row.ours) != choices.end()) return row.ours;
-  }
-  return {};
+  return look_up(word_aliases(), plain(word), [&](const std::string& ours) {
+    return std::find(choices.begin(), choices.end(), ours) != choices.end();
+  });
 }
 
 }  // namespace gptrain

@@ -18,10 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The last step that this call runs. Refuses to profile a step that it does not run.
-int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
-                          const std::optional<fs::path>& checkpoint) {
-  const int64_t done = checkpoint ? read_manifest(*checkpoint).step : 0;
+// The last step that this call runs after the `done` ones. Refuses to profile a step that it does not run.
+int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options, int64_t done) {
   const int64_t left = std::max<int64_t>(config.run.steps - done, 0);
   const int64_t last = done + std::min(options.steps.value_or(left), left);
   if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
@@ -32,19 +30,18 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options,
   return last;
 }
 
-// Of the disk of the run's folder, which is this process' own.
-std::string warning_of_room(const RunConfig& config, const std::optional<fs::path>& checkpoint, int64_t bytes) {
+// Of the disk of the run's folder, which is this process' own. `done`: steps.
+std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes) {
   const fs::path out = config.run.out;
-  const int64_t step = checkpoint ? read_manifest(*checkpoint).step : 0;
   remove_unfinished_checkpoints(out);  // their room is free; of those that stay, saving warns
   const std::vector<CheckpointInfo> found = list_checkpoints(out);
   const auto kept =
-      std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= step; });
+      std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= done; });
   std::error_code unknown;
   const fs::space_info space = fs::space(out, unknown);
   // Some network file systems do not know, and say so by a disk of no size.
   if (unknown || space.capacity == 0) return "";
-  return checkpoint_shortage(config, step, kept, bytes, space);
+  return checkpoint_shortage(config, done, kept, bytes, space);
 }
 
 // What tells two checkpoints apart: the manifest has the checksums of everything in them.
@@ -91,8 +88,9 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
                              }).front();
   if (!chosen.empty()) start.checkpoint = chosen;
   const std::vector<std::string> seen = agree(all, world, [&] {
-    start.last_step = last_step_of_call(config, options, start.checkpoint);
-    if (start.lock) start.warning = warning_of_room(config, start.checkpoint, bytes);
+    const int64_t done = start.checkpoint ? read_manifest(*start.checkpoint).step : 0;
+    start.last_step = last_step_of_call(config, options, done);
+    if (start.lock) start.warning = warning_of_room(config, done, bytes);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
   });
   agree_on(all, world, [&] {

@@ -285,28 +285,48 @@ TEST_CASE("losses and norms of 20 steps agree with the CPU's", "[long]") {
   }
 }
 
+// An op whose result tells how often it has run.
+class Counter {
+ public:
+  explicit Counter(Backend& backend) : backend_(backend), memory_(backend.allocate(512)) {
+    const float start = 1;
+    backend.upload(one_, &start, 4);
+    reset();
+  }
+  void reset() {
+    const float start = 0;
+    backend_.upload(sum_, &start, 4);
+  }
+  void add_one() { backend_.run(Add{.from = Matrix(one_, DType::f32, 1, 1), .to = Matrix(sum_, DType::f32, 1, 1)}); }
+  float value() {
+    float value = 0;
+    backend_.download(&value, sum_, 4);
+    return value;
+  }
+
+ private:
+  Backend& backend_;
+  std::unique_ptr<DeviceMemory> memory_;
+  float* const one_ = reinterpret_cast<float*>(memory_->data());
+  float* const sum_ = one_ + 64;
+};
+
 TEST_CASE("what cannot be captured runs op by op, and a warning says why, each reason once") {
   const auto backend = cuda();
-  const auto memory = backend->allocate(512);
-  const std::vector<float> start = {1, 0};
-  auto* const one = reinterpret_cast<float*>(memory->data());
-  float* const sum = one + 64;
-  backend->upload(one, start.data(), 4);
+  Counter counter(*backend);
   int calls = 0;
   std::string reason = "it is not for graphs";
   // Runs the ops four times. A capture is of those that are called the second time.
   const auto sum_of = [&](uint64_t key, bool refuses) {
-    backend->upload(sum, start.data() + 1, 4);
+    counter.reset();
     calls = 0;
     for (int i = 0; i < 4; ++i) {
       backend->run_recorded(key, [&] {
-        backend->run(Add{.from = Matrix(one, DType::f32, 1, 1), .to = Matrix(sum, DType::f32, 1, 1)});
+        counter.add_one();
         if (++calls == 2 && refuses) throw Error(ExitCode::device, "{}", reason);
       });
     }
-    float value = 0;
-    backend->download(&value, sum, 4);
-    return value;
+    return counter.value();
   };
   CHECK(sum_of(1, false) == 4);
   CHECK(calls == 2);
@@ -330,15 +350,8 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says why, each r
 
 TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on") {
   const auto backend = cuda();
-  const auto memory = backend->allocate(512);
-  const std::vector<float> start = {1, 0};
-  auto* const one = reinterpret_cast<float*>(memory->data());
-  float* const sum = one + 64;
-  backend->upload(one, start.data(), 4);
-  backend->upload(sum, start.data() + 1, 4);
-  const auto add = [&] {
-    backend->run(Add{.from = Matrix(one, DType::f32, 1, 1), .to = Matrix(sum, DType::f32, 1, 1)});
-  };
+  Counter counter(*backend);
+  const auto add = [&] { counter.add_one(); };
   backend->run_recorded(1, add);
   CHECK_THROWS_WITH(backend->run_recorded(1,
                                           [&] {
@@ -348,9 +361,7 @@ TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on"
                     "a mistake");
   add();
   for (int i = 0; i < 3; ++i) backend->run_recorded(1, add);
-  float value = 0;
-  backend->download(&value, sum, 4);
-  CHECK(value == 5);  // all but the one that was captured in vain
+  CHECK(counter.value() == 5);  // all but the one that was captured in vain
   CHECK(backend->take_warnings() == "");
 }
 
