@@ -3,11 +3,11 @@
 #include <exception>
 #include <fmt/format.h>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -50,7 +50,7 @@ class CudaBackend final : public Backend {
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
   // The first time ops run as they are: libraries make then what they keep, which a capture would not let them.
-  void run_recorded(uint64_t key, const std::function<void()>& ops) override {
+  void run_recorded(const RecordingKey& key, const std::function<void()>& ops) override {
     if (choosing_) return ops();
     const auto [found, first_time] = recordings_.try_emplace(key);
     Recording& recording = found->second;
@@ -176,7 +176,7 @@ class CudaBackend final : public Backend {
     std::unique_ptr<LaunchGraph> graph;  // null: the ops have run once, or cannot be captured
     bool possible = true;
   };
-  std::unordered_map<uint64_t, Recording> recordings_;
+  std::map<RecordingKey, Recording> recordings_;
   std::string warnings_;
   std::set<std::string> warned_;
 };

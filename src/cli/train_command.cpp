@@ -96,7 +96,7 @@ void dry_run(const TrainArguments& arguments) {
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,
-                    .spec = std::move(plan.rank0.spec),
+                    .spec = plan.rank0.design->spec,
                     .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .rate = std::nullopt,

@@ -176,7 +176,7 @@ void Units::backward(int64_t unit, const UnitCall& call, BackwardPart part) {
   if (unit == 0) {
     embedding_backward(call);
   } else if (is_head(unit)) {
-    head_backward_input(call);
+    if (part != BackwardPart::weight) head_backward_input(call);
   } else if (part == BackwardPart::weight) {
     block_backward_weight(unit, call);
   } else {

@@ -1,6 +1,8 @@
 // A backend runs ops on memory of its device. Model code is written once against this interface.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -31,6 +33,20 @@ class DeviceMemory {
 
 class SideQueue;
 
+// What a sequence of ops depends on, compared whole: which ops they are, and where their operands lie.
+class RecordingKey {
+ public:
+  RecordingKey() = default;
+  explicit RecordingKey(uint64_t word) { add(word); }
+  void add(uint64_t word) { words_.at(used_++) = word; }
+  void add(const void* address) { add(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(address))); }
+  auto operator<=>(const RecordingKey&) const = default;
+
+ private:
+  std::array<uint64_t, 24> words_{};
+  size_t used_ = 0;
+};
+
 // Ops run in the order they are called, on one stream; a call may return before the op has run. `synchronize` waits for
 // all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
 // memory: what they need beside their operands is the scratch memory, whose size the plan takes from the footprints (an
@@ -59,7 +75,7 @@ class Backend {
   // Runs what `ops` calls, which is ops of this backend and nothing else: no copies, no other key. Those that come again
   // and again with equal operands, as an action's of the schedule do, may be recorded under their key and played at
   // once, as a CUDA graph is, until set_scratch. What cannot be recorded is run each time; take_warnings says why once.
-  virtual void run_recorded(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
+  virtual void run_recorded(const RecordingKey& /*key*/, const std::function<void()>& ops) { ops(); }
 
   // The algorithms of a library that serve the linears and FP8 products, where they are chosen by timing: they decide
   // speed, and bits. A text for checkpoints and other ranks; empty where there is no choice.

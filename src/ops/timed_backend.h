@@ -34,7 +34,7 @@ class TimedBackend final : public Backend {
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
   // Ops are timed one by one, so those of a recorded step are run.
-  void run_recorded(uint64_t key, const std::function<void()>& ops) override {
+  void run_recorded(const RecordingKey& key, const std::function<void()>& ops) override {
     if (timing_) return ops();
     inner_.run_recorded(key, ops);
   }

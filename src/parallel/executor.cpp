@@ -1,6 +1,6 @@
 #include "parallel/executor.h"
 
-#include <bit>
+#include <algorithm>
 
 namespace gptrain {
 
@@ -19,82 +19,102 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
   return sums;
 }
 
-Executor::Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
-                   const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace,
-                   Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update,
-                   MicroBatchUploads* uploads)
+Executor::Executor(Units& units, const Program& program, const ParameterStore& parameters,
+                   const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update)
     : units_(units),
+      program_(program),
       parameters_(parameters),
-      schedule_(schedule),
       partial_sums_(partial_sums),
-      slots_(units, schedule),
-      arenas_(arenas),
-      workspace_(workspace),
-      backend_(backend),
-      groups_(groups),
-      gathers_(gathers),
-      sums_(static_cast<size_t>(schedule.num_units), CollectiveStream::done),
-      update_(update),
-      uploads_(uploads) {}
+      place_(place),
+      sums_(program.schedule.options.units.size(), CollectiveStream::done),
+      update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
-  for (const Action& action : schedule_.actions) {
+  for (const Action& action : program_.schedule.actions) {
     if (observer != nullptr && !observer->before(action)) continue;
     run(action, source);
     if (observer != nullptr) observer->after(action);
   }
 }
 
-UnitCall Executor::call_of(const Action& action) {
-  UnitCall call = slots_.call(action, arenas_.activations, arenas_.data);
-  call.parameters = parameters_.whole(action.unit);
-  call.head_matrix = parameters_.whole(schedule_.tied_head ? 0 : parameters_.num_units() - 1);
-  call.state = arenas_.state;
-  call.workspace = &workspace_;
-  // From ZeRO 2 on a unit's gradients leave after every micro-batch.
-  call.accumulate = schedule_.zero < 2 && action.micro_batch > 0;
-  const bool is_block = action.unit > 0 && action.unit + 1 < schedule_.num_units;
-  if (is_block && units_.fp8_weights_bytes() > 0) {
-    // With ZeRO 3 the blocks take turns on one record.
-    const bool shared = schedule_.zero == 3;
-    call.fp8_weights = arenas_.fp8_weights + (shared ? 0 : action.unit - 1) * units_.fp8_weights_bytes();
-    call.prepare_weights = shared || (action.kind == ActionKind::forward && action.micro_batch == 0);
+std::byte* Executor::at(const Action& action, Operand operand) const {
+  return program_.address(action, operand, place_.arenas);
+}
+
+MicroBatch Executor::micro_batch(const Action& action) const {
+  const StepShape& shape = units_.shape();
+  return MicroBatch::at(at(action, Operand::batch), shape.batch, shape.sequence_length, shape.mask_documents);
+}
+
+UnitParameters Executor::whole(int64_t unit, const Action& action) const {
+  return parameters_.whole(unit, at(action, Operand::weights), at(action, Operand::whole_gradients));
+}
+
+UnitCall Executor::call_of(const Action& action) const {
+  const ScheduleOptions& options = program_.schedule.options;
+  const MicroBatch batch = micro_batch(action);
+  const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_units() - 1;
+  UnitCall call{.parameters = whole(action.unit, action),
+                .head_matrix = whole(matrix_unit, action),
+                .tokens = batch.tokens,
+                .targets = batch.targets,
+                .sample_ids = batch.sample_ids,
+                .document_starts = batch.document_starts,
+                .state = place_.state,
+                .input = at(action, Operand::input),
+                .output = at(action, Operand::output),
+                .saved = at(action, Operand::saved_for_weight),
+                .gradient = at(action, Operand::gradients),
+                .d_output = at(action, Operand::d_output),
+                .d_input = at(action, Operand::d_input),
+                // From ZeRO 2 on a unit's gradients leave after every micro-batch.
+                .accumulate = options.zero < 2 && action.micro_batch > 0,
+                .fp8_weights = at(action, Operand::prepared_weights),
+                .prepare_weights = false,
+                .workspace = place_.workspace};
+  if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
+    // The copies are made by the action that is the first to name them.
+    const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
+    call.prepare_weights = &action == &program_.schedule.actions[static_cast<size_t>(first)];
   }
   return call;
 }
 
-// Everything that a unit's ops depend on: which they are, and where their operands lie.
-uint64_t Executor::recording_key(const Action& action, const UnitCall& call) const {
-  uint64_t hash = 0xCBF29CE484222325U;
-  const auto add = [&hash](auto value) { hash = (hash ^ std::bit_cast<uint64_t>(value)) * 0x100000001B3U; };
-  add(this);
-  add(static_cast<uint64_t>(action.kind));
-  add(static_cast<uint64_t>(action.unit));
+namespace {
+
+// Everything that an action's ops depend on: which they are, and where their operands lie.
+RecordingKey recording_key(const void* executor, const Action& action, const UnitCall& call) {
+  RecordingKey key;
+  key.add(executor);
+  key.add(static_cast<uint64_t>(action.kind));
+  key.add(static_cast<uint64_t>(action.unit));
   for (const UnitParameters& parameters : {call.parameters, call.head_matrix}) {
-    add(parameters.weights);
-    add(parameters.norms);
-    add(parameters.gradients);
+    key.add(parameters.weights);
+    key.add(parameters.norms);
+    key.add(parameters.gradients);
   }
   for (const std::byte* place :
        {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input, call.fp8_weights})
-    add(place);
-  add(call.tokens);
-  add(static_cast<uint64_t>(call.accumulate));
-  add(static_cast<uint64_t>(call.prepare_weights));
-  return hash;
+    key.add(place);
+  key.add(call.tokens);
+  key.add(static_cast<uint64_t>(call.accumulate));
+  key.add(static_cast<uint64_t>(call.prepare_weights));
+  return key;
 }
+
+}  // namespace
 
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
   const UnitCall call = call_of(action);
-  if (groups_.exchange_amid_ops()) return ops(call);
-  backend_.run_recorded(recording_key(action, call), [&] { ops(call); });
+  if (place_.groups->exchange_amid_ops()) return ops(call);
+  place_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
   switch (action.kind) {
     case ActionKind::forward:
-      if (action.unit == 0) upload_micro_batch(action, source);
+      if (program_.schedule.traits(action.unit).kind == UnitKind::embedding) upload_micro_batch(action, source);
       return compute(action, [&](const UnitCall& call) { units_.forward(action.unit, call); });
     case ActionKind::recompute:
       return compute(action, [&](const UnitCall& call) { units_.recompute(action.unit, call); });
@@ -111,12 +131,13 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::backward:
       return compute(action, [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::both); });
     case ActionKind::gather:
-      gathers_[static_cast<size_t>(action.unit)] = begin_gather(parameters_, action.unit, groups_, backend_);
+      (*place_.gathers)[static_cast<size_t>(action.unit)] =
+          begin_gather(parameters_, action.unit, at(action, Operand::weights), *place_.groups, *place_.backend);
       return;
     case ActionKind::await_weights:
-      return groups_.stream().wait(gathers_[static_cast<size_t>(action.unit)]);
+      return place_.groups->stream().wait((*place_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
-      return reduce(action.unit);
+      return reduce(action);
     case ActionKind::await_gradients:
       return await_gradients(action);
     case ActionKind::norm:
@@ -128,21 +149,22 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
   const StepShape& shape = units_.shape();
-  const MicroBatch device = slots_.micro_batch(action, arenas_.data);
-  if (uploads_ != nullptr) return uploads_->upload(source, device);
+  const MicroBatch device = micro_batch(action);
+  if (place_.uploads != nullptr) return place_.uploads->upload(source, device);
   const MicroBatch& host = source.next();
   const int64_t token_bytes = shape.rows() * static_cast<int64_t>(sizeof(int32_t));
-  backend_.upload(device.tokens, host.tokens, token_bytes);
-  backend_.upload(device.targets, host.targets, token_bytes);
-  backend_.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
-  if (shape.mask_documents) backend_.upload(device.document_starts, host.document_starts, token_bytes);
+  Backend& backend = *place_.backend;
+  backend.upload(device.tokens, host.tokens, token_bytes);
+  backend.upload(device.targets, host.targets, token_bytes);
+  backend.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
+  if (shape.mask_documents) backend.upload(device.document_starts, host.document_starts, token_bytes);
 }
 
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
-                                      Backend& backend) {
+CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+                                      RankGroups& groups, Backend& backend) {
   CollectiveStream& stream = groups.stream();
   Communicator* const data = groups.device_group(GroupKind::data);
-  const UnitParameters whole = parameters.whole(unit);
+  const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
     // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
     const NormPiece own = parameters.norm_piece(unit);
@@ -161,68 +183,69 @@ CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t 
                            parameters.sharding().compute);
 }
 
-void Executor::reduce(int64_t unit) {
-  CollectiveStream& stream = groups_.stream();
+void Executor::reduce(const Action& action) {
+  const int64_t unit = action.unit;
+  CollectiveStream& stream = place_.groups->stream();
   CollectiveStream::Ticket& ticket = sums_[static_cast<size_t>(unit)];
-  auto* const gradients = reinterpret_cast<float*>(parameters_.whole(unit).gradients);
+  auto* const gradients = reinterpret_cast<float*>(whole(action.unit, action).gradients);
   ticket = CollectiveStream::done;
   for (const PartialSum& sum : partial_sums_) {
     if (sum.unit == unit)
       ticket = std::max(
-          ticket, stream.all_reduce(groups_.device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
+          ticket, stream.all_reduce(place_.groups->device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
   }
   if (parameters_.sharding().narrows_gradients()) {
     // The sums over tensor ranks are f32 and come before the rounding.
     stream.wait(ticket);
-    ticket = reduce_narrowed(unit);
+    ticket = reduce_narrow(action);
     return;
   }
-  Communicator* const data = groups_.device_group(GroupKind::data);
+  Communicator* const data = place_.groups->device_group(GroupKind::data);
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(unit);
+  const int64_t piece = parameters_.piece_elements(action.unit);
   ticket = std::max(
       ticket, sharding.zero == 0
                   ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
                   : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
 }
 
-CollectiveStream::Ticket Executor::reduce_narrowed(int64_t unit) {
+CollectiveStream::Ticket Executor::reduce_narrow(const Action& action) {
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(unit);
-  std::byte* const bucket = parameters_.reduce_bucket(unit);
-  backend_.run(Cast{.from = Matrix(parameters_.whole(unit).gradients, DType::f32, sharding.data_size, piece),
+  const int64_t piece = parameters_.piece_elements(action.unit);
+  std::byte* const bucket = at(action, Operand::narrow_gradients);
+  place_.backend->run(Cast{.from = Matrix(whole(action.unit, action).gradients, DType::f32, sharding.data_size, piece),
                     .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
-  CollectiveStream& stream = groups_.stream();
-  Communicator* const data = groups_.device_group(GroupKind::data);
+  CollectiveStream& stream = place_.groups->stream();
+  Communicator* const data = place_.groups->device_group(GroupKind::data);
   if (sharding.zero == 0) return stream.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
   std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
   return stream.reduce_scatter(data, bucket, own, piece, sharding.reduce);
 }
 
 // Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
-void Executor::widen(int64_t unit) {
+void Executor::widen(const Action& action) {
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(unit);
+  const int64_t piece = parameters_.piece_elements(action.unit);
   const int64_t pieces = sharding.zero == 0 ? sharding.data_size : 1;
   const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
-  std::byte* const sum = parameters_.reduce_bucket(unit) + first * dtype_bytes(sharding.reduce);
-  std::byte* const gradients = parameters_.whole(unit).gradients + first * dtype_bytes(DType::f32);
-  backend_.run(
+  std::byte* const sum = at(action, Operand::narrow_gradients) + first * dtype_bytes(sharding.reduce);
+  std::byte* const gradients = whole(action.unit, action).gradients + first * dtype_bytes(DType::f32);
+  place_.backend->run(
       Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
 }
 
 void Executor::await_gradients(const Action& action) {
-  groups_.stream().wait(sums_[static_cast<size_t>(action.unit)]);
-  if (parameters_.sharding().narrows_gradients()) widen(action.unit);
-  if (schedule_.zero < 2) return;
+  place_.groups->stream().wait(sums_[static_cast<size_t>(action.unit)]);
+  if (parameters_.sharding().narrows_gradients()) widen(action);
+  if (program_.schedule.options.zero < 2) return;
   const int64_t piece = parameters_.piece_elements(action.unit);
-  auto* const whole = reinterpret_cast<float*>(parameters_.whole(action.unit).gradients);
-  const Matrix from(whole + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
+  auto* const gradients = reinterpret_cast<float*>(whole(action.unit, action).gradients);
+  const Matrix from(gradients + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
   const Matrix to(parameters_.gradients_piece(action.unit), DType::f32, 1, piece);
   if (action.micro_batch == 0) {
-    backend_.run(Cast{.from = from, .to = to});
+    place_.backend->run(Cast{.from = from, .to = to});
   } else {
-    backend_.run(Add{.from = from, .to = to});
+    place_.backend->run(Add{.from = from, .to = to});
   }
 }
 

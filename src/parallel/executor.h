@@ -1,15 +1,16 @@
 // Plays a schedule: turns each action into ops of the units, collectives and updates.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "model/micro_batch.h"
 #include "model/units.h"
 #include "parallel/groups.h"
-#include "parallel/memory.h"
 #include "parallel/micro_batch_uploads.h"
 #include "parallel/parameters.h"
+#include "parallel/program.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
@@ -31,14 +32,6 @@ class ActionObserver {
   virtual void after(const Action& action) = 0;
 };
 
-// Start addresses of the arenas that actions work on.
-struct ArenaMemory {
-  std::byte* activations = nullptr;
-  std::byte* data = nullptr;
-  StepState* state = nullptr;
-  std::byte* fp8_weights = nullptr;
-};
-
 // Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
 // NormUse and TensorShard::replicas_first).
 struct PartialSum {
@@ -51,51 +44,59 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
                                      const ParameterLayout& layout, bool sequence);
 
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
-// and where that is not f32 the norms' masters. The ticket is of both.
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
-                                      Backend& backend);
+// with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
+CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+                                      RankGroups& groups, Backend& backend);
 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
 using UnitTickets = std::vector<CollectiveStream::Ticket>;
 
-// Borrows everything it is given. `update` may be null for schedules without norm and updates, `uploads` where the
-// backend's memory is the host's.
+// Where the executors of a rank work; all of it is the caller's.
+struct Workplace {
+  std::array<std::byte*, num_memory_classes> arenas{};
+  StepState* state = nullptr;  // device
+  Workspace* workspace = nullptr;
+  Backend* backend = nullptr;
+  RankGroups* groups = nullptr;
+  UnitTickets* gathers = nullptr;         // by unit
+  MicroBatchUploads* uploads = nullptr;  // null where the backend's memory is the host's
+};
+
+// Borrows everything it is given. `update` may be null for schedules without norm and updates.
 class Executor {
  public:
-  Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
-           const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace, Backend& backend,
-           RankGroups& groups, UnitTickets& gathers, UpdateRule* update, MicroBatchUploads* uploads = nullptr);
+  Executor(Units& units, const Program& program, const ParameterStore& parameters,
+           const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
   void play(MicroBatchSource& source, ActionObserver* observer);
 
+  // What the units' ops of an action of the schedule work on.
+  UnitCall call_of(const Action& action) const;
+
  private:
   void run(const Action& action, MicroBatchSource& source);
-  UnitCall call_of(const Action& action);
-  uint64_t recording_key(const Action& action, const UnitCall& call) const;
+  std::byte* at(const Action& action, Operand operand) const;
+  MicroBatch micro_batch(const Action& action) const;
   // Runs a unit's ops, or plays them as they were recorded.
   template <typename Ops>
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
-  void reduce(int64_t unit);
-  CollectiveStream::Ticket reduce_narrowed(int64_t unit);
-  void widen(int64_t unit);
+  // The parameters of the unit, which are those that the action works on.
+  UnitParameters whole(int64_t unit, const Action& action) const;
+  void reduce(const Action& action);
+  CollectiveStream::Ticket reduce_narrow(const Action& action);
+  void widen(const Action& action);
   void await_gradients(const Action& action);
 
   Units& units_;
+  const Program& program_;
   const ParameterStore& parameters_;
-  const Schedule& schedule_;
   const std::vector<PartialSum>& partial_sums_;
-  SlotMap slots_;
-  ArenaMemory arenas_;
-  Workspace& workspace_;
-  Backend& backend_;
-  RankGroups& groups_;
-  UnitTickets& gathers_;
-  UnitTickets sums_;
+  const Workplace place_;
+  UnitTickets sums_;  // by unit
   UpdateRule* update_;
-  MicroBatchUploads* uploads_;
 };
 
 }  // namespace gptrain

@@ -7,21 +7,6 @@
 namespace gptrain {
 namespace {
 
-using SlotOffsets = std::array<int64_t, num_parameter_slots + 1>;
-
-// Where each slot starts, in elements, and where the last ends.
-SlotOffsets slot_offsets(const ParameterLayout& layout) {
-  std::array<int64_t, num_parameter_slots> largest{};
-  const auto num_units = static_cast<int64_t>(layout.units.size());
-  for (int64_t unit = 0; unit < num_units; ++unit) {
-    int64_t& elements = largest[static_cast<size_t>(parameter_slot(unit, num_units))];
-    elements = std::max(elements, layout.units[static_cast<size_t>(unit)].elements);
-  }
-  SlotOffsets offsets{};
-  for (size_t slot = 0; slot < num_parameter_slots; ++slot) offsets[slot + 1] = offsets[slot] + largest[slot];
-  return offsets;
-}
-
 // Where each unit's norms start among all, in elements; the last is the end.
 std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   std::vector<int64_t> offsets{0};
@@ -40,7 +25,6 @@ int64_t StatePiece::count() const {
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding) {
   const int64_t whole = layout.elements;
   const int64_t piece = whole / layout.pieces;
-  const int64_t slots = slot_offsets(layout).back();
   const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
@@ -48,17 +32,12 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
-          .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes,
-          .gathered_weights = zero == 3 ? slots * compute_bytes : 0,
-          .gradient_buckets = zero >= 2 ? slots * f32_bytes : 0,
-          .reduce_buckets = sharding.narrows_gradients() ? slots * dtype_bytes(sharding.reduce) : 0};
+          .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers)
     : spec_(spec), shards_(shards), layout_(layout), sharding_(sharding), buffers_(buffers) {
-  const SlotOffsets offsets = slot_offsets(layout);
-  std::copy(offsets.begin(), offsets.end() - 1, slot_offset_.begin());
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
@@ -68,15 +47,12 @@ int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
   return pieces_only ? range(unit).offset / layout_.pieces : range(unit).offset + piece_first(unit);
 }
 
-UnitParameters ParameterStore::whole(int64_t unit) const {
-  const int64_t slot = slot_offset_[static_cast<size_t>(parameter_slot(unit, num_units()))];
+UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byte* whole_gradients) const {
   const int64_t compute_bytes = dtype_bytes(sharding_.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  UnitParameters whole{.weights = sharding_.zero == 3 ? buffers_.gathered_weights + slot * compute_bytes
-                                                      : buffers_.weights + range(unit).offset * compute_bytes,
+  UnitParameters whole{.weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
                        .norms = nullptr,
-                       .gradients = sharding_.zero >= 2 ? buffers_.gradient_buckets + slot * f32_bytes
-                                                        : buffers_.gradients + range(unit).offset * f32_bytes};
+                       .gradients = sharding_.zero >= 2 ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
   } else if (!sharding_.keeps_norms_apart()) {
@@ -86,11 +62,6 @@ UnitParameters ParameterStore::whole(int64_t unit) const {
     whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
   }
   return whole;
-}
-
-std::byte* ParameterStore::reduce_bucket(int64_t unit) const {
-  const int64_t slot = slot_offset_[static_cast<size_t>(parameter_slot(unit, num_units()))];
-  return buffers_.reduce_buckets + slot * dtype_bytes(sharding_.reduce);
 }
 
 int64_t ParameterStore::apart_norm_elements(int64_t unit) const {

@@ -1,7 +1,6 @@
 // Where a rank's parameters, gradients and optimizer state lie, by ZeRO stage (arXiv 1910.02054).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
 #include "model/units.h"
-#include "schedule/schedule.h"
 
 namespace gptrain {
 
@@ -42,13 +40,10 @@ struct Sharding {
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
-  int64_t weights = 0;           // compute dtype; and f32 norms, where they are kept apart
-  int64_t gradients = 0;         // f32
-  int64_t master = 0;            // f32; 0 with f32 weights and without masters
-  int64_t moments = 0;           // f32, both
-  int64_t gathered_weights = 0;  // slots for whole weights (ZeRO 3)
-  int64_t gradient_buckets = 0;  // slots for whole gradients, f32 (ZeRO 2 and 3)
-  int64_t reduce_buckets = 0;    // slots for whole gradients in the reduce dtype, where that is not f32
+  int64_t weights = 0;    // compute dtype; and f32 norms, where they are kept apart
+  int64_t gradients = 0;  // f32
+  int64_t master = 0;     // f32; 0 with f32 weights and without masters
+  int64_t moments = 0;    // f32, both
 };
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding);
 
@@ -58,9 +53,6 @@ struct ParameterBuffers {
   std::byte* gradients = nullptr;
   std::byte* master = nullptr;
   std::byte* moments = nullptr;
-  std::byte* gathered_weights = nullptr;
-  std::byte* gradient_buckets = nullptr;
-  std::byte* reduce_buckets = nullptr;
 };
 
 // A range of a unit's elements in all buffers that an update touches.
@@ -106,8 +98,9 @@ class ParameterStore {
   const ParameterLayout& layout() const { return layout_; }
   int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
-  // The whole unit as its ops see it.
-  UnitParameters whole(int64_t unit) const;
+  // The whole unit as its ops see it. Where the rank holds pieces only, its weights (ZeRO 3) lie in `gathered` and its
+  // gradients (ZeRO 2 and 3) in `whole_gradients`, of UnitRange::elements each.
+  UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
   // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients.
   std::byte* weights_piece(int64_t unit) const;
   // Norms in f32 of a unit that are kept apart from its weights: their number (0 where they are not kept apart), this
@@ -116,8 +109,6 @@ class ParameterStore {
   NormPiece norm_piece(int64_t unit) const;
   const float* zeros() const { return zeros_.data(); }
   float* gradients_piece(int64_t unit) const;
-  // The slot for the unit's gradients in the reduce dtype; where gradients are not narrowed, none.
-  std::byte* reduce_bucket(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
@@ -142,8 +133,7 @@ class ParameterStore {
   const ParameterLayout& layout_;
   Sharding sharding_;
   ParameterBuffers buffers_;
-  std::array<int64_t, num_parameter_slots> slot_offset_{};  // elements
-  std::vector<int64_t> norm_offset_;                        // elements, by unit, among the norms that are kept apart
+  std::vector<int64_t> norm_offset_;  // elements, by unit, among the norms that are kept apart
   std::vector<float> zeros_;
 };
 

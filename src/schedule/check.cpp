@@ -1,264 +1,237 @@
-#include <array>
 #include <fmt/format.h>
-#include <map>
-#include <set>
-#include <tuple>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "schedule/schedule.h"
 
 namespace gptrain {
 namespace {
 
-// Plays a schedule on the names of things instead of the things: each slot remembers whose content it holds.
+// Plays a schedule on the names of things instead of the things.
 class Checker {
  public:
   explicit Checker(const Schedule& schedule)
       : schedule_(schedule),
-        head_(schedule.num_units - 1),
-        replay_(slots(schedule.replay_slots)),
-        gradient_(slots(schedule.gradient_slots)),
-        carrier_(slots(schedule.carrier_slots)),
-        activation_(static_cast<size_t>(schedule.activation_slots), -1) {
-    weights_.fill(-1);
-    arriving_.fill(-1);
-    summed_.fill(free_slot);
-  }
+        head_(schedule.num_units() - 1),
+        content_(schedule.buffers.size()),
+        last_weight_gradient_(schedule.options.units.size(), -1),
+        done_(static_cast<size_t>(num_action_kinds) * static_cast<size_t>(schedule.options.micro_batches + 1) *
+                  (schedule.options.units.size() + 1),
+              false) {}
 
   std::string run() {
     for (size_t i = 0; i < schedule_.actions.size() && fault_.empty(); ++i) {
-      step(schedule_.actions[i]);
-      if (!fault_.empty()) {
-        const Action& a = schedule_.actions[i];
+      const Action& a = schedule_.actions[i];
+      step(a);
+      if (!fault_.empty())
         fault_ = fmt::format("action {} ({} of micro-batch {}, unit {}): {}", i, action_name(a.kind), a.micro_batch,
                              a.unit, fault_);
-      }
     }
+    if (fault_.empty()) check_lifetimes();
     if (fault_.empty()) check_complete();
     return fault_;
   }
 
  private:
-  using Content = std::pair<int32_t, int32_t>;  // (micro-batch, unit); {-1, -1}: free
+  // What is in a buffer. Gathers and sums are under way from the action that begins them to the one that awaits them.
+  enum class Content : uint8_t { nothing, under_way, whole, being_summed };
 
-  static constexpr Content free_slot{-1, -1};
-
-  static std::vector<Content> slots(int32_t n) { return std::vector<Content>(static_cast<size_t>(n), free_slot); }
-
-  bool require(bool condition, const std::string& fault) {
-    if (!condition && fault_.empty()) fault_ = fault;
+  // Texts are made of faults only: a schedule may have millions of actions.
+  template <typename... Args>
+  bool require(bool condition, fmt::format_string<Args...> fault, Args&&... args) {
+    if (!condition && fault_.empty()) fault_ = fmt::format(fault, std::forward<Args>(args)...);
     return condition;
   }
 
-  // True where `slot` indexes a pool of `size` records.
-  bool in_pool(int32_t slot, size_t size, const char* pool) {
-    return require(slot >= 0 && static_cast<size_t>(slot) < size, fmt::format("{} slot {} of {}", pool, slot, size));
+  Content& content(int32_t buffer) { return content_[static_cast<size_t>(buffer)]; }
+  size_t place_in_done(ActionKind kind, int32_t m, int32_t unit) const {
+    const auto micro_batches = static_cast<size_t>(schedule_.options.micro_batches + 1);
+    return (static_cast<size_t>(kind) * micro_batches + static_cast<size_t>(m + 1)) *
+               (schedule_.options.units.size() + 1) +
+           static_cast<size_t>(unit + 1);
+  }
+  bool done(ActionKind kind, int32_t m, int32_t unit) const { return done_[place_in_done(kind, m, unit)]; }
+  bool has_weight_gradients(int32_t m, int32_t unit) const {
+    return done(ActionKind::backward_weight, m, unit) || done(ActionKind::backward, m, unit);
   }
 
-  void claim(std::vector<Content>& pool, int32_t slot, Content content, const char* name) {
-    if (!in_pool(slot, pool.size(), name)) return;
-    Content& held = pool[static_cast<size_t>(slot)];
-    require(held == free_slot || held == content,
-            fmt::format("{} slot {} still holds micro-batch {}, unit {}", name, slot, held.first, held.second));
-    held = content;
+  // The buffer that an operand of the action has to be.
+  Buffer expected(const Action& a, Operand operand) const {
+    const bool of_matrix = a.kind == ActionKind::loss || a.kind == ActionKind::evaluate;
+    const int32_t owner = of_matrix && schedule_.options.tied_head ? 0 : a.unit;
+    const int32_t m = a.micro_batch;
+    switch (operand) {
+      case Operand::batch:
+        return {BufferKind::batch, m, -1};
+      case Operand::input:
+        return {BufferKind::stream, m, a.unit - 1};
+      case Operand::output:
+        return {BufferKind::stream, m, a.unit};
+      case Operand::saved_for_input:
+        return {BufferKind::saved_for_input, m, a.unit};
+      case Operand::saved_for_weight:
+        return {BufferKind::saved_for_weight, m, a.unit};
+      case Operand::gradients:
+        return {BufferKind::gradients, m, a.unit};
+      case Operand::d_output:
+        return {BufferKind::stream_gradient, m, a.unit};
+      case Operand::d_input:
+        return {BufferKind::stream_gradient, m, a.unit - 1};
+      case Operand::weights:
+        return {BufferKind::weights, -1, owner};
+      case Operand::prepared_weights:
+        return {BufferKind::prepared_weights, -1, a.unit};
+      case Operand::whole_gradients:
+        return {BufferKind::whole_gradients, m, owner};
+      case Operand::narrow_gradients:
+      case Operand::count:
+        break;
+    }
+    return {BufferKind::narrow_gradients, m, a.unit};
   }
-
-  void expect(const std::vector<Content>& pool, int32_t slot, Content content, const char* name) {
-    if (!in_pool(slot, pool.size(), name)) return;
-    const Content held = pool[static_cast<size_t>(slot)];
-    require(held == content,
-            fmt::format("{} slot {} holds micro-batch {}, unit {}", name, slot, held.first, held.second));
-  }
-
-  bool recomputed(int32_t unit) const { return schedule_.recomputed[static_cast<size_t>(unit)]; }
-
-  bool done(ActionKind kind, int32_t m, int32_t unit) const { return done_.contains({kind, m, unit}); }
 
   void step(const Action& a) {
     const bool repeats = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights;
-    if (is_of_micro_batch(a.kind)) {
-      if (!in_pool(a.activation, activation_.size(), "activation")) return;
-      int32_t& owner = activation_[static_cast<size_t>(a.activation)];
-      if (a.kind == ActionKind::forward && a.unit == 0) {
-        require(owner == -1, fmt::format("activation slot {} still holds micro-batch {}", a.activation, owner));
-        owner = a.micro_batch;
-      }
-      require(owner == a.micro_batch, fmt::format("activation slot {} holds micro-batch {}", a.activation, owner));
+    if (!require(a.micro_batch >= -1 && a.micro_batch < schedule_.options.micro_batches && a.unit >= -1 &&
+                     a.unit <= head_,
+                 "there is no such micro-batch or unit"))
+      return;
+    require(repeats || !done(a.kind, a.micro_batch, a.unit), "done twice");
+    done_[place_in_done(a.kind, a.micro_batch, a.unit)] = true;
+    check_order(a);
+    for (size_t i = 0; i < num_operands && fault_.empty(); ++i) check_operand(a, static_cast<Operand>(i));
+    if (fault_.empty()) leave_content(a);
+  }
+
+  void check_operand(const Action& a, Operand operand) {
+    const Access use = access(schedule_, a.kind, a.unit, operand);
+    const int32_t index = a[operand];
+    if (use == Access::none) {
+      require(index < 0, "has no {}", operand_name(operand));
+      return;
     }
-    require(done_.insert({a.kind, a.micro_batch, a.unit}).second || repeats, "done twice");
-    check_parameters(a);
+    if (!require(index >= 0 && static_cast<size_t>(index) < schedule_.buffers.size(),
+                 "its {} is buffer {} of {}", operand_name(operand), index, schedule_.buffers.size()))
+      return;
+    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(index)];
+    const Buffer wanted = expected(a, operand);
+    require(buffer.kind == wanted.kind && buffer.unit == wanted.unit && buffer.micro_batch == wanted.micro_batch,
+            "its {} is {} of micro-batch {}, unit {}", operand_name(operand), buffer_name(buffer.kind),
+                        buffer.micro_batch, buffer.unit);
+    const Content there = content(index);
+    if (is_async(a.kind)) return;
+    if (use != Access::write)
+      require(there == Content::whole, "its {} {}", operand_name(operand),
+                                                   there == Content::under_way ? "is not awaited" : "is not there");
+    require(there != Content::being_summed, "its {} is still being summed", operand_name(operand));
+  }
+
+  static bool is_async(ActionKind kind) {
+    return kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
+           kind == ActionKind::await_gradients;
+  }
+
+  void leave_content(const Action& a) {
+    for (size_t i = 0; i < num_operands; ++i) {
+      const auto operand = static_cast<Operand>(i);
+      const Access use = access(schedule_, a.kind, a.unit, operand);
+      if (use == Access::none) continue;
+      Content& left = content(a[operand]);
+      if (a.kind == ActionKind::gather) {
+        left = Content::under_way;
+      } else if (a.kind == ActionKind::await_weights) {
+        require(left == Content::under_way, "before the gathering begins");
+        left = Content::whole;
+      } else if (a.kind == ActionKind::reduce) {
+        require(operand == Operand::narrow_gradients || left == Content::whole, "before its gradients");
+        left = Content::being_summed;
+      } else if (a.kind == ActionKind::await_gradients) {
+        left = Content::whole;
+      } else if (use != Access::read) {
+        left = Content::whole;
+      }
+    }
+  }
+
+  // What buffers do not show.
+  void check_order(const Action& a) {
+    const int32_t zero = schedule_.options.zero;
+    const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
+                               a.kind != ActionKind::update;
+    if (reads_weights && (zero == 1 || zero == 2)) {
+      const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
+      for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
+        require(done(ActionKind::await_weights, -1, unit),
+                "the updated weights of unit {} are not awaited", unit);
+    }
     switch (a.kind) {
-      case ActionKind::forward:
-        return forward(a);
-      case ActionKind::loss:
-        return loss(a);
-      case ActionKind::evaluate:
-        require(done(ActionKind::forward, a.micro_batch, head_), "before the head's forward");
-        return;
-      case ActionKind::recompute:
-        claim(replay_, a.replay, {a.micro_batch, a.unit}, "replay");
-        return;
-      case ActionKind::backward_input:
-        return backward_input(a);
       case ActionKind::backward_weight:
-        return backward_weight(a);
+        require(schedule_.traits(a.unit).kind == UnitKind::embedding ||
+                    done(ActionKind::backward_input, a.micro_batch, a.unit),
+                "before its input gradient");
+        return check_accumulation(a);
       case ActionKind::backward:
-        backward_input(a);
-        done_.insert({ActionKind::backward_input, a.micro_batch, a.unit});
-        return backward_weight(a);
+        return check_accumulation(a);
       case ActionKind::gather:
-        return gather(a);
-      case ActionKind::await_weights:
-        return await_weights(a);
+        require(zero == 3 || done(ActionKind::update, -1, a.unit), "before the update");
+        return;
       case ActionKind::reduce:
-        return reduce(a);
+        for (int32_t m = zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m)
+          require(has_weight_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
+        return;
       case ActionKind::await_gradients:
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
-        if (fault_.empty()) summed_[slot(a.unit)] = free_slot;
         return;
       case ActionKind::norm:
-        return norm();
+        for (int32_t unit = 0; unit <= head_; ++unit) {
+          for (int32_t m = zero < 2 ? schedule_.options.micro_batches - 1 : 0; m < schedule_.options.micro_batches; ++m)
+            require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
+        }
+        return;
       case ActionKind::update:
         require(done(ActionKind::norm, -1, -1), "before the norm");
         return;
-    }
-  }
-
-  static bool is_of_micro_batch(ActionKind kind) {
-    switch (kind) {
-      case ActionKind::gather:
-      case ActionKind::await_weights:
-      case ActionKind::reduce:
-      case ActionKind::await_gradients:
-      case ActionKind::norm:
-      case ActionKind::update:
-        return false;
       default:
-        return true;
+        return;
     }
   }
 
-  size_t slot(int32_t unit) const { return static_cast<size_t>(parameter_slot(unit, schedule_.num_units)); }
-
-  void check_parameters(const Action& a) {
-    if (!is_of_micro_batch(a.kind)) return;
-    const bool uses_head_matrix = a.kind == ActionKind::loss || a.kind == ActionKind::evaluate;
-    const bool whole_gradients = a.kind == ActionKind::loss || a.kind == ActionKind::backward_input ||
-                                 a.kind == ActionKind::backward_weight || a.kind == ActionKind::backward;
-    check_parameters_of(a.unit, a.kind == ActionKind::backward_weight, whole_gradients);
-    if (uses_head_matrix && schedule_.tied_head) check_parameters_of(0, false, whole_gradients);
+  // Sums of gradients are made in the order of micro-batches, the first of which overwrites.
+  void check_accumulation(const Action& a) {
+    int32_t& last = last_weight_gradient_[static_cast<size_t>(a.unit)];
+    require(a.micro_batch == last + 1, "after that of micro-batch {}", last);
+    last = a.micro_batch;
   }
 
-  void check_parameters_of(int32_t unit, bool without_weights, bool whole_gradients) {
-    if (schedule_.zero == 3 && !without_weights)
-      require(weights_[slot(unit)] == unit, fmt::format("the weights of unit {} are not there", unit));
-    if ((schedule_.zero == 1 || schedule_.zero == 2) && !without_weights)
-      require(done(ActionKind::await_weights, -1, unit),
-              fmt::format("the updated weights of unit {} are not awaited", unit));
-    if (schedule_.zero >= 2 && whole_gradients) {
-      const Content summed = summed_[slot(unit)];
-      require(summed == free_slot, fmt::format("the gradients of micro-batch {}, unit {} are still being summed there",
-                                               summed.first, summed.second));
+  void check_lifetimes() {
+    Schedule played{.options = {}, .actions = schedule_.actions, .buffers = schedule_.buffers};
+    set_lifetimes(played);
+    for (size_t i = 0; i < played.buffers.size(); ++i) {
+      const Buffer& says = schedule_.buffers[i];
+      const Buffer& is = played.buffers[i];
+      require(says.first == is.first && says.last == is.last,
+              "buffer {} ({} of micro-batch {}, unit {}) lives from action {} to {}, not {} to {}", i,
+                          buffer_name(is.kind), is.micro_batch, is.unit, is.first, is.last, says.first, says.last);
     }
-  }
-
-  void gather(const Action& a) {
-    if (schedule_.zero != 3) {
-      require(done(ActionKind::update, -1, a.unit), "before the update");
-      return;
-    }
-    weights_[slot(a.unit)] = -1;
-    arriving_[slot(a.unit)] = a.unit;
-  }
-
-  void await_weights(const Action& a) {
-    if (schedule_.zero != 3) return;
-    require(arriving_[slot(a.unit)] == a.unit, "before the gathering begins");
-    weights_[slot(a.unit)] = a.unit;
-  }
-
-  void norm() {
-    for (int32_t unit = 0; unit <= head_; ++unit) {
-      const int32_t first = schedule_.zero < 2 ? schedule_.micro_batches - 1 : 0;
-      for (int32_t m = first; m < schedule_.micro_batches; ++m)
-        require(done(ActionKind::await_gradients, m, unit), "before all units are reduced");
-    }
-  }
-
-  void forward(const Action& a) {
-    require(a.unit == 0 || done(ActionKind::forward, a.micro_batch, a.unit - 1), "before the unit before it");
-    if (!recomputed(a.unit)) return;
-    claim(replay_, a.replay, {a.micro_batch, a.unit}, "replay");
-    if (fault_.empty()) replay_[static_cast<size_t>(a.replay)] = free_slot;
-  }
-
-  void loss(const Action& a) {
-    require(a.unit == head_ && done(ActionKind::forward, a.micro_batch, head_), "before the head's forward");
-    claim(gradient_, a.gradient, {a.micro_batch, head_}, "gradient");
-  }
-
-  void backward_input(const Action& a) {
-    const Content content{a.micro_batch, a.unit};
-    require(a.unit > 0, "the embedding has no input gradient");
-    if (a.unit == head_) {
-      require(done(ActionKind::loss, a.micro_batch, head_), "before the loss");
-      expect(gradient_, a.gradient, content, "gradient");
-    } else {
-      expect(carrier_, a.d_output, content, "carrier");
-      claim(gradient_, a.gradient, content, "gradient");
-      if (recomputed(a.unit)) expect(replay_, a.replay, content, "replay");
-    }
-    claim(carrier_, a.d_input, {a.micro_batch, a.unit - 1}, "carrier");
-    if (fault_.empty() && a.unit == head_) gradient_[static_cast<size_t>(a.gradient)] = free_slot;
-  }
-
-  void backward_weight(const Action& a) {
-    const Content content{a.micro_batch, a.unit};
-    expect(carrier_, a.d_output, content, "carrier");
-    if (a.unit > 0) {
-      require(done(ActionKind::backward_input, a.micro_batch, a.unit), "before its input gradient");
-      expect(gradient_, a.gradient, content, "gradient");
-      if (recomputed(a.unit)) expect(replay_, a.replay, content, "replay");
-    }
-    if (!fault_.empty()) return;
-    carrier_[static_cast<size_t>(a.d_output)] = free_slot;
-    if (a.unit > 0) gradient_[static_cast<size_t>(a.gradient)] = free_slot;
-    if (recomputed(a.unit)) replay_[static_cast<size_t>(a.replay)] = free_slot;
-    if (++weights_done_[a.micro_batch] == head_) activation_[static_cast<size_t>(a.activation)] = -1;
-  }
-
-  void reduce(const Action& a) {
-    const ActionKind last = a.unit == head_ ? ActionKind::backward_input : ActionKind::backward_weight;
-    for (int32_t m = schedule_.zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m) {
-      require(done(last, m, a.unit) || done(ActionKind::backward, m, a.unit),
-              fmt::format("before the gradients of micro-batch {}", m));
-    }
-    if (!schedule_.sums_use_slots()) return;
-    Content& summed = summed_[slot(a.unit)];
-    require(summed == free_slot,
-            fmt::format("the slot still holds the sum of micro-batch {}, unit {}", summed.first, summed.second));
-    summed = {a.micro_batch, a.unit};
   }
 
   void check_complete() {
     const bool training = done(ActionKind::norm, -1, -1);
-    for (int32_t m = 0; m < schedule_.micro_batches; ++m) {
-      require(done(training ? ActionKind::loss : ActionKind::evaluate, m, head_),
-              fmt::format("micro-batch {} has no loss", m));
+    for (int32_t m = 0; m < schedule_.options.micro_batches; ++m) {
+      require(done(ActionKind::forward, m, head_), "micro-batch {} does not reach the head", m);
+      for (int32_t unit = 0; training && unit <= head_; ++unit)
+        require(has_weight_gradients(m, unit), "micro-batch {} has no gradients of unit {}", m, unit);
     }
-    for (int32_t unit = 0; training && unit <= head_; ++unit) {
-      require(done(ActionKind::update, -1, unit), fmt::format("unit {} is never updated", unit));
-    }
+    for (int32_t unit = 0; training && unit <= head_; ++unit)
+      require(done(ActionKind::update, -1, unit), "unit {} is never updated", unit);
   }
 
   const Schedule& schedule_;
   const int32_t head_;
-  std::vector<Content> replay_, gradient_, carrier_;
-  std::vector<int32_t> activation_;
-  std::array<int32_t, num_parameter_slots> weights_{}, arriving_{};  // by slot: the unit whose weights it holds
-  std::array<Content, num_parameter_slots> summed_{};                // by slot: the gradients that a sum still reads
-  std::set<std::tuple<ActionKind, int32_t, int32_t>> done_;
-  std::map<int32_t, int32_t> weights_done_;  // micro-batch -> units whose weight gradients are done
+  std::vector<Content> content_;               // by buffer
+  std::vector<int32_t> last_weight_gradient_;  // by unit: the last micro-batch
+  std::vector<bool> done_;                     // by kind, micro-batch and unit
   std::string fault_;
 };
 

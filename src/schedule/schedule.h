@@ -1,27 +1,30 @@
-// Pipeline schedules as data: what one stage does in a step, action by action. The executor plays the list, the dry run
-// simulates it, `check` proves it sound. A new schedule is a new generator and nothing else.
+// Pipeline schedules as data: what one stage does in a step, action by action, and the buffers that each action reads
+// and writes. The executor plays the list, the dry run simulates it, `check` proves it sound. A new schedule is a new
+// generator and nothing else.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "model/spec/spec.h"
+
 namespace gptrain {
 
-// Micro-batch m, unit u (embedding 0, blocks, head last).
 enum class ActionKind : uint8_t {
-  forward,    // unit u from its input to the next unit's input; the head: up to its norm
-  loss,       // head: logits chunk by chunk, the loss, and both products of their gradients (logits are never stored)
-  evaluate,   // head: logits and loss only
-  recompute,  // forward of unit u again, into a replay slot
-  backward_input,   // unit u: gradient of its input
-  backward_weight,  // unit u: gradients of its linears' (or embedding's) weights
+  forward,          // unit u from its input to its output; the head: up to its norm
+  loss,             // head: logits chunk by chunk, the loss, and both products of their gradients (logits are not kept)
+  evaluate,         // head: logits and loss only
+  recompute,        // forward of unit u again, for what it saves
+  backward_input,   // unit u: gradient of its input, and what its weights' gradients need of it
+  backward_weight,  // unit u: gradients of its weights
   backward,         // unit u: both at once, the weights' products hiding the sums of the input's gradient
-  gather,           // unit u: begins to gather its weights from the data-parallel ranks
+  gather,           // unit u: begins to gather its weights from the ranks that hold the other pieces
   await_weights,    // unit u: waits until they are there
   reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
-  await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's shard
+  await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
   norm,             // global gradient norm; decides clipping and skipping
   update,           // unit u: optimizer
 };
@@ -29,55 +32,111 @@ constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 
 std::string_view action_name(ActionKind kind);
 
-// Slots index pools of equal records (see Schedule); -1 where the action uses none.
+// What an action works on besides memory that lasts for the whole run (the rank's own weights, gradients and optimizer
+// state). A buffer belongs to a unit, and all kinds but weights and prepared_weights to a micro-batch of it.
+enum class BufferKind : uint8_t {
+  batch,             // tokens, targets, sample numbers and documents; of no unit
+  stream,            // the residual stream that leaves the unit
+  saved_for_input,   // what the unit saves for the gradient of its input
+  saved_for_weight,  // what it saves for the gradients of its weights
+  gradients,         // what the gradient of its input leaves for those of its weights
+  stream_gradient,   // the gradient of the stream that leaves the unit
+  weights,           // whole weights, gathered from pieces (ZeRO 3)
+  prepared_weights,  // copies of weights that products read in their place (FP8)
+  whole_gradients,   // gradients of the whole unit, of which the rank keeps a piece (ZeRO 2 and 3)
+  narrow_gradients,  // gradients in the narrower dtype that they travel in
+  count
+};
+constexpr size_t num_buffer_kinds = static_cast<size_t>(BufferKind::count);
+
+std::string_view buffer_name(BufferKind kind);
+
+// One content of one place: alive from the action that first names it to the last one, both included. A place that is
+// filled anew, as what a recomputed unit saves is, is another buffer.
+struct Buffer {
+  BufferKind kind;
+  int32_t micro_batch = -1;
+  int32_t unit = -1;
+  int32_t first = -1;  // indices of actions
+  int32_t last = -1;
+};
+
+// What a buffer is to an action.
+enum class Operand : uint8_t {
+  batch,
+  input,   // the stream of the unit before
+  output,  // the unit's stream
+  saved_for_input,
+  saved_for_weight,
+  gradients,
+  d_output,  // gradient of `output`
+  d_input,   // gradient of `input`
+  weights,  // these two, to the loss: of the unit that holds the head's matrix, with a tied head the embedding
+  whole_gradients,
+  prepared_weights,
+  narrow_gradients,
+  count
+};
+constexpr size_t num_operands = static_cast<size_t>(Operand::count);
+
+std::string_view operand_name(Operand operand);
+
 struct Action {
   ActionKind kind;
   int32_t micro_batch = -1;
   int32_t unit = -1;
-  int32_t activation = -1;  // of the micro-batch, from its first forward to its last backward
-  int32_t replay = -1;      // saved record of a recomputed unit
-  int32_t gradient = -1;    // what backward_input (or loss) leaves for backward_weight
-  int32_t d_output = -1;    // gradient of the unit's output, read
-  int32_t d_input = -1;     // gradient of the unit's input, written: the d_output of the unit before
+  std::array<int32_t, num_operands> buffers = none();  // index of the operand's buffer; -1: the action has no such
+
+  int32_t operator[](Operand operand) const { return buffers[static_cast<size_t>(operand)]; }
+  int32_t& operator[](Operand operand) { return buffers[static_cast<size_t>(operand)]; }
+
+ private:
+  static constexpr std::array<int32_t, num_operands> none() {
+    std::array<int32_t, num_operands> buffers{};
+    buffers.fill(-1);
+    return buffers;
+  }
+};
+
+// How an action uses an operand.
+enum class Access : uint8_t { none, read, write, read_write };
+
+// What a schedule has to know of a unit.
+struct UnitTraits {
+  UnitKind kind = UnitKind::block;
+  bool recomputed = false;
+  bool weight_reads_d_output = true;  // backward_weight reads the gradient of the unit's output
+  bool prepares_weights = false;      // has prepared_weights
 };
 
 // What the order of actions depends on.
 struct ScheduleOptions {
   int32_t micro_batches = 1;
-  std::vector<bool> recomputed;  // by unit: embedding, blocks, head
+  std::vector<UnitTraits> units;  // of the whole model
   // ZeRO stage (arXiv 1910.02054), 0 where the data axis has one rank. 0, 1: gradients are summed after the last
   // micro-batch; 1, 2: updated weights are gathered for the next step; 2, 3: gradients are summed after every
-  // micro-batch, from a few slots that hold one unit's whole gradients each; 3: weights are gathered before use, into
-  // slots of the same kind.
+  // micro-batch; 3: weights are gathered before use.
   int32_t zero = 0;
-  bool narrowed_sums = false;  // gradients are summed from slots of their own, in the reduce dtype
+  bool narrow_sums = false;  // gradients are summed in a narrower dtype than they are kept in
   bool tied_head = false;
   bool joint_backward = false;  // `backward` in place of its two halves
 };
 
-// Which slot for whole gradients (ZeRO 2, 3; narrowed sums) and whole weights (ZeRO 3) a unit uses: embedding and head
-// have one each, the blocks take turns on two, so that one is in use while the other is on its way.
-enum class ParameterSlot : uint8_t { embedding, head, even_block, odd_block, count };
-constexpr size_t num_parameter_slots = static_cast<size_t>(ParameterSlot::count);
-ParameterSlot parameter_slot(int64_t unit, int64_t num_units);
-
 struct Schedule {
-  int32_t num_units = 0;
-  int32_t zero = 0;
-  bool narrowed_sums = false;
-  bool tied_head = false;
-  int32_t micro_batches = 0;
-  std::vector<bool> recomputed;  // by unit
-
-  bool sums_use_slots() const { return zero >= 2 || narrowed_sums; }
-
+  ScheduleOptions options;
   std::vector<Action> actions;
-  // Pool sizes: the most records of a kind that live at the same time.
-  int32_t activation_slots = 0;
-  int32_t replay_slots = 0;
-  int32_t gradient_slots = 0;
-  int32_t carrier_slots = 0;  // of d_output and d_input
+  std::vector<Buffer> buffers;
+
+  int32_t num_units() const { return static_cast<int32_t>(options.units.size()); }
+  const UnitTraits& traits(int32_t unit) const { return options.units[static_cast<size_t>(unit)]; }
 };
+
+// What an action of that kind and unit (-1: of none) does with an operand: it names a buffer for each that it accesses
+// in some way, and for no other. What a schedule has no use for, as gathered weights without ZeRO 3, none accesses.
+Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand);
+
+// Sets every buffer's first and last action from the actions' operands.
+void set_lifetimes(Schedule& schedule);
 
 // Training on one stage: for each micro-batch all forwards, the loss, all backwards, each unit's weight gradients right
 // after its input gradient; a unit's sum begins as soon as its backward is done; then norm and updates.
@@ -86,8 +145,12 @@ Schedule one_stage_schedule(const ScheduleOptions& options);
 // Forward and loss of one micro-batch, nothing kept for a backward pass.
 Schedule evaluation_schedule(const ScheduleOptions& options);
 
-// Empty if every action's inputs are there when it runs and no slot is written while its content is still needed; else
-// the first violation in words.
+// Forward of one micro-batch up to the head's norm, from which logits are made. What the last action names is there
+// after it.
+Schedule inference_schedule(const ScheduleOptions& options);
+
+// Empty if every action's inputs are there when it runs and every buffer holds what its readers expect; else the first
+// violation in words.
 std::string check(const Schedule& schedule);
 
 }  // namespace gptrain

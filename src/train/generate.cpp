@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -20,6 +21,7 @@
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "train/run_state.h"
+#include "train/step_design.h"
 
 namespace gptrain {
 namespace {
@@ -48,126 +50,92 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
-// A model's weights in f32 on one rank.
-struct Model {
-  Model(const RunConfig& run_config, Backend& backend)
-      : config(run_config.model),
-        mask_documents(run_config.data.mask_documents),
-        spec(make_spec(config)),
-        shards(shard_tensors(spec, {})),
-        layout(make_layout(spec, shards, 1)),
-        weights(backend.allocate(layout.elements * dtype_bytes(DType::f32))),
-        parameters(spec, shards, layout, Sharding{}, ParameterBuffers{.weights = weights->data()}),
-        world(std::move(make_local_world(1).front())),
-        groups(run_config, *world),
-        gathers(spec.units.size(), CollectiveStream::done) {}
-
-  void load(const fs::path& checkpoint) {
-    auto* const start = reinterpret_cast<float*>(weights->data());
-    std::vector<Slice> slices;
-    for (size_t i = 0; i < spec.tensors.size(); ++i) {
-      slices.push_back({.name = fmt::format("weight/{}", spec.tensors[i].name),
-                        .global_shape = spec.tensors[i].shape,
-                        .offset = std::vector<int64_t>(spec.tensors[i].shape.size(), 0),
-                        .shape = spec.tensors[i].shape,
-                        .data = start + layout.segments[i].offset});
-    }
-    load_slices(checkpoint, slices);
+void load_weights(const StepDesign& design, const fs::path& checkpoint, const DeviceMemory& weights) {
+  auto* const start = reinterpret_cast<float*>(weights.data());
+  std::vector<Slice> slices;
+  for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = design.spec.tensors[i];
+    slices.push_back({.name = fmt::format("weight/{}", tensor.name),
+                      .global_shape = tensor.shape,
+                      .offset = std::vector<int64_t>(tensor.shape.size(), 0),
+                      .shape = tensor.shape,
+                      .data = start + design.layout.segments[i].offset});
   }
+  load_slices(checkpoint, slices);
+}
 
-  ModelConfig config;
-  bool mask_documents;
-  ModelSpec spec;
-  std::vector<TensorShard> shards;
-  ParameterLayout layout;
-  std::unique_ptr<DeviceMemory> weights;
-  ParameterStore parameters;
-  std::unique_ptr<World> world;
-  RankGroups groups;
-  UnitTickets gathers;
-  std::vector<PartialSum> no_sums;
-};
-
-// A forward pass over one sequence of fixed length, and the logits of one of its positions.
+// A forward pass over one sequence of fixed length, with weights in f32 on one rank, and the logits of one of its
+// positions.
 class Inference {
  public:
-  Inference(Model& model, int64_t length, Backend& backend)
-      : model_(model),
+  // Borrows all. `weights`: of design_inference for the same config.
+  Inference(const RunConfig& config, RankGroups& groups, int64_t length, const DeviceMemory& weights, Backend& backend)
+      : design_(design_inference(config, backend.target(), groups, length)),
         backend_(backend),
-        schedule_(forward_schedule(model)),
-        units_(StepShape{.model = model.config,
-                         .precision = {DType::f32, DType::f32},
-                         .batch = 1,
-                         .sequence_length = length,
-                         .loss_chunk_tokens = 1,
-                         .seed = 0,
-                         .training = false,
-                         .mask_documents = model.mask_documents},
-               model.spec, model.shards, model.layout, {}, backend),
-        slots_(units_, schedule_),
+        groups_(groups),
+        gathers_(design_.spec.units.size(), CollectiveStream::done),
         source_(length) {
-    activations_ = backend.allocate(slots_.activation_bytes());
-    data_ = backend.allocate(slots_.data_bytes());
-    const int64_t frames = plan_frames();
-    scratch_ = backend.allocate(align_up(std::max(scratch_bytes_, int64_t{1})));
+    activations_ = backend.allocate(design_.memory.arenas[MemoryClass::activations]);
+    data_ = backend.allocate(design_.memory.arenas[MemoryClass::data]);
+    parameters_ = std::make_unique<ParameterStore>(design_.spec, design_.shards, design_.layout, design_.sharding,
+                                                   ParameterBuffers{.weights = weights.data()});
+    const auto [frames, scratch] = plan_workspace();
+    scratch_ = backend.allocate(align_up(std::max(scratch, int64_t{1})));
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_, model_.no_sums,
-                                           ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
-                                           workspace_, backend, model_.groups, model_.gathers, nullptr);
+    units_ = make_units(design_, design_.evaluation_shape, backend, groups);
+    executor_ = std::make_unique<Executor>(*units_, design_.evaluation, *parameters_, design_.partial_sums,
+                                           place_of(backend, workspace_), nullptr);
   }
 
   // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
   std::vector<float> next_logits(const std::vector<int32_t>& sequence) {
-    const int64_t length = units_.shape().sequence_length;
+    const int64_t length = design_.evaluation_shape.sequence_length;
     const auto size = static_cast<int64_t>(sequence.size());
     const int64_t seen = std::min(size, length);
     source_.set(sequence, size - seen);
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
-    UnitCall call = slots_.call(schedule_.actions.back(), activations_->data(), data_->data());
-    call.head_matrix = model_.parameters.whole(model_.config.tied_head ? 0 : model_.parameters.num_units() - 1);
+    UnitCall call = executor_->call_of(design_.evaluation.schedule.actions.back());
     WorkspaceFrame frame(workspace_);
     const Matrix row = frame.take(DType::f32, 1, padded_vocab());
-    units_.logits(call, seen - 1, row);
-    std::vector<float> logits(static_cast<size_t>(model_.config.vocab_size));
+    units_->logits(call, seen - 1, row);
+    std::vector<float> logits(static_cast<size_t>(design_.config.model.vocab_size));
     backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
     backend_.synchronize();
     return logits;
   }
 
  private:
-  // The forward actions of an evaluation, without its loss.
-  static Schedule forward_schedule(const Model& model) {
-    Schedule schedule = evaluation_schedule(
-        {.recomputed = std::vector<bool>(model.spec.units.size(), false), .tied_head = model.config.tied_head});
-    schedule.actions.pop_back();
-    return schedule;
+  int64_t padded_vocab() const { return vocabulary_rows(design_.config.model.vocab_size, 1); }
+
+  Workplace place_of(Backend& backend, Workspace& workspace) {
+    Workplace place{.workspace = &workspace, .backend = &backend, .groups = &groups_, .gathers = &gathers_};
+    place.arenas[static_cast<size_t>(MemoryClass::activations)] = activations_->data();
+    place.arenas[static_cast<size_t>(MemoryClass::data)] = data_->data();
+    return place;
   }
 
-  int64_t padded_vocab() const { return vocabulary_rows(model_.config.vocab_size, 1); }
-
-  // Runs the pass on the `plan` backend: the workspace of its frames; the scratch goes to scratch_bytes_.
-  int64_t plan_frames() {
+  // Plays the pass on the `plan` backend: bytes of its frames, and of its scratch.
+  std::pair<int64_t, int64_t> plan_workspace() {
     PlanBackend plan(backend_.target());
-    Units units(units_.shape(), model_.spec, model_.shards, model_.layout, {}, plan);
+    const auto units = make_units(design_, design_.evaluation_shape, plan, groups_);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(units, model_.parameters, schedule_, model_.no_sums, {}, unlimited, plan, model_.groups,
-                      model_.gathers, nullptr);
+    Executor executor(*units, design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
+                      nullptr);
     executor.play(source_, nullptr);
-    scratch_bytes_ = plan.scratch_bytes();
-    return unlimited.high_water_bytes();
+    return {unlimited.high_water_bytes(), plan.scratch_bytes()};
   }
 
-  Model& model_;
+  const StepDesign design_;
   Backend& backend_;
-  Schedule schedule_;
-  Units units_;
-  SlotMap slots_;
+  RankGroups& groups_;
+  UnitTickets gathers_;
   OneSequence source_;
+  std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
-  int64_t scratch_bytes_ = 0;
   Workspace workspace_;
+  std::unique_ptr<Units> units_;
   std::unique_ptr<Executor> executor_;
 };
 
@@ -208,8 +176,11 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   }
   config.parallel = {};
   const auto backend = make_cpu_backend(0);
-  Model model(config, *backend);
-  model.load(checkpoint);
+  const std::unique_ptr<World> world = std::move(make_local_world(1).front());
+  RankGroups groups(config, *world);
+  const StepDesign shortest = design_inference(config, backend->target(), groups, 1);
+  const auto weights = backend->allocate(shortest.memory.arenas[MemoryClass::weights]);
+  load_weights(shortest, checkpoint, *weights);
 
   emit(options.prompt);
   // A document starts after the end of another.
@@ -221,9 +192,9 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
     // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
     constexpr int64_t length_step = 64;
     const auto needed = std::min((static_cast<int64_t>(sequence.size()) + length_step - 1) / length_step * length_step,
-                                 model.config.sequence_length);
+                                 config.model.sequence_length);
     if (needed > length) {
-      inference = std::make_unique<Inference>(model, needed, *backend);
+      inference = std::make_unique<Inference>(config, groups, needed, *weights, *backend);
       length = needed;
     }
     std::vector<float> logits = inference->next_logits(sequence);

@@ -1,10 +1,10 @@
 #include "train/plan_step.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace gptrain {
 namespace {
@@ -12,8 +12,8 @@ namespace {
 // Lets equal actions run once: the plan counts an action that it has seen as often as it comes.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(PlanBackend& backend, GroupTraffic& traffic, int32_t num_units)
-      : backend_(backend), traffic_(traffic), head_(num_units - 1) {}
+  PlanObserver(PlanBackend& backend, GroupTraffic& traffic, const Schedule& schedule)
+      : backend_(backend), traffic_(traffic), schedule_(schedule) {}
 
   bool before(const Action& action) override {
     key_ = key(action);
@@ -54,21 +54,24 @@ class PlanObserver : public ActionObserver {
   static void subtract(GroupTraffic& to, const GroupTraffic& from) { combine(to, from, -1); }
   void add_traffic(const GroupTraffic& from) { combine(traffic_, from, 1); }
 
-  // Actions with equal keys run equal ops: blocks are alike, and the first micro-batch overwrites gradients where
-  // others add.
-  size_t key(const Action& action) const {
-    const size_t unit = action.unit <= 0 ? 0 : (action.unit == head_ ? 2 : 1);
-    const size_t first = action.micro_batch == 0 ? 1 : 0;
-    return (static_cast<size_t>(action.kind) * 3 + unit) * 2 + first;
+  // Actions with equal keys run equal ops: units of one kind are alike, the first micro-batch overwrites gradients where
+  // others add, and the first action to name copies of weights makes them.
+  using Key = std::tuple<ActionKind, UnitKind, bool, bool>;
+  Key key(const Action& action) const {
+    const UnitKind unit = action.unit < 0 ? UnitKind::embedding : schedule_.traits(action.unit).kind;
+    const int32_t prepared = action[Operand::prepared_weights];
+    const bool prepares = prepared >= 0 && &action == &schedule_.actions[static_cast<size_t>(
+                                                          schedule_.buffers[static_cast<size_t>(prepared)].first)];
+    return {action.kind, unit, action.micro_batch == 0, prepares};
   }
 
   PlanBackend& backend_;
   GroupTraffic& traffic_;
-  int32_t head_;
-  size_t key_ = 0;
+  const Schedule& schedule_;
+  Key key_;
   OpTable ops_before_{};
   GroupTraffic traffic_before_{};
-  std::array<Entry, static_cast<size_t>(num_action_kinds) * 6> seen_{};
+  std::map<Key, Entry> seen_;
 };
 
 class NoMicroBatches : public MicroBatchSource {
@@ -105,13 +108,19 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   WorldPlan world;
-  std::map<RankKind, StepPlan> plans;
+  struct Planned {
+    StepMemory memory;
+    OpTable ops{};
+  };
+  std::map<RankKind, Planned> plans;
   for (int64_t rank = 0; rank < tensor_size; ++rank) {
-    const RankKind kind = kind_of(config, {tensor_size, rank});
-    const auto [entry, is_new] = plans.try_emplace(kind);
-    StepPlan& plan = entry->second;
-    if (is_new) plan = plan_step(config, target, world_size, rank);
-    if (rank == 0) world.rank0 = plan;
+    const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, rank}));
+    Planned& plan = entry->second;
+    if (is_new) {
+      StepPlan step = plan_step(config, target, world_size, rank);
+      plan = {step.memory(), step.ops};
+      if (rank == 0) world.rank0 = std::move(step);
+    }
     if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
       world.largest_rank = rank;
       world.largest = plan.memory;
@@ -129,24 +138,24 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   StepPlan plan;
   RankGroups groups(config, world_size, rank, plan.traffic);
   PlanBackend backend(target);
-  MemoryPlan& arenas = plan.memory.arenas;
-  arenas = arena_bytes(config, groups, target);
+  const auto design = std::make_shared<StepDesign>(design_step(config, target, groups));
+  plan.design = design;
+  StepMemory& memory = design->memory;
   // Room without end: the run itself tells how much it takes.
-  arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
-  TrainingStep step(config, plan.memory, backend, groups);
-  PlanObserver observer(backend, plan.traffic, static_cast<int32_t>(step.spec().units.size()));
+  memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
+  TrainingStep step(design, backend, groups);
+  PlanObserver observer(backend, plan.traffic, design->training.schedule);
   NoMicroBatches source;
   step.run(0, source, &observer);
-  plan.spec = step.spec();
   plan.ops = backend.ops();
   // Without dropout attention may go to a library that does not take it in training, and wants scratch of its own.
   const GroupTraffic traffic = plan.traffic;
   step.evaluate(1, source);
   plan.traffic = traffic;
   plan.warnings = backend.take_warnings();
-  plan.memory.frame_bytes = step.workspace().high_water_bytes();
-  plan.memory.scratch_bytes = backend.scratch_bytes();
-  arenas[MemoryClass::workspace] = align_up(plan.memory.scratch_bytes) + plan.memory.frame_bytes;
+  memory.frame_bytes = step.workspace().high_water_bytes();
+  memory.scratch_bytes = backend.scratch_bytes();
+  memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
   return plan;
 }
 

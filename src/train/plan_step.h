@@ -1,6 +1,7 @@
 // The dry run of a training step: the step itself, on the `plan` backend.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "comm/plan.h"
@@ -12,12 +13,12 @@ namespace gptrain {
 
 // What one rank's step takes.
 struct StepPlan {
-  StepMemory memory;
+  std::shared_ptr<const StepDesign> design;
   OpTable ops{};           // of the whole step
   GroupTraffic traffic{};  // that the rank sends
   std::string warnings;    // lines, as of Backend::take_warnings
-  ModelSpec spec;
 
+  const StepMemory& memory() const { return design->memory; }
   OpTotals total() const;
 };
 

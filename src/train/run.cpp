@@ -133,7 +133,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       world_(world),
       leads_(groups.rank() == 0),
       place_{groups.data_rank(), groups.data_size()},
-      start_(choose_start(config, options, checkpoint_bytes(plan.spec, config.precision),
+      start_(choose_start(config, options, checkpoint_bytes(plan.design->spec, config.precision),
                           groups.group(GroupKind::world), world)),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
@@ -141,7 +141,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       limits_{.compute = config.precision.compute,
               .matrix_flops = measure_matrix_rate(backend, config.precision.compute),
               .bytes_per_second = profiler != nullptr ? measure_copy_rate(backend) : 0},
-      step_(make_step(config, plan.memory, backend, groups, world)),
+      step_(make_step(plan.design, backend, groups, world)),
       model_flops_per_step_(static_cast<double>(model_flops_formula(config.model, config.batch.global))) {
   rings_ = step_->allocate_host(all_rings_bytes(config, backend.target()));
   total_matrix_flops_ = limits_.matrix_flops;
@@ -520,7 +520,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     share.of_processes = world.of_processes();
     plan = plan_step(config, share, world.size(), world.rank());
     share.sharing = device.sharing;
-    const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory.arenas);
+    const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory().arenas);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;

@@ -127,11 +127,11 @@ RunData open_data(const RunConfig& config, Communicator* all, const World& world
   return std::move(*data);
 }
 
-std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend,
                                         RankGroups& groups, const World& world) {
   std::unique_ptr<TrainingStep> step;
   agree_on(groups.group(GroupKind::world), world,
-           [&] { step = std::make_unique<TrainingStep>(config, memory, backend, groups); });
+           [&] { step = std::make_unique<TrainingStep>(std::move(design), backend, groups); });
   return step;
 }
 

@@ -38,7 +38,7 @@ struct RunData {
 RunData open_data(const RunConfig& config, Communicator* all, const World& world);
 
 // Error(device): no memory on some rank.
-std::unique_ptr<TrainingStep> make_step(const RunConfig& config, const StepMemory& memory, Backend& backend,
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend,
                                         RankGroups& groups, const World& world);
 
 int ranks_on_this_host(const World& world);

@@ -75,7 +75,7 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
                       bytes_text(state));
   const auto peak_with = [&](const RunConfig& changed) {
-    return plan_step(changed, target, world_size, rank).memory.arenas.total();
+    return plan_step(changed, target, world_size, rank).memory().arenas.total();
   };
   const auto verdict = [&](int64_t bytes) { return bytes_text(bytes) + (bytes <= room ? ", which fits" : ""); };
   RunConfig all = config;

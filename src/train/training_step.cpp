@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstddef>
 #include <exception>
+#include <utility>
 
 #include "base/crc32c.h"
 #include "base/philox.h"
 #include "model/spec/init.h"
-#include "ops/plan/plan_backend.h"
 
 namespace gptrain {
 namespace {
@@ -49,130 +49,22 @@ class NoTokens final : public MicroBatchSource {
   MicroBatch view_;
 };
 
-bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
-
-int64_t micro_batch_bytes(const RunConfig& config) {
-  return MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
-}
-
-// Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
-// GPU's are so fast that it shows (tests/bench/NOTES.md).
-int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
-  if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
-  return target.kind == Target::Kind::gpu ? 8192 : 2048;
-}
-
-StepShape step_shape(const RunConfig& config, const Target& target, bool training) {
-  return {.model = config.model,
-          .precision = config.precision,
-          .batch = config.batch.micro,
-          .sequence_length = config.model.sequence_length,
-          .loss_chunk_tokens = loss_chunk_tokens(config, target),
-          .seed = config.run.seed,
-          .training = training,
-          .mask_documents = config.data.mask_documents,
-          .max_documents = config.data.max_documents};
-}
-
-TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
-  const bool split = groups.group(GroupKind::tensor) != nullptr;
-  return {groups.tensor_place(), split && config.parallel.sequence, groups.device_group(GroupKind::tensor),
-          split ? &groups.stream() : nullptr};
-}
-
 }  // namespace
 
-PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
-  constexpr int read_ahead = 3;
-  const int64_t in_flight =
-      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
-  const int kept = memory_apart(target) ? static_cast<int>(in_flight) : 1;
-  return {kept, kept + read_ahead};
-}
-
-int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target) {
-  return prefetch_ring(config, target).depth * micro_batch_bytes(config);
-}
-
-int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
-  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
-}
-
-std::vector<bool> recomputed_units(const RunConfig& config) {
-  std::vector<bool> recomputed(static_cast<size_t>(config.model.num_layers) + 2, false);
-  if (config.memory.recompute == RecomputeKind::none) return recomputed;
-  const int64_t interval = config.memory.recompute == RecomputeKind::block ? 1 : config.memory.recompute_interval;
-  for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
-    recomputed[static_cast<size_t>(layer) + 1] = true;
-  return recomputed;
-}
-
-// Over one data rank a piece is the whole, whatever the stage.
-Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
-  return {groups.data_size() > 1 ? config.parallel.zero : 0,
-          groups.data_size(),
-          groups.data_rank(),
-          config.precision.compute,
-          config.precision.reduce,
-          config.precision.pure};
-}
-
-ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& groups) {
-  const Sharding sharding = make_sharding(config, groups);
-  return {.micro_batches = static_cast<int32_t>(config.batch.accumulation),
-          .recomputed = recomputed_units(config),
-          .zero = static_cast<int32_t>(sharding.zero),
-          .narrowed_sums = sharding.narrows_gradients(),
-          .tied_head = config.model.tied_head,
-          .joint_backward = groups.group(GroupKind::tensor) != nullptr};
-}
-
-MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target& target) {
-  const ModelSpec spec = make_spec(config.model);
-  const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
-  const Sharding sharding = make_sharding(config, groups);
-  const ParameterLayout layout = make_layout(spec, shards, sharding.data_size);
-  PlanBackend backend(target);
-  const Units units(step_shape(config, target, true), spec, shards, layout, tensor_parallel(config, groups), backend);
-  const SlotMap slots(units, one_stage_schedule(schedule_options(config, groups)));
-  const ParameterBytes parameters = parameter_bytes(layout, sharding);
-  const ParameterStore store(spec, shards, layout, sharding, {});
-  MemoryPlan memory;
-  memory[MemoryClass::weights] = parameters.weights;
-  memory[MemoryClass::gradients] = parameters.gradients;
-  memory[MemoryClass::master] = parameters.master;
-  memory[MemoryClass::moments] = parameters.moments;
-  memory[MemoryClass::gathered] = parameters.gathered_weights;
-  memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
-  memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
-  memory[MemoryClass::activations] = slots.activation_bytes();
-  const int64_t landing = memory_apart(target) ? micro_batch_bytes(config) : 0;
-  memory[MemoryClass::data] = slots.data_bytes() + landing + all_rings_bytes(config, target);
-  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
-  memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
-  return memory;
-}
-
-TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Backend& backend, RankGroups& groups)
-    : config_(config),
+TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups)
+    : design_(std::move(design)),
       backend_(backend),
       groups_(groups),
-      spec_(make_spec(config.model)),
-      shards_(shard_tensors(spec_, groups.tensor_place())),
-      sharding_(make_sharding(config, groups)),
-      layout_(make_layout(spec_, shards_, sharding_.data_size)),
-      schedule_(one_stage_schedule(schedule_options(config, groups))),
-      evaluation_(evaluation_schedule(schedule_options(config, groups))),
       copies_(backend.make_side_queue()),
       readback_(backend, copies_.get()),
-      counted_tokens_(config.batch.global * config.model.sequence_length),
+      counted_tokens_(design_->config.batch.global * design_->config.model.sequence_length),
       state_(nullptr),
-      gathers_(spec_.units.size(), CollectiveStream::done) {
-  const TensorParallel tensor = tensor_parallel(config, groups);
-  partial_sums_ = partial_sums(spec_, shards_, layout_, tensor.sequence);
+      gathers_(design_->spec.units.size(), CollectiveStream::done) {
+  const RunConfig& config = design_->config;
+  const StepMemory& memory = design_->memory;
   MemoryPlan own = memory.arenas;
   // The ring of micro-batches is host memory and belongs to whoever reads them.
-  own[MemoryClass::data] -= all_rings_bytes(config_, backend_.target());
+  own[MemoryClass::data] -= all_rings_bytes(config, backend_.target());
   own[MemoryClass::communication] = 0;  // the groups have it
   for (size_t c = 0; c < num_memory_classes; ++c) arenas_[c] = backend_.allocate(own.bytes[c]);
   const int64_t scratch = align_up(memory.scratch_bytes);
@@ -181,34 +73,35 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
-  std::byte* const reduce_buckets = arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_).gradient_buckets;
-  parameters_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
+  parameters_ = std::make_unique<ParameterStore>(design_->spec, design_->shards, design_->layout, design_->sharding,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
-                                                                  .moments = arena(MemoryClass::moments),
-                                                                  .gathered_weights = arena(MemoryClass::gathered),
-                                                                  .gradient_buckets = arena(MemoryClass::buckets),
-                                                                  .reduce_buckets = reduce_buckets});
-  units_ =
-      std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
-  evaluation_units_ =
-      std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
+                                                                  .moments = arena(MemoryClass::moments)});
+  units_ = make_units(*design_, design_->training_shape, backend_, groups_);
+  evaluation_units_ = make_units(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, spec_, shards_,
-                                        *parameters_, arena(MemoryClass::state) + align_up(sizeof(StepState)), state_,
-                                        groups_, backend_, copies_.get());
+  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, design_->spec,
+                                        design_->shards, *parameters_,
+                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
+                                        backend_, copies_.get());
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
-    uploads_ = std::make_unique<MicroBatchUploads>(*copies_, data.data() + data.bytes() - micro_batch_bytes(config),
-                                                   config.batch.micro, config.model.sequence_length,
-                                                   config.data.mask_documents);
+    uploads_ = std::make_unique<MicroBatchUploads>(
+        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), config.batch.micro,
+        config.model.sequence_length, config.data.mask_documents);
   }
-  executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
-                                         backend_, groups_, gathers_, update_.get(), uploads_.get());
-  evaluation_executor_ =
-      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
-                                 workspace_, backend_, groups_, gathers_, nullptr, uploads_.get());
+  const Workplace place{.arenas = arena_starts(),
+                        .state = state_,
+                        .workspace = &workspace_,
+                        .backend = &backend_,
+                        .groups = &groups_,
+                        .gathers = &gathers_,
+                        .uploads = uploads_.get()};
+  executor_ = std::make_unique<Executor>(*units_, design_->training, *parameters_, design_->partial_sums, place,
+                                         update_.get());
+  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, design_->evaluation, *parameters_,
+                                                    design_->partial_sums, place, nullptr);
 }
 
 TrainingStep::~TrainingStep() {
@@ -238,17 +131,17 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 }
 
 uint32_t TrainingStep::weights_checksum() const {
-  if (sharding_.zero == 3) return 0;
+  if (design_->sharding.zero == 3) return 0;
   groups_.stream().wait_all();
-  return checksum(arena(MemoryClass::weights), parameter_bytes(layout_, sharding_).weights, 0);
+  return checksum(arena(MemoryClass::weights), parameter_bytes(design_->layout, design_->sharding).weights, 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
-  if (sharding_.zero == 3) return 0;
+  if (design_->sharding.zero == 3) return 0;
   groups_.stream().wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
-    const int64_t elements = layout_.units[static_cast<size_t>(unit)].norm_elements;
+    const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
     crc = checksum(parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
   }
   return crc;
@@ -257,13 +150,15 @@ uint32_t TrainingStep::norms_checksum() const {
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken;
   for (size_t c = 0; c < num_memory_classes; ++c) taken.bytes[c] = arenas_[c]->bytes();
-  taken[MemoryClass::data] += all_rings_bytes(config_, backend_.target());
+  taken[MemoryClass::data] += all_rings_bytes(design_->config, backend_.target());
   taken[MemoryClass::communication] = groups_.exchanged_bytes();
   return taken;
 }
 
-ArenaMemory TrainingStep::arena_memory() const {
-  return {arena(MemoryClass::activations), arena(MemoryClass::data), state_, arena(MemoryClass::fp8_weights)};
+std::array<std::byte*, num_memory_classes> TrainingStep::arena_starts() const {
+  std::array<std::byte*, num_memory_classes> starts{};
+  for (size_t c = 0; c < num_memory_classes; ++c) starts[c] = arenas_[c]->data();
+  return starts;
 }
 
 void TrainingStep::fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern) {
@@ -312,10 +207,10 @@ void TrainingStep::upload_weights(const StatePiece& piece, int64_t first, const 
 
 void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   clear_state();
-  std::vector<float> chunk(static_cast<size_t>(std::min(layout_.elements, upload_chunk_elements)));
+  std::vector<float> chunk(static_cast<size_t>(std::min(design_->layout.elements, upload_chunk_elements)));
   int64_t drawn = 0;
   for (const StatePiece& piece : state()) {
-    const TensorSpec& tensor = spec_.tensors[static_cast<size_t>(piece.tensor)];
+    const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
     // Elements that follow one another in the global tensor: whole rows together, parts of rows one by one.
     const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
     const int64_t width = piece.shape.back();
@@ -326,7 +221,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
           piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];
       for (int64_t done = 0; done < run; done += upload_chunk_elements) {
         const int64_t count = std::min(upload_chunk_elements, run - done);
-        initial_values(tensor, config_.run.seed, first + done, count, chunk.data());
+        initial_values(tensor, design_->config.run.seed, first + done, count, chunk.data());
         upload_weights(piece, start + done, chunk.data(), count);
         drawn += count;
         if (progress) progress(drawn);
@@ -334,7 +229,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     }
   }
   set_updates(0);
-  if (config_.precision.scales_loss()) set_loss_scale({static_cast<float>(config_.precision.loss_scale), 0});
+  if (design_->config.precision.scales_loss()) set_loss_scale({static_cast<float>(design_->config.precision.loss_scale), 0});
   weights_changed();
 }
 
@@ -343,11 +238,11 @@ void TrainingStep::weights_changed() {
     const UpdateRange range = parameters_->update_range(unit);
     if (range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
-                        .to = Matrix(range.weights, config_.precision.compute, 1, range.elements)});
+                        .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
-  if (sharding_.zero != 1 && sharding_.zero != 2) return;
+  if (design_->sharding.zero != 1 && design_->sharding.zero != 2) return;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit)
-    gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, groups_, backend_);
+    gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, nullptr, groups_, backend_);
 }
 
 void TrainingStep::set_updates(int64_t updates) {

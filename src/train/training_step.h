@@ -1,4 +1,4 @@
-// Everything one rank needs to run training steps: the model's units, the schedule, the arenas, the executor and the
+// Everything one rank needs to run the training steps of a design: the arenas, the model's units, the executors and the
 // optimizer, on a given backend. On the `plan` backend the very same object is the dry run.
 #pragma once
 
@@ -10,34 +10,14 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "model/units.h"
 #include "ops/backend.h"
 #include "optim/adamw.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
-#include "parallel/memory.h"
-#include "parallel/parameters.h"
+#include "train/step_design.h"
 #include "train/step_readback.h"
 
 namespace gptrain {
-
-// The memory of a rank's step, as `plan_step` finds it.
-struct StepMemory {
-  MemoryPlan arenas;
-  int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
-  int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
-};
-
-// The ring of the host's memory into which micro-batches are read ahead, in micro-batches.
-struct PrefetchRing {
-  int kept;   // of those that are in use, or on their way to a device
-  int depth;  // of all
-};
-// For a device whose memory is apart, those of two steps are kept, as many as the host may have queued.
-PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
-int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
-// One ring for training, and one for validation where the config has some.
-int64_t all_rings_bytes(const RunConfig& config, const Target& target);
 
 struct StepResult {
   double loss = 0;        // mean cross-entropy of the counted tokens, nats
@@ -59,15 +39,17 @@ struct StepResult {
 
 class TrainingStep {
  public:
-  // Takes the arenas that `memory` names from `backend`. Borrows the backend and the groups. Weights and moments are
-  // undefined until initialize or the caller's writes to `state` (followed by weights_changed).
-  TrainingStep(const RunConfig& config, const StepMemory& memory, Backend& backend, RankGroups& groups);
+  // Takes the arenas that the design names from `backend`. Borrows the backend and the groups, whose place the design is
+  // for. Weights and moments are undefined until initialize or the caller's writes to `state` (followed by
+  // weights_changed).
+  TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups);
   // Waits until the peers have what is being gathered from this rank's memory.
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
 
-  const ModelSpec& spec() const { return spec_; }
+  const StepDesign& design() const { return *design_; }
+  const ModelSpec& spec() const { return design_->spec; }
   Backend& backend() const { return backend_; }
   // Bytes that the arenas really took, the host's ring of micro-batches included.
   MemoryPlan taken() const;
@@ -86,7 +68,7 @@ class TrainingStep {
   void set_loss_scale(const LossScale& scale);
   // Of the next step; none but with fp16.
   std::optional<LossScale> loss_scale() const {
-    return config_.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
+    return design_->config.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
   }
 
   // Begins a step. The source brings this rank's micro-batches. `stop_wanted` is asked late in the step, and is kept
@@ -124,22 +106,16 @@ class TrainingStep {
 
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
-  ArenaMemory arena_memory() const;
+  std::array<std::byte*, num_memory_classes> arena_starts() const;
   uint32_t checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const;
   void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
   void zero(std::byte* buffer, int64_t bytes);
   // Writes the pattern over the buffer, as often as it fits.
   void fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern);
 
-  RunConfig config_;
+  const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;
   RankGroups& groups_;
-  ModelSpec spec_;
-  std::vector<TensorShard> shards_;
-  Sharding sharding_;
-  ParameterLayout layout_;
-  std::vector<PartialSum> partial_sums_;
-  Schedule schedule_, evaluation_;
   const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
@@ -154,12 +130,5 @@ class TrainingStep {
   std::unique_ptr<AdamWRule> update_;
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
-
-// What of a step's make-up the config and the rank's place decide.
-std::vector<bool> recomputed_units(const RunConfig& config);  // embedding, blocks, head
-Sharding make_sharding(const RunConfig& config, const RankGroups& groups);
-ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& groups);
-// Bytes of each arena, but for the workspace, which only a run of the step can tell.
-MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target& target);
 
 }  // namespace gptrain

@@ -127,7 +127,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     Backend& backend = decorated ? *decorated : *device;
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
     const StepPlan plan = plan_step(config, backend.target(), world_size, rank);
-    TrainingStep step(config, plan.memory, backend, groups);
+    TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
     RankContext context{groups, step, plan};

@@ -188,7 +188,7 @@ void check_touched(RankContext& rank, const RunConfig& config, const std::vector
   REQUIRE(arenas.size() == num_memory_classes);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     INFO("rank " << rank.groups.rank() << " " << memory_class_names[c]);
-    int64_t planned = rank.plan.memory.arenas.bytes[c];
+    int64_t planned = rank.plan.memory().arenas.bytes[c];
     if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config, rank.step.backend().target());
     CHECK(arenas[c]->bytes() == planned);
     const int64_t touched = touched_bytes(*arenas[c]);
@@ -213,7 +213,7 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
         const MemoryPlan expected = parameter_formula(config, layout.data);
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
-          const MemoryPlan planned = plan_step(config, cpu->target(), layout.tensor * layout.data, rank).memory.arenas;
+          const MemoryPlan planned = plan_step(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
           for (const MemoryClass c : parameter_classes) {
             INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
             CHECK(planned[c] == expected[c]);
@@ -245,7 +245,7 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       if (sequence) overrides.push_back("parallel.sequence=true");
       const RunConfig config = config_with(3, overrides);
       const auto activations = [&](const RunConfig& of) {
-        return plan_step(of, target, t).memory.arenas[MemoryClass::activations];
+        return plan_step(of, target, t).memory().arenas[MemoryClass::activations];
       };
       const int64_t one_block = activations(config_with(4, overrides)) - activations(config);
       const ModelConfig& m = config.model;

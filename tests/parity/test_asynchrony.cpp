@@ -120,7 +120,7 @@ class Trainer {
         device_(make_cuda_backend(0)),
         backend_(*device_, forgotten),
         rank_(config),
-        step_(config, plan_step(config, backend_.target()).memory, backend_, rank_.groups) {
+        step_(plan_step(config, backend_.target()).design, backend_, rank_.groups) {
     step_.initialize();
   }
 
@@ -266,7 +266,7 @@ TEST_CASE("what is no op is refused amid a capture, and the backend goes on") {
       [&] { backend->allocate(256); },
       [&] { backend->upload(memory->data(), &value, sizeof value); },
       [&] { backend->download(&value, memory->data(), sizeof value); },
-      [&] { backend->run_recorded(0, [] {}), backend->run_recorded(0, [] {}); },
+      [&] { backend->run_recorded(RecordingKey(0), [] {}), backend->run_recorded(RecordingKey(0), [] {}); },
       [&] { queue->mark_ops(0); },
       [&] { queue->ops_follow(0); },
       [&] { queue->await_ops(0); },
@@ -275,7 +275,7 @@ TEST_CASE("what is no op is refused amid a capture, and the backend goes on") {
       [&] { queue->copy_among_ops(memory->data(), memory->data() + 128, 4); }};
   for (size_t i = 0; i < calls.size(); ++i) {
     INFO("call " << i);
-    const uint64_t key = i + 1;
+    const RecordingKey key(i + 1);
     backend->run_recorded(key, [] {});
     CHECK_THROWS_AS(backend->run_recorded(key, calls[i]), std::logic_error);
     CHECK_NOTHROW(calls[i]());
@@ -293,7 +293,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     trainer.save(folder);
     const auto cpu = make_cpu_backend(1);
     OneRank rank(config);
-    TrainingStep step(config, plan_step(config, cpu->target()).memory, *cpu, rank.groups);
+    TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
     load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
     std::vector<float> weights;
     for (const StatePiece& piece : step.state())

@@ -36,8 +36,8 @@ class Trainer {
       : config_(config),
         backend_(std::move(backend)),
         rank_(config),
-        memory_(plan_step(config, backend_->target()).memory),
-        step_(config, memory_, *backend_, rank_.groups),
+        design_(plan_step(config, backend_->target()).design),
+        step_(design_, *backend_, rank_.groups),
         batches_(config, first_sample) {
     step_.initialize();
   }
@@ -75,7 +75,7 @@ class Trainer {
     step_.weights_changed();
   }
   std::string take_warnings() { return backend_->take_warnings(); }
-  bool took_what_was_planned() const { return step_.taken().bytes == memory_.arenas.bytes; }
+  bool took_what_was_planned() const { return step_.taken().bytes == design_->memory.arenas.bytes; }
   void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
     config.run.out = out.string();
@@ -89,7 +89,7 @@ class Trainer {
   RunConfig config_;
   std::unique_ptr<Backend> backend_;
   testing::OneRank rank_;
-  StepMemory memory_;
+  std::shared_ptr<const StepDesign> design_;
   TrainingStep step_;
   RandomBatches batches_;
 };
@@ -321,7 +321,7 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says why, each r
     counter.reset();
     calls = 0;
     for (int i = 0; i < 4; ++i) {
-      backend->run_recorded(key, [&] {
+      backend->run_recorded(RecordingKey(key), [&] {
         counter.add_one();
         if (++calls == 2 && refuses) throw Error(ExitCode::device, "{}", reason);
       });
@@ -352,15 +352,15 @@ TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on"
   const auto backend = cuda();
   Counter counter(*backend);
   const auto add = [&] { counter.add_one(); };
-  backend->run_recorded(1, add);
-  CHECK_THROWS_WITH(backend->run_recorded(1,
+  backend->run_recorded(RecordingKey(1), add);
+  CHECK_THROWS_WITH(backend->run_recorded(RecordingKey(1),
                                           [&] {
                                             add();
                                             throw std::logic_error("a mistake");
                                           }),
                     "a mistake");
   add();
-  for (int i = 0; i < 3; ++i) backend->run_recorded(1, add);
+  for (int i = 0; i < 3; ++i) backend->run_recorded(RecordingKey(1), add);
   CHECK(counter.value() == 5);  // all but the one that was captured in vain
   CHECK(backend->take_warnings() == "");
 }
@@ -559,8 +559,8 @@ TEST_CASE("copies of FP8 weights are made once in a step, and save activations",
   CHECK(calls(OpIndex::Amax) == 3 * (4 + 3 * 2));
   CHECK(calls(OpIndex::ScaledProduct) == 3 * 3 * 12);
   CHECK(fp8.total().model_flops == bf16.total().model_flops);
-  CHECK(fp8.memory.arenas[MemoryClass::activations] < bf16.memory.arenas[MemoryClass::activations]);
+  CHECK(fp8.memory().arenas[MemoryClass::activations] < bf16.memory().arenas[MemoryClass::activations]);
   const int64_t weights = 48 * (3 * 48 + 48 + 2 * 112);
-  CHECK(fp8.memory.arenas[MemoryClass::fp8_weights] == 3 * (2 * weights + 4 * memory_alignment));
-  CHECK(bf16.memory.arenas[MemoryClass::fp8_weights] == 0);
+  CHECK(fp8.memory().arenas[MemoryClass::fp8_weights] == 3 * (2 * weights + 4 * memory_alignment));
+  CHECK(bf16.memory().arenas[MemoryClass::fp8_weights] == 0);
 }

@@ -71,7 +71,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
       PoisoningBackend backend(*cpu);
       const StepPlan plan = plan_step(config, backend.target());
       testing::OneRank rank(config);
-      TrainingStep step(config, plan.memory, backend, rank.groups);
+      TrainingStep step(plan.design, backend, rank.groups);
       step.initialize();
       RandomBatches batches(config);
       step.run(1e-3, batches);
@@ -79,7 +79,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
       REQUIRE(backend.arenas.size() == num_memory_classes);
       for (size_t c = 0; c < num_memory_classes; ++c) {
         INFO(memory_class_names[c] << " " << (overrides.empty() ? "" : overrides.back()));
-        int64_t planned = plan.memory.arenas.bytes[c];
+        int64_t planned = plan.memory().arenas.bytes[c];
         if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config, backend.target());
         // Nothing writes the gradients' padding after the last tensor, which is up to one segment multiple.
         const int64_t untouched = planned - touched_bytes(*backend.arenas[c]);

@@ -37,12 +37,12 @@ int main() {
     const auto backend = make_cpu_backend(2);
     const StepPlan plan = plan_step(config, backend->target());
     testing::OneRank rank(config);
-    TrainingStep step(config, plan.memory, *backend, rank.groups);
+    TrainingStep step(plan.design, *backend, rank.groups);
     step.initialize();
     testing::RandomBatches batches(config);
     for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
     const int64_t resident = anonymous_resident_bytes();
-    const auto planned = static_cast<double>(plan.memory.arenas.total());
+    const auto planned = static_cast<double>(plan.memory().arenas.total());
     const bool right = static_cast<double>(resident) <= 1.05 * planned + constant_bytes &&
                        static_cast<double>(resident) >= 0.95 * planned;
     std::printf("%s: planned %.1f MiB, resident %.1f MiB: %s\n", precision, planned / 1048576,

@@ -42,7 +42,7 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
   Profiled result{.plan = plan_step(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
   testing::OneRank rank(config);
-  TrainingStep step(config, result.plan.memory, backend, rank.groups);
+  TrainingStep step(result.plan.design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int64_t n = 1; n <= num_steps; ++n) {
@@ -64,7 +64,7 @@ TEST_CASE("a profiled step gives the bits of one that is not") {
     CHECK(plain.losses == profiled.losses);
     REQUIRE(plain.weights.size() == profiled.weights.size());
     for (size_t i = 0; i < plain.weights.size(); ++i) {
-      INFO(profiled.plan.spec.tensors[i].name);
+      INFO(profiled.plan.design->spec.tensors[i].name);
       REQUIRE(std::memcmp(plain.weights[i].data(), profiled.weights[i].data(),
                           plain.weights[i].size() * sizeof(float)) == 0);
     }
@@ -94,8 +94,9 @@ TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does") {
 
 TEST_CASE("a profile holds every action of the schedule in order, and every op lies in one of them") {
   for (const RunConfig& config : configs()) {
-    const StepProfile profile = train_steps(config, num_steps).profile;
-    const Schedule schedule = one_stage_schedule(schedule_options(config, testing::OneRank(config).groups));
+    const Profiled profiled = train_steps(config, num_steps);
+    const StepProfile& profile = profiled.profile;
+    const Schedule& schedule = profiled.plan.design->training.schedule;
     REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
     size_t op = 0;

@@ -26,7 +26,7 @@ struct AfterOneStep {
 AfterOneStep one_step(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(config, plan_step(config, backend->target()).memory, *backend, rank.groups);
+  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   AfterOneStep after;
   {

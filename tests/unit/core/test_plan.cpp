@@ -109,17 +109,17 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   const StepPlan before = plan_step(plain, cpu_target()), after = plan_step(masked, cpu_target());
   CHECK(after.total().model_flops == before.total().model_flops);
   // One micro-batch on the device, and those that are read ahead.
-  CHECK(after.memory.arenas[MemoryClass::data] - before.memory.arenas[MemoryClass::data] ==
+  CHECK(after.memory().arenas[MemoryClass::data] - before.memory().arenas[MemoryClass::data] ==
         (1 + prefetch_ring(masked, cpu_target()).depth) * 2 * 1024 * 4);
   // The library has no part in masks of documents: its workspace for the gradients of the scores is not needed.
   const Target gpu = find_target("h100");
-  CHECK(plan_step(masked, gpu).memory.scratch_bytes < plan_step(plain, gpu).memory.scratch_bytes);
+  CHECK(plan_step(masked, gpu).memory().scratch_bytes < plan_step(plain, gpu).memory().scratch_bytes);
   // With room for documents it has: gradients of the scores for each, as large pieces of them as before, and the table.
   const auto with_room = [&](int64_t documents) {
     const RunConfig config =
         preset_config("gpt2-124m", {"data.mask_documents=true", "data.max_documents=" + std::to_string(documents)});
-    CHECK(plan_step(config, cpu_target()).memory.scratch_bytes == after.memory.scratch_bytes);
-    return plan_step(config, gpu).memory.scratch_bytes;
+    CHECK(plan_step(config, cpu_target()).memory().scratch_bytes == after.memory().scratch_bytes);
+    return plan_step(config, gpu).memory().scratch_bytes;
   };
   const int64_t micro = plain.batch.micro, heads = plain.model.num_heads, length = plain.model.sequence_length;
   const auto needed = [&](int64_t sequences, int64_t documents) {
@@ -158,7 +158,7 @@ TEST_CASE("validation has the scratch that it wants where dropout keeps training
     const RunConfig config = preset_config(
         "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=512",
                       "batch.micro=512", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
-    return plan_step(config, find_target("h100")).memory.scratch_bytes;
+    return plan_step(config, find_target("h100")).memory().scratch_bytes;
   };
   const int64_t table = 2048 + 512 * 11 * ((8 * 1025 + 255) / 256 * 256);
   CHECK(scratch_bytes("data.max_documents=0") < 40 << 20);
@@ -191,7 +191,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
   const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
   const StepPlan plan = plan_step(config, cpu_target());
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
-  const DryRunInput input{config, cpu_target(), plan.spec, plan.memory.arenas, plan.ops, std::nullopt, {}};
+  const DryRunInput input{config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, std::nullopt, {}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_model_flops"].get<double>() ==
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
@@ -200,12 +200,12 @@ TEST_CASE("totals of the largest preset do not overflow") {
 TEST_CASE("weights, gradients, master weights and moments take the bytes of the closed formulas") {
   const RunConfig mixed = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(mixed, cpu_target());
-  const int64_t elements = padded_elements(plan.spec);
-  CHECK(elements - plan.spec.parameters() == 47 * 768);  // rows of padded vocabulary; nothing else needs padding
-  CHECK(plan.memory.arenas[MemoryClass::weights] == 2 * elements);
-  CHECK(plan.memory.arenas[MemoryClass::gradients] == 4 * elements);
-  CHECK(plan.memory.arenas[MemoryClass::master] == 4 * elements);
-  CHECK(plan.memory.arenas[MemoryClass::moments] == 8 * elements);
+  const int64_t elements = padded_elements(plan.design->spec);
+  CHECK(elements - plan.design->spec.parameters() == 47 * 768);  // rows of padded vocabulary; nothing else needs padding
+  CHECK(plan.memory().arenas[MemoryClass::weights] == 2 * elements);
+  CHECK(plan.memory().arenas[MemoryClass::gradients] == 4 * elements);
+  CHECK(plan.memory().arenas[MemoryClass::master] == 4 * elements);
+  CHECK(plan.memory().arenas[MemoryClass::moments] == 8 * elements);
 
   const StepPlan full = plan_step(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
   CHECK(full.memory.arenas[MemoryClass::weights] == 4 * elements);
@@ -217,8 +217,8 @@ TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm
     const RunConfig config = preset_config(name);
     RunConfig deeper = config;
     deeper.model.num_layers += 1;
-    const int64_t one_block = plan_step(deeper, cpu_target()).memory.arenas[MemoryClass::activations] -
-                              plan_step(config, cpu_target()).memory.arenas[MemoryClass::activations];
+    const int64_t one_block = plan_step(deeper, cpu_target()).memory().arenas[MemoryClass::activations] -
+                              plan_step(config, cpu_target()).memory().arenas[MemoryClass::activations];
     CHECK(one_block == published_block_activation_bytes(config.model, config.batch.micro) +
                            small_terms(config.model, config.batch.micro));
   }
@@ -228,8 +228,8 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
   const RunConfig config = preset_config("gpt2-124m", {"memory.recompute=block"});
   RunConfig deeper = config;
   deeper.model.num_layers += 1;
-  const int64_t one_block = plan_step(deeper, cpu_target()).memory.arenas[MemoryClass::activations] -
-                            plan_step(config, cpu_target()).memory.arenas[MemoryClass::activations];
+  const int64_t one_block = plan_step(deeper, cpu_target()).memory().arenas[MemoryClass::activations] -
+                            plan_step(config, cpu_target()).memory().arenas[MemoryClass::activations];
   CHECK(one_block == 2 * config.batch.micro * config.model.sequence_length * config.model.hidden_size);
 }
 
@@ -274,7 +274,7 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());
   const DryRunInput input{
-      config, cpu_target(), plan.spec, plan.memory.arenas, plan.ops, TokenRate{1000, "given"}, {{"x", 1.0, 2.5}}};
+      config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, TokenRate{1000, "given"}, {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;
@@ -287,7 +287,7 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   CHECK(json["checkpoint_bytes"] == 12 * int64_t{124'439'808});
   PrecisionConfig pure = config.precision;
   pure.pure = true;
-  CHECK(checkpoint_bytes(plan.spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
+  CHECK(checkpoint_bytes(plan.design->spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
   CHECK(json["total_seconds"].get<double>() == Approx(8 * 1024 * 10 / 1000.0));
   CHECK(json["sources"][0]["epochs"] == 2.5);
   const std::string text = dry_run_text(input);
@@ -299,7 +299,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   const auto shortage_on = [](const RunConfig& config, Target target, int64_t gib, int64_t world_size = 1) {
     const StepPlan plan = plan_step(config, target, world_size);
     target.memory_bytes = gib << 30;
-    return memory_shortage(config, target, world_size, 0, plan.memory.arenas);
+    return memory_shortage(config, target, world_size, 0, plan.memory().arenas);
   };
   const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; };
   const RunConfig config = preset_config("gpt2-1.5b");
@@ -329,23 +329,23 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
     return preset_config("gpt2-774m", all, 8);
   };
   Target target = find_target("h100");
-  const auto peak = [&](const RunConfig& run) { return plan_step(run, target, 8).memory.arenas.total(); };
+  const auto peak = [&](const RunConfig& run) { return plan_step(run, target, 8).memory().arenas.total(); };
   const RunConfig plain = config("parallel.zero=1", "memory.loss_chunk_tokens=2048");
   const int64_t with_2 = peak(config("parallel.zero=2", "memory.loss_chunk_tokens=2048"));
   REQUIRE(with_2 < peak(plain));
   target.memory_bytes = with_2;
-  const std::string text = memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas);
+  const std::string text = memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas);
   const std::string fits = format_bytes(static_cast<double>(with_2)) + ", which fits\n";
   CHECK(text.find("parallel.zero = 2: " + fits) != std::string::npos);
   CHECK(text.find("parallel.zero = 3: ") != std::string::npos);
   CHECK(text.find("memory.recompute") == std::string::npos);
   // A chunk of more rows than a micro-batch has, is the micro-batch.
   const RunConfig chunked = config("parallel.zero=1", "memory.loss_chunk_tokens=4096");
-  CHECK(memory_shortage(chunked, target, 8, 0, plan_step(chunked, target, 8).memory.arenas) == text);
+  CHECK(memory_shortage(chunked, target, 8, 0, plan_step(chunked, target, 8).memory().arenas) == text);
   // Ranks that share memory have a part of it each.
   target.memory_bytes = 2 * peak(plain) - 1;
-  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas).empty());
+  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas).empty());
   target.sharing = 2;
-  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory.arenas)
+  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas)
             .find(" for each of the 2 ranks that share it. ") != std::string::npos);
 }

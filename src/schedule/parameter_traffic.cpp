@@ -1,0 +1,99 @@
+#include "schedule/parameter_traffic.h"
+
+#include <algorithm>
+
+namespace gptrain {
+
+ParameterTraffic::ParameterTraffic(Schedule& schedule)
+    : schedule_(schedule), awaited_(schedule.options.units.size(), false), claimed_(schedule.options.units.size(), -1) {}
+
+ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
+  const auto found =
+      std::find_if(gathered_.begin(), gathered_.end(), [unit](const Gathered& g) { return g.unit == unit; });
+  return found == gathered_.end() ? nullptr : &*found;
+}
+
+int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
+  const int32_t zero = schedule_.options.zero;
+  if (zero == 1 || zero == 2) {
+    if (!awaited_[static_cast<size_t>(unit)])
+      schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit});
+    awaited_[static_cast<size_t>(unit)] = true;
+  }
+  if (zero != 3) return -1;
+  begin_gather(unit, unit);
+  Gathered& gathered = *find_gathered(unit);
+  if (!gathered.arrived) {
+    Action action{.kind = ActionKind::await_weights, .unit = unit};
+    action[Operand::weights] = gathered.buffer;
+    schedule_.actions.push_back(action);
+  }
+  gathered.arrived = true;
+  const int32_t buffer = gathered.buffer;
+  if (following >= 0) begin_gather(following, unit);
+  return buffer;
+}
+
+void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
+  if (find_gathered(unit) != nullptr) return;
+  if (is_block(unit)) {
+    const auto held = std::count_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) { return is_block(g.unit); });
+    const auto spare = std::find_if(gathered_.begin(), gathered_.end(),
+                                    [&](const Gathered& g) { return is_block(g.unit) && g.unit != in_use; });
+    if (static_cast<size_t>(held) == most_blocks) gathered_.erase(spare);
+  }
+  const auto buffer = static_cast<int32_t>(schedule_.buffers.size());
+  schedule_.buffers.push_back({.kind = BufferKind::weights, .unit = unit});
+  Action action{.kind = ActionKind::gather, .unit = unit};
+  action[Operand::weights] = buffer;
+  schedule_.actions.push_back(action);
+  gathered_.push_back({unit, buffer, false});
+}
+
+int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
+  if (schedule_.options.zero < 2) return -1;
+  int32_t& claimed = claimed_[static_cast<size_t>(unit)];
+  if (claimed >= 0) return claimed;
+  make_room_for_sum_of(unit);
+  claimed = static_cast<int32_t>(schedule_.buffers.size());
+  schedule_.buffers.push_back({.kind = BufferKind::whole_gradients, .micro_batch = micro_batch, .unit = unit});
+  return claimed;
+}
+
+void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
+  const bool last = micro_batch + 1 == schedule_.options.micro_batches;
+  if (schedule_.options.zero < 2 && !last) return;
+  Action action{.kind = ActionKind::reduce, .micro_batch = micro_batch, .unit = unit};
+  if (schedule_.options.narrow_sums) {
+    make_room_for_sum_of(unit);
+    action[Operand::narrow_gradients] = static_cast<int32_t>(schedule_.buffers.size());
+    schedule_.buffers.push_back({.kind = BufferKind::narrow_gradients, .micro_batch = micro_batch, .unit = unit});
+  }
+  action[Operand::whole_gradients] = claimed_[static_cast<size_t>(unit)];
+  claimed_[static_cast<size_t>(unit)] = -1;
+  schedule_.actions.push_back(action);
+  sums_.push_back({unit, micro_batch, action[Operand::whole_gradients], action[Operand::narrow_gradients]});
+}
+
+void ParameterTraffic::await_all_gradients() {
+  while (!sums_.empty()) await(0);
+}
+
+// A sum may begin for a block when fewer than most_blocks are under way, and for another unit when its own last is over.
+void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
+  const auto competes = [&](const Sum& sum) { return is_block(unit) ? is_block(sum.unit) : sum.unit == unit; };
+  const size_t most = is_block(unit) ? most_blocks - 1 : 0;
+  while (static_cast<size_t>(std::count_if(sums_.begin(), sums_.end(), competes)) > most)
+    await(static_cast<size_t>(std::find_if(sums_.begin(), sums_.end(), competes) - sums_.begin()));
+}
+
+void ParameterTraffic::await(size_t sum) {
+  Action action{
+      .kind = ActionKind::await_gradients, .micro_batch = sums_[sum].micro_batch, .unit = sums_[sum].unit};
+  action[Operand::whole_gradients] = sums_[sum].whole;
+  action[Operand::narrow_gradients] = sums_[sum].narrow;
+  schedule_.actions.push_back(action);
+  sums_.erase(sums_.begin() + static_cast<std::ptrdiff_t>(sum));
+}
+
+}  // namespace gptrain

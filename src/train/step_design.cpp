@@ -1,0 +1,218 @@
+#include "train/step_design.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "model/micro_batch.h"
+#include "ops/plan/plan_backend.h"
+#include "optim/adamw.h"
+#include "parallel/micro_batch_uploads.h"
+#include "train/step_readback.h"
+
+namespace gptrain {
+namespace {
+
+bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
+
+int64_t micro_batch_bytes(const RunConfig& config) {
+  return MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
+}
+
+// Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
+// GPU's are so fast that it shows (tests/bench/NOTES.md).
+int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
+  if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
+  return target.kind == Target::Kind::gpu ? 8192 : 2048;
+}
+
+StepShape step_shape(const RunConfig& config, const Target& target, bool training) {
+  return {.model = config.model,
+          .precision = config.precision,
+          .batch = config.batch.micro,
+          .sequence_length = config.model.sequence_length,
+          .loss_chunk_tokens = loss_chunk_tokens(config, target),
+          .seed = config.run.seed,
+          .training = training,
+          .mask_documents = config.data.mask_documents,
+          .max_documents = config.data.max_documents};
+}
+
+std::vector<bool> recomputed_units(const RunConfig& config) {
+  std::vector<bool> recomputed(static_cast<size_t>(config.model.num_layers) + 2, false);
+  if (config.memory.recompute == RecomputeKind::none) return recomputed;
+  const int64_t interval = config.memory.recompute == RecomputeKind::block ? 1 : config.memory.recompute_interval;
+  for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
+    recomputed[static_cast<size_t>(layer) + 1] = true;
+  return recomputed;
+}
+
+// Over one data rank a piece is the whole, whatever the stage.
+Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
+  return {groups.data_size() > 1 ? config.parallel.zero : 0,
+          groups.data_size(),
+          groups.data_rank(),
+          config.precision.compute,
+          config.precision.reduce,
+          config.precision.pure};
+}
+
+ScheduleOptions schedule_options(const StepDesign& design, const Units& units) {
+  const std::vector<bool> recomputed = recomputed_units(design.config);
+  ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
+                          .units = std::vector<UnitTraits>(design.layout.units.size()),
+                          .zero = static_cast<int32_t>(design.sharding.zero),
+                          .narrow_sums = design.sharding.narrows_gradients(),
+                          .tied_head = design.config.model.tied_head,
+                          .joint_backward = design.tensor.size > 1};
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    options.units[unit].kind = design.spec.units[unit].kind;
+    options.units[unit].recomputed = recomputed[unit];
+    options.units[unit].prepares_weights =
+        options.units[unit].kind == UnitKind::block && units.fp8_weights_bytes() > 0;
+  }
+  return options;
+}
+
+BufferBytes buffer_bytes(const StepDesign& design, const Units& units) {
+  return [&design, &units](const Buffer& buffer) -> int64_t {
+    const auto elements = [&] { return design.layout.units[static_cast<size_t>(buffer.unit)].elements; };
+    switch (buffer.kind) {
+      case BufferKind::batch:
+        return MicroBatch::bytes(units.shape().batch, units.shape().sequence_length, units.shape().mask_documents);
+      case BufferKind::stream:
+        return units.stream_bytes();
+      case BufferKind::saved_for_input:
+        return 0;
+      case BufferKind::saved_for_weight:
+        return units.saved_bytes(buffer.unit);
+      case BufferKind::gradients:
+        return units.gradient_bytes(buffer.unit);
+      case BufferKind::stream_gradient:
+        return units.carrier_bytes();
+      case BufferKind::weights:
+        return align_up(elements() * dtype_bytes(design.sharding.compute));
+      case BufferKind::prepared_weights:
+        return units.fp8_weights_bytes();
+      case BufferKind::whole_gradients:
+        return align_up(elements() * dtype_bytes(DType::f32));
+      case BufferKind::narrow_gradients:
+        return align_up(elements() * dtype_bytes(design.sharding.reduce));
+      case BufferKind::count:
+        break;
+    }
+    throw std::logic_error("no such kind of buffer");
+  };
+}
+
+Program checked(Schedule schedule, const BufferBytes& bytes) {
+  if (const std::string fault = check(schedule); !fault.empty()) throw std::logic_error(fault);
+  return make_program(std::move(schedule), bytes);
+}
+
+// The model as this rank holds it.
+StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Sharding& sharding) {
+  StepDesign design;
+  design.config = config;
+  design.tensor = tensor;
+  design.sequence = tensor.size > 1 && config.parallel.sequence;
+  design.spec = make_spec(config.model);
+  design.shards = shard_tensors(design.spec, tensor);
+  design.sharding = sharding;
+  design.layout = make_layout(design.spec, design.shards, sharding.data_size);
+  design.partial_sums = partial_sums(design.spec, design.shards, design.layout, design.sequence);
+  return design;
+}
+
+// Units of a plan, for what they say of themselves: they exchange nothing.
+Units planned_units(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
+  return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
+          backend};
+}
+
+}  // namespace
+
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
+  constexpr int read_ahead = 3;
+  const int64_t in_flight =
+      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
+  const int kept = memory_apart(target) ? static_cast<int>(in_flight) : 1;
+  return {kept, kept + read_ahead};
+}
+
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target) {
+  return prefetch_ring(config, target).depth * micro_batch_bytes(config);
+}
+
+int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
+  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
+}
+
+int64_t landing_bytes(const RunConfig& config, const Target& target) {
+  return memory_apart(target) ? micro_batch_bytes(config) : 0;
+}
+
+std::unique_ptr<Units> make_units(const StepDesign& design, const StepShape& shape, Backend& backend,
+                                  RankGroups& groups) {
+  const bool split = design.tensor.size > 1;
+  return std::make_unique<Units>(
+      shape, design.spec, design.shards, design.layout,
+      TensorParallel{design.tensor, design.sequence, split ? groups.device_group(GroupKind::tensor) : nullptr,
+                     split ? &groups.stream() : nullptr},
+      backend);
+}
+
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups) {
+  StepDesign design = begin_design(config, groups.tensor_place(), make_sharding(config, groups));
+  design.training_shape = step_shape(config, target, true);
+  design.evaluation_shape = step_shape(config, target, false);
+  PlanBackend backend(target);
+  {
+    const Units units = planned_units(design, design.training_shape, backend);
+    design.training =
+        checked(one_stage_schedule(schedule_options(design, units)), buffer_bytes(design, units));
+  }
+  {
+    const Units units = planned_units(design, design.evaluation_shape, backend);
+    ScheduleOptions options = schedule_options(design, units);
+    options.micro_batches = 1;
+    design.evaluation = checked(evaluation_schedule(options), buffer_bytes(design, units));
+  }
+  MemoryPlan& memory = design.memory.arenas;
+  for (size_t c = 0; c < num_memory_classes; ++c)
+    memory.bytes[c] = std::max(design.training.memory.bytes[c], design.evaluation.memory.bytes[c]);
+  const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding);
+  memory[MemoryClass::weights] = parameters.weights;
+  memory[MemoryClass::gradients] = parameters.gradients;
+  memory[MemoryClass::master] = parameters.master;
+  memory[MemoryClass::moments] = parameters.moments;
+  memory[MemoryClass::data] += landing_bytes(config, target) + all_rings_bytes(config, target);
+  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
+  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {});
+  memory[MemoryClass::state] =
+      align_up(sizeof(StepState)) + AdamWRule::table_bytes(design.spec, design.shards, store);
+  return design;
+}
+
+StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
+  StepDesign design = begin_design(config, groups.tensor_place(), Sharding{});
+  design.evaluation_shape = {.model = config.model,
+                             .precision = {DType::f32, DType::f32},
+                             .batch = 1,
+                             .sequence_length = length,
+                             .loss_chunk_tokens = 1,
+                             .seed = 0,
+                             .training = false,
+                             .mask_documents = config.data.mask_documents};
+  PlanBackend backend(target);
+  const Units units = planned_units(design, design.evaluation_shape, backend);
+  ScheduleOptions options = schedule_options(design, units);
+  options.micro_batches = 1;
+  for (UnitTraits& unit : options.units) unit.recomputed = false;
+  design.evaluation = checked(inference_schedule(options), buffer_bytes(design, units));
+  design.memory.arenas = design.evaluation.memory;
+  design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding).weights;
+  return design;
+}
+
+}  // namespace gptrain

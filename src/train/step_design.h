@@ -1,0 +1,66 @@
+// Everything that decides what a rank's step does and where, made once, before any memory is taken: the only input of
+// the dry run, training, evaluation and generation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "config/run_config.h"
+#include "model/units.h"
+#include "ops/target.h"
+#include "parallel/executor.h"
+#include "parallel/groups.h"
+#include "parallel/memory.h"
+#include "parallel/parameters.h"
+#include "parallel/program.h"
+
+namespace gptrain {
+
+// The memory of a rank's step. The workspace is known when the step has run on the `plan` backend.
+struct StepMemory {
+  MemoryPlan arenas;
+  int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
+  int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
+};
+
+struct StepDesign {
+  RunConfig config;
+  TensorPlace tensor;
+  bool sequence = false;  // sequence parallelism
+  ModelSpec spec;
+  std::vector<TensorShard> shards;
+  Sharding sharding;
+  ParameterLayout layout;
+  std::vector<PartialSum> partial_sums;
+  StepShape training_shape, evaluation_shape;
+  Program training, evaluation;  // of one step, and of one micro-batch; they share the arenas
+  StepMemory memory;
+};
+
+// The design for the rank of `groups`, checked.
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups);
+
+// The forward pass over one sequence of `length` tokens, on one rank with all weights in f32: the program is the
+// design's `evaluation`, and ends before the logits. It has no memory for training.
+StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length);
+
+// The units of a design on a backend. The groups outlive them.
+std::unique_ptr<Units> make_units(const StepDesign& design, const StepShape& shape, Backend& backend,
+                                  RankGroups& groups);
+
+// The ring of the host's memory into which micro-batches are read ahead, in micro-batches.
+struct PrefetchRing {
+  int kept;   // of those that are in use, or on their way to a device
+  int depth;  // of all
+};
+// For a device whose memory is apart, those of two steps are kept, as many as the host may have queued.
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
+// One ring for training, and one for validation where the config has some.
+int64_t all_rings_bytes(const RunConfig& config, const Target& target);
+
+// Where an uploaded micro-batch lands on a device whose memory is apart; 0 elsewhere.
+int64_t landing_bytes(const RunConfig& config, const Target& target);
+
+}  // namespace gptrain
