@@ -1,5 +1,6 @@
 #include "parallel/program.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "schedule/allocator.h"
@@ -30,21 +31,26 @@ std::byte* Program::address(const Action& action, Operand operand,
   return arenas[static_cast<size_t>(memory_class(schedule.buffers[buffer].kind))] + offsets[buffer];
 }
 
-Program make_program(Schedule schedule, const BufferBytes& bytes) {
-  Program program{.schedule = std::move(schedule), .offsets = {}, .memory = {}};
-  const std::vector<Buffer>& buffers = program.schedule.buffers;
-  program.offsets.resize(buffers.size());
+std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes) {
+  const auto program = std::make_shared<Program>();
+  program->schedule = std::move(schedule);
+  program->bytes = std::move(bytes);
+  const std::vector<Buffer>& buffers = program->schedule.buffers;
+  program->offsets.resize(buffers.size());
+  std::array<std::vector<size_t>, num_memory_classes> members;
+  for (size_t i = 0; i < buffers.size(); ++i)
+    members[static_cast<size_t>(memory_class(buffers[i].kind))].push_back(i);
   for (size_t c = 0; c < num_memory_classes; ++c) {
-    std::vector<size_t> members;
     std::vector<Lifetime> lifetimes;
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      if (static_cast<size_t>(memory_class(buffers[i].kind)) != c) continue;
-      members.push_back(i);
-      lifetimes.push_back({buffers[i].first, buffers[i].last, bytes(buffers[i])});
+    lifetimes.reserve(members[c].size());
+    for (const size_t i : members[c]) {
+      const Buffer& buffer = buffers[i];
+      const auto unit = static_cast<size_t>(std::max(buffer.unit, 0));
+      lifetimes.push_back({buffer.first, buffer.last, program->bytes[static_cast<size_t>(buffer.kind)][unit]});
     }
     const Placement placement = place(lifetimes);
-    for (size_t i = 0; i < members.size(); ++i) program.offsets[members[i]] = placement.offsets[i];
-    program.memory.bytes[c] = placement.bytes;
+    for (size_t i = 0; i < members[c].size(); ++i) program->offsets[members[c][i]] = placement.offsets[i];
+    program->memory.bytes[c] = placement.bytes;
   }
   return program;
 }

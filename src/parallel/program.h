@@ -3,7 +3,7 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <vector>
 
 #include "parallel/memory.h"
@@ -14,20 +14,21 @@ namespace gptrain {
 // The arena in which buffers of a kind lie.
 MemoryClass memory_class(BufferKind kind);
 
+// Bytes of the buffers of each kind, by unit; a batch, which is of no unit, has those of unit 0.
+using BufferBytes = std::array<std::vector<int64_t>, num_buffer_kinds>;
+
 struct Program {
   Schedule schedule;
   std::vector<int64_t> offsets;  // by buffer: bytes from the start of its arena
   MemoryPlan memory;             // of the arenas in which there are buffers
+  BufferBytes bytes;
 
   // Where the buffer that the action names as the operand lies; null where it names none.
   std::byte* address(const Action& action, Operand operand,
                      const std::array<std::byte*, num_memory_classes>& arenas) const;
 };
 
-// Bytes of a buffer.
-using BufferBytes = std::function<int64_t(const Buffer&)>;
-
 // Gives every buffer a place in which no other that is alive at the same time lies.
-Program make_program(Schedule schedule, const BufferBytes& bytes);
+std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes);
 
 }  // namespace gptrain

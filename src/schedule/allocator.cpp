@@ -4,35 +4,38 @@
 #include <fmt/format.h>
 #include <iterator>
 #include <map>
+#include <span>
 
 namespace gptrain {
 namespace {
 
 bool is_placed(const Lifetime& lifetime) { return lifetime.first >= 0 && lifetime.bytes > 0; }
 
-// Indices of what is to be placed, by their first action; of one action's, `before` decides.
-template <typename Before>
-std::vector<size_t> by_first(const std::vector<Lifetime>& lifetimes, const Before& before) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < lifetimes.size(); ++i) {
-    if (is_placed(lifetimes[i])) order.push_back(i);
+// What is to be placed, by an action of each: a sort by counting, as there are many and the actions are numbered.
+class ByAction {
+ public:
+  ByAction(const std::vector<Lifetime>& lifetimes, int32_t Lifetime::*action) {
+    int32_t last = -1;
+    for (const Lifetime& lifetime : lifetimes) last = std::max(last, lifetime.last);
+    starts_.assign(static_cast<size_t>(last) + 2, 0);
+    for (const Lifetime& lifetime : lifetimes) {
+      if (is_placed(lifetime)) ++starts_[static_cast<size_t>(lifetime.*action) + 1];
+    }
+    for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
+    indices_.resize(starts_.back());
+    std::vector<size_t> next(starts_.begin(), starts_.end() - 1);
+    for (size_t i = 0; i < lifetimes.size(); ++i) {
+      if (is_placed(lifetimes[i])) indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = i;
+    }
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    if (lifetimes[a].first != lifetimes[b].first) return lifetimes[a].first < lifetimes[b].first;
-    return before(lifetimes[a], lifetimes[b]);
-  });
-  return order;
-}
 
-std::vector<size_t> by_last(const std::vector<Lifetime>& lifetimes) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < lifetimes.size(); ++i) {
-    if (is_placed(lifetimes[i])) order.push_back(i);
-  }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return lifetimes[a].last < lifetimes[b].last; });
-  return order;
-}
+  size_t num_actions() const { return starts_.size() - 1; }
+  std::span<size_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
+
+ private:
+  std::vector<size_t> starts_;  // by action; the last is the end
+  std::vector<size_t> indices_;
+};
 
 // Free stretches of an arena that has no end yet.
 class FreeList {
@@ -85,15 +88,17 @@ class FreeList {
   int64_t most_ = 0;
 };
 
+// Plays the actions; of what begins in one, `before` says what is placed first.
 template <typename Before>
-Placement scan(const std::vector<Lifetime>& lifetimes, const std::vector<size_t>& ends, const Before& before) {
+Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAction& ending, const Before& before) {
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
   FreeList free;
-  size_t ended = 0;
-  for (const size_t i : by_first(lifetimes, before)) {
-    for (; lifetimes[ends[ended]].last < lifetimes[i].first; ++ended)
-      free.give_back(placement.offsets[ends[ended]], lifetimes[ends[ended]].bytes);
-    placement.offsets[i] = free.take(lifetimes[i].bytes);
+  for (size_t action = 0; action < beginning.num_actions(); ++action) {
+    const std::span<size_t> begins = beginning.of(action);
+    std::stable_sort(begins.begin(), begins.end(),
+                     [&](size_t a, size_t b) { return before(lifetimes[a], lifetimes[b]); });
+    for (const size_t i : begins) placement.offsets[i] = free.take(lifetimes[i].bytes);
+    for (const size_t i : ending.of(action)) free.give_back(placement.offsets[i], lifetimes[i].bytes);
   }
   placement.bytes = free.most();
   return placement;
@@ -105,43 +110,48 @@ Placement place(const std::vector<Lifetime>& lifetimes) {
   // Of what begins in one action, what lives longer lies lower: what is above it is free again sooner. That suits the
   // passes of a step, which end in the reverse order of their beginnings; where sizes differ much, the largest first
   // may leave smaller gaps.
-  const std::vector<size_t> ends = by_last(lifetimes);
-  Placement longest = scan(lifetimes, ends, [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
-  Placement largest = scan(lifetimes, ends, [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
+  ByAction beginning(lifetimes, &Lifetime::first);
+  ByAction ending(lifetimes, &Lifetime::last);
+  Placement longest =
+      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
+  if (longest.bytes == most_alive_bytes(lifetimes)) return longest;
+  Placement largest =
+      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
   return longest.bytes <= largest.bytes ? longest : largest;
 }
 
 int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes) {
-  std::map<int32_t, int64_t> changes;
+  int32_t last = -1;
+  for (const Lifetime& lifetime : lifetimes) last = std::max(last, lifetime.last);
+  std::vector<int64_t> changes(static_cast<size_t>(last) + 2, 0);
   for (const Lifetime& lifetime : lifetimes) {
     if (!is_placed(lifetime)) continue;
-    changes[lifetime.first] += lifetime.bytes;
-    changes[lifetime.last + 1] -= lifetime.bytes;
+    changes[static_cast<size_t>(lifetime.first)] += lifetime.bytes;
+    changes[static_cast<size_t>(lifetime.last) + 1] -= lifetime.bytes;
   }
   int64_t alive = 0;
   int64_t most = 0;
-  for (const auto& [action, change] : changes) most = std::max(most, alive += change);
+  for (const int64_t change : changes) most = std::max(most, alive += change);
   return most;
 }
 
 std::string check(const Placement& placement, const std::vector<Lifetime>& lifetimes) {
   const auto end_of = [&](size_t i) { return placement.offsets[i] + lifetimes[i].bytes; };
-  const std::vector<size_t> ends = by_last(lifetimes);
+  ByAction beginning(lifetimes, &Lifetime::first);
+  ByAction ending(lifetimes, &Lifetime::last);
   std::map<int64_t, size_t> alive;  // by offset
-  size_t ended = 0;
-  for (const size_t i : by_first(lifetimes, [](const Lifetime&, const Lifetime&) { return false; })) {
-    for (; lifetimes[ends[ended]].last < lifetimes[i].first; ++ended) alive.erase(placement.offsets[ends[ended]]);
-    if (placement.offsets[i] < 0 || end_of(i) > placement.bytes)
-      return fmt::format("buffer {} ends at byte {} of {}", i, end_of(i), placement.bytes);
-    const auto above = alive.lower_bound(placement.offsets[i]);
-    if (above != alive.end() && above->first < end_of(i))
-      return fmt::format("buffers {} and {} share memory in action {}", above->second, i, lifetimes[i].first);
-    if (above != alive.begin()) {
-      const size_t below = std::prev(above)->second;
-      if (end_of(below) > placement.offsets[i])
-        return fmt::format("buffers {} and {} share memory in action {}", below, i, lifetimes[i].first);
+  for (size_t action = 0; action < beginning.num_actions(); ++action) {
+    for (const size_t i : beginning.of(action)) {
+      if (placement.offsets[i] < 0 || end_of(i) > placement.bytes)
+        return fmt::format("buffer {} ends at byte {} of {}", i, end_of(i), placement.bytes);
+      const auto above = alive.lower_bound(placement.offsets[i]);
+      if (above != alive.end() && above->first < end_of(i))
+        return fmt::format("buffers {} and {} share memory in action {}", above->second, i, action);
+      if (above != alive.begin() && end_of(std::prev(above)->second) > placement.offsets[i])
+        return fmt::format("buffers {} and {} share memory in action {}", std::prev(above)->second, i, action);
+      alive[placement.offsets[i]] = i;
     }
-    alive[placement.offsets[i]] = i;
+    for (const size_t i : ending.of(action)) alive.erase(placement.offsets[i]);
   }
   return {};
 }

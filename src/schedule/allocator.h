@@ -20,7 +20,7 @@ struct Placement {
 };
 
 // Offsets at which no two lifetimes that share an action share a byte. Equal stretches of a schedule that begin with
-// nothing alive are placed alike. O(n log n).
+// nothing alive are placed alike. O(n) but for the number of gaps.
 Placement place(const std::vector<Lifetime>& lifetimes);
 
 // The most bytes that are alive in one action: no placement takes less.

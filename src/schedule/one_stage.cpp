@@ -16,6 +16,9 @@ class OneStage {
         traffic_(schedule_) {}
 
   Schedule training() {
+    const size_t passes = schedule_.options.units.size() * static_cast<size_t>(schedule_.options.micro_batches);
+    schedule_.actions.reserve(4 * passes);
+    schedule_.buffers.reserve(6 * passes);
     for (int32_t m = 0; m < schedule_.options.micro_batches; ++m) {
       forward(m);
       backward(m);
@@ -41,6 +44,12 @@ class OneStage {
   struct Saved {
     int32_t for_input = -1;
     int32_t for_weight = -1;
+  };
+
+  struct Named {
+    ActionKind kind;
+    UnitTraits unit;
+    std::array<bool, num_operands> operands;
   };
 
   Schedule finished() {
@@ -72,10 +81,23 @@ class OneStage {
 
   // Adds the action with those of its buffers that it accesses.
   void add(Action action) {
+    const std::array<bool, num_operands>& named = named_by(action);
     for (size_t i = 0; i < num_operands; ++i) {
-      if (access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) == Access::none) action.buffers[i] = -1;
+      if (!named[i]) action.buffers[i] = -1;
     }
     schedule_.actions.push_back(action);
+  }
+
+  // Which operands such an action names: worked out once for units that are alike, as a schedule has many actions.
+  const std::array<bool, num_operands>& named_by(const Action& action) {
+    const UnitTraits& unit = schedule_.traits(action.unit);
+    for (const Named& known : named_) {
+      if (known.kind == action.kind && known.unit == unit) return known.operands;
+    }
+    Named& named = named_.emplace_back(Named{action.kind, unit, {}});
+    for (size_t i = 0; i < num_operands; ++i)
+      named.operands[i] = access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) != Access::none;
+    return named.operands;
   }
 
   // What the unit saves gets buffers of its own.
@@ -161,6 +183,7 @@ class OneStage {
   std::vector<Saved> saved_;
   std::vector<int32_t> streams_;
   std::vector<int32_t> prepared_;
+  std::vector<Named> named_;
   ParameterTraffic traffic_;
 };
 

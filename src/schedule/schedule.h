@@ -107,6 +107,8 @@ struct UnitTraits {
   bool recomputed = false;
   bool weight_reads_d_output = true;  // backward_weight reads the gradient of the unit's output
   bool prepares_weights = false;      // has prepared_weights
+
+  bool operator==(const UnitTraits&) const = default;
 };
 
 // What the order of actions depends on.
@@ -120,6 +122,8 @@ struct ScheduleOptions {
   bool narrow_sums = false;  // gradients are summed in a narrower dtype than they are kept in
   bool tied_head = false;
   bool joint_backward = false;  // `backward` in place of its two halves
+
+  bool operator==(const ScheduleOptions&) const = default;
 };
 
 struct Schedule {

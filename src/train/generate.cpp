@@ -84,7 +84,7 @@ class Inference {
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
     units_ = make_units(design_, design_.evaluation_shape, backend, groups);
-    executor_ = std::make_unique<Executor>(*units_, design_.evaluation, *parameters_, design_.partial_sums,
+    executor_ = std::make_unique<Executor>(*units_, *design_.evaluation, *parameters_, design_.partial_sums,
                                            place_of(backend, workspace_), nullptr);
   }
 
@@ -96,7 +96,7 @@ class Inference {
     source_.set(sequence, size - seen);
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
-    UnitCall call = executor_->call_of(design_.evaluation.schedule.actions.back());
+    UnitCall call = executor_->call_of(design_.evaluation->schedule.actions.back());
     WorkspaceFrame frame(workspace_);
     const Matrix row = frame.take(DType::f32, 1, padded_vocab());
     units_->logits(call, seen - 1, row);
@@ -121,7 +121,7 @@ class Inference {
     PlanBackend plan(backend_.target());
     const auto units = make_units(design_, design_.evaluation_shape, plan, groups_);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(*units, design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
+    Executor executor(*units, *design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
                       nullptr);
     executor.play(source_, nullptr);
     return {unlimited.high_water_bytes(), plan.scratch_bytes()};

@@ -117,7 +117,8 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      StepPlan step = plan_step(config, target, world_size, rank);
+      StepPlan step =
+          plan_step(config, target, world_size, rank, rank == 0 ? nullptr : world.rank0.design->training);
       plan = {step.memory(), step.ops};
       if (rank == 0) world.rank0 = std::move(step);
     }
@@ -134,17 +135,18 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   return world;
 }
 
-StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank) {
+StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
+                   const std::shared_ptr<const Program>& like) {
   StepPlan plan;
   RankGroups groups(config, world_size, rank, plan.traffic);
   PlanBackend backend(target);
-  const auto design = std::make_shared<StepDesign>(design_step(config, target, groups));
+  const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like));
   plan.design = design;
   StepMemory& memory = design->memory;
   // Room without end: the run itself tells how much it takes.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
-  PlanObserver observer(backend, plan.traffic, design->training.schedule);
+  PlanObserver observer(backend, plan.traffic, design->training->schedule);
   NoMicroBatches source;
   step.run(0, source, &observer);
   plan.ops = backend.ops();

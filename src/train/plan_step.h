@@ -32,6 +32,8 @@ struct WorldPlan {
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size);
 
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
-StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0);
+// `like`: as of design_step.
+StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0,
+                   const std::shared_ptr<const Program>& like = nullptr);
 
 }  // namespace gptrain

@@ -1,7 +1,6 @@
 #include "train/step_design.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "model/micro_batch.h"
@@ -75,39 +74,23 @@ ScheduleOptions schedule_options(const StepDesign& design, const Units& units) {
 }
 
 BufferBytes buffer_bytes(const StepDesign& design, const Units& units) {
-  return [&design, &units](const Buffer& buffer) -> int64_t {
-    const auto elements = [&] { return design.layout.units[static_cast<size_t>(buffer.unit)].elements; };
-    switch (buffer.kind) {
-      case BufferKind::batch:
-        return MicroBatch::bytes(units.shape().batch, units.shape().sequence_length, units.shape().mask_documents);
-      case BufferKind::stream:
-        return units.stream_bytes();
-      case BufferKind::saved_for_input:
-        return 0;
-      case BufferKind::saved_for_weight:
-        return units.saved_bytes(buffer.unit);
-      case BufferKind::gradients:
-        return units.gradient_bytes(buffer.unit);
-      case BufferKind::stream_gradient:
-        return units.carrier_bytes();
-      case BufferKind::weights:
-        return align_up(elements() * dtype_bytes(design.sharding.compute));
-      case BufferKind::prepared_weights:
-        return units.fp8_weights_bytes();
-      case BufferKind::whole_gradients:
-        return align_up(elements() * dtype_bytes(DType::f32));
-      case BufferKind::narrow_gradients:
-        return align_up(elements() * dtype_bytes(design.sharding.reduce));
-      case BufferKind::count:
-        break;
-    }
-    throw std::logic_error("no such kind of buffer");
-  };
-}
-
-Program checked(Schedule schedule, const BufferBytes& bytes) {
-  if (const std::string fault = check(schedule); !fault.empty()) throw std::logic_error(fault);
-  return make_program(std::move(schedule), bytes);
+  BufferBytes bytes;
+  const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
+  for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
+    const int64_t elements = design.layout.units[static_cast<size_t>(unit)].elements;
+    of(BufferKind::batch).push_back(
+        MicroBatch::bytes(units.shape().batch, units.shape().sequence_length, units.shape().mask_documents));
+    of(BufferKind::stream).push_back(units.stream_bytes());
+    of(BufferKind::saved_for_input).push_back(0);
+    of(BufferKind::saved_for_weight).push_back(units.saved_bytes(unit));
+    of(BufferKind::gradients).push_back(units.gradient_bytes(unit));
+    of(BufferKind::stream_gradient).push_back(units.carrier_bytes());
+    of(BufferKind::weights).push_back(align_up(elements * dtype_bytes(design.sharding.compute)));
+    of(BufferKind::prepared_weights).push_back(units.fp8_weights_bytes());
+    of(BufferKind::whole_gradients).push_back(align_up(elements * dtype_bytes(DType::f32)));
+    of(BufferKind::narrow_gradients).push_back(align_up(elements * dtype_bytes(design.sharding.reduce)));
+  }
+  return bytes;
 }
 
 // The model as this rank holds it.
@@ -162,25 +145,28 @@ std::unique_ptr<Units> make_units(const StepDesign& design, const StepShape& sha
       backend);
 }
 
-StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups) {
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
+                       const std::shared_ptr<const Program>& like) {
   StepDesign design = begin_design(config, groups.tensor_place(), make_sharding(config, groups));
   design.training_shape = step_shape(config, target, true);
   design.evaluation_shape = step_shape(config, target, false);
   PlanBackend backend(target);
   {
     const Units units = planned_units(design, design.training_shape, backend);
-    design.training =
-        checked(one_stage_schedule(schedule_options(design, units)), buffer_bytes(design, units));
+    const ScheduleOptions options = schedule_options(design, units);
+    BufferBytes bytes = buffer_bytes(design, units);
+    const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
+    design.training = is_like ? like : make_program(one_stage_schedule(options), std::move(bytes));
   }
   {
     const Units units = planned_units(design, design.evaluation_shape, backend);
     ScheduleOptions options = schedule_options(design, units);
     options.micro_batches = 1;
-    design.evaluation = checked(evaluation_schedule(options), buffer_bytes(design, units));
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, units));
   }
   MemoryPlan& memory = design.memory.arenas;
   for (size_t c = 0; c < num_memory_classes; ++c)
-    memory.bytes[c] = std::max(design.training.memory.bytes[c], design.evaluation.memory.bytes[c]);
+    memory.bytes[c] = std::max(design.training->memory.bytes[c], design.evaluation->memory.bytes[c]);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -209,8 +195,8 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   ScheduleOptions options = schedule_options(design, units);
   options.micro_batches = 1;
   for (UnitTraits& unit : options.units) unit.recomputed = false;
-  design.evaluation = checked(inference_schedule(options), buffer_bytes(design, units));
-  design.memory.arenas = design.evaluation.memory;
+  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, units));
+  design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding).weights;
   return design;
 }

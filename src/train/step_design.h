@@ -34,12 +34,14 @@ struct StepDesign {
   ParameterLayout layout;
   std::vector<PartialSum> partial_sums;
   StepShape training_shape, evaluation_shape;
-  Program training, evaluation;  // of one step, and of one micro-batch; they share the arenas
+  std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
 };
 
-// The design for the rank of `groups`, checked.
-StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups);
+// The design for the rank of `groups`. `like`: another rank's program, which is taken over where this one's is the same;
+// may be null.
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
+                       const std::shared_ptr<const Program>& like = nullptr);
 
 // The forward pass over one sequence of `length` tokens, on one rank with all weights in f32: the program is the
 // design's `evaluation`, and ends before the logits. It has no memory for training.

@@ -98,9 +98,9 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .groups = &groups_,
                         .gathers = &gathers_,
                         .uploads = uploads_.get()};
-  executor_ = std::make_unique<Executor>(*units_, design_->training, *parameters_, design_->partial_sums, place,
+  executor_ = std::make_unique<Executor>(*units_, *design_->training, *parameters_, design_->partial_sums, place,
                                          update_.get());
-  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, design_->evaluation, *parameters_,
+  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, *design_->evaluation, *parameters_,
                                                     design_->partial_sums, place, nullptr);
 }
 

@@ -96,7 +96,7 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
     const StepPlan plan = plan_step(config, backend->target(), world_size, world.rank());
-    TrainingStep step(config, plan.memory, *backend, groups);
+    TrainingStep step(plan.design, *backend, groups);
     body(step, groups, world);
   });
 }

@@ -25,51 +25,51 @@ std::byte* aligned(Bytes& bytes) {
   return bytes.data() + (memory_alignment - address % memory_alignment) % memory_alignment;
 }
 
-// The gradients that a rank has after forward and backward of all micro-batches, by a schedule of the given options.
-std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, const ScheduleOptions& options) {
+// The gradients that a rank has after forward and backward of all micro-batches, each block's in one action or in two.
+std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, bool joint) {
   constexpr int64_t plenty = int64_t{8} << 20;
   const auto backend = make_cpu_backend(1);
-  const ModelSpec spec = make_spec(config.model);
-  const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
-  const ParameterLayout layout = make_layout(spec, shards, 1);
-  Bytes weights = room(layout.elements * 4);
-  Bytes gradients = room(layout.elements * 4);
+  const StepDesign design = design_step(config, backend->target(), groups);
+  const int64_t elements = design.layout.elements;
+  Bytes weights = room(elements * 4);
+  Bytes gradients = room(elements * 4);
   // Any weights will do that are the same each time.
   auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
-  for (size_t i = 0; i < spec.tensors.size(); ++i)
-    initial_values(spec.tensors[i], 3, 0, std::min(shards[i].count(), spec.tensors[i].count()),
-                   first_weight + layout.segments[i].offset);
-  const ParameterStore store(spec, shards, layout, {}, {.weights = aligned(weights), .gradients = aligned(gradients)});
-  const TensorParallel tensor{groups.tensor_place(), config.parallel.sequence, groups.group(GroupKind::tensor),
-                              &groups.stream()};
-  Units units({.model = config.model,
-               .precision = config.precision,
-               .batch = config.batch.micro,
-               .sequence_length = config.model.sequence_length,
-               .loss_chunk_tokens = config.memory.loss_chunk_tokens,
-               .seed = config.run.seed},
-              spec, shards, layout, tensor, *backend);
+  for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = design.spec.tensors[i];
+    initial_values(tensor, 3, 0, std::min(design.shards[i].count(), tensor.count()),
+                   first_weight + design.layout.segments[i].offset);
+  }
+  const ParameterStore store(design.spec, design.shards, design.layout, {},
+                             {.weights = aligned(weights), .gradients = aligned(gradients)});
+  const auto units = make_units(design, design.training_shape, *backend, groups);
+  ScheduleOptions options = design.training->schedule.options;
+  options.joint_backward = joint;
   Schedule schedule = one_stage_schedule(options);
   std::erase_if(schedule.actions, [](const Action& action) {
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });
-  const SlotMap slots(units, schedule);
-  Bytes activations = room(slots.activation_bytes());
-  Bytes data = room(slots.data_bytes());
+  set_lifetimes(schedule);
+  const auto program = make_program(schedule, design.training->bytes);
   Bytes scratch = room(plenty);
   Bytes frames = room(plenty);
   backend->set_scratch(aligned(scratch), plenty);
   Workspace workspace(aligned(frames), plenty);
   StepState state;
   state.inverse_tokens = 1e-2F;
-  UnitTickets gathers(spec.units.size(), CollectiveStream::done);
-  const std::vector<PartialSum> sums = partial_sums(spec, shards, layout, config.parallel.sequence);
-  Executor executor(units, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
-                    groups, gathers, nullptr);
+  UnitTickets gathers(design.spec.units.size(), CollectiveStream::done);
+  Workplace place{
+      .state = &state, .workspace = &workspace, .backend = backend.get(), .groups = &groups, .gathers = &gathers};
+  std::vector<Bytes> arenas;
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    arenas.push_back(room(program->memory.bytes[c]));
+    place.arenas[c] = aligned(arenas.back());
+  }
+  Executor executor(*units, *program, store, design.partial_sums, place, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));
-  return {result, result + layout.elements};
+  return {result, result + elements};
 }
 
 }  // namespace
@@ -93,11 +93,8 @@ TEST_CASE("a block's backward at once gives the bits of its two halves") {
         std::vector<int> not_zero(static_cast<size_t>(tensor), 0);
         run_local_ranks(static_cast<int>(tensor), [&](World& world) {
           RankGroups groups(config, world);
-          ScheduleOptions options = schedule_options(config, groups);
-          options.joint_backward = true;
-          const std::vector<float> joint = gradients_of(config, groups, options);
-          options.joint_backward = false;
-          const std::vector<float> apart = gradients_of(config, groups, options);
+          const std::vector<float> joint = gradients_of(config, groups, true);
+          const std::vector<float> apart = gradients_of(config, groups, false);
           const auto rank = static_cast<size_t>(world.rank());
           equal[rank] = std::memcmp(joint.data(), apart.data(), joint.size() * sizeof(float)) == 0 ? 1 : 0;
           not_zero[rank] = std::any_of(joint.begin(), joint.end(), [](float g) { return g != 0; }) ? 1 : 0;

@@ -96,7 +96,7 @@ TEST_CASE("a profile holds every action of the schedule in order, and every op l
   for (const RunConfig& config : configs()) {
     const Profiled profiled = train_steps(config, num_steps);
     const StepProfile& profile = profiled.profile;
-    const Schedule& schedule = profiled.plan.design->training.schedule;
+    const Schedule& schedule = profiled.plan.design->training->schedule;
     REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
     size_t op = 0;

@@ -89,7 +89,7 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
       return plan_step(preset_config("gpt2-124m", {precision, stage}, world_size), cpu_target(), world_size, 0);
     };
     const StepPlan mixed = plan_of("bf16", 2), pure = plan_of("bf16-pure", 2);
-    const MemoryPlan &a = mixed.memory.arenas, &b = pure.memory.arenas;
+    const MemoryPlan &a = mixed.memory().arenas, &b = pure.memory().arenas;
     CHECK(a[MemoryClass::master] > 0);
     CHECK(b[MemoryClass::master] == 0);
     // Masters of all norms lie beside the weights: 25 layer norms with bias, on every rank.
@@ -208,8 +208,8 @@ TEST_CASE("weights, gradients, master weights and moments take the bytes of the 
   CHECK(plan.memory().arenas[MemoryClass::moments] == 8 * elements);
 
   const StepPlan full = plan_step(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
-  CHECK(full.memory.arenas[MemoryClass::weights] == 4 * elements);
-  CHECK(full.memory.arenas[MemoryClass::master] == 0);
+  CHECK(full.memory().arenas[MemoryClass::weights] == 4 * elements);
+  CHECK(full.memory().arenas[MemoryClass::master] == 0);
 }
 
 TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm statistics") {
@@ -249,8 +249,8 @@ TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which s
   CHECK(calls(on_cpu, OpIndex::ActivationForward) == 4 * 12);
   CHECK(to_string(fused.total().model_flops) == to_string(on_cpu.total().model_flops));
   const int64_t buffer = 2 * 1024 * 3072 * dtype_bytes(DType::bf16);
-  CHECK(plan_of(gpu, "model.activation=gelu").memory.frame_bytes >= buffer);
-  CHECK(fused.memory.frame_bytes < buffer);
+  CHECK(plan_of(gpu, "model.activation=gelu").memory().frame_bytes >= buffer);
+  CHECK(fused.memory().frame_bytes < buffer);
 }
 
 TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU, unless a config says how many") {
@@ -259,7 +259,7 @@ TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU,
     return plan_step(preset_config("gpt2-124m", {"batch.global=8", "batch.micro=8", "model.num_layers=1",
                                                  "model.num_heads=1", "model.hidden_size=64", rows}),
                      target)
-        .memory.frame_bytes;
+        .memory().frame_bytes;
   };
   const int64_t row = 50304 * dtype_bytes(DType::bf16);
   const Target gpu = find_target("h100");

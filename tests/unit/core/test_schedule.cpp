@@ -2,37 +2,87 @@
 
 #include "catch.h"
 #include "schedule/schedule.h"
+#include "schedule_fixture.h"
 
 using namespace gptrain;
+using namespace gptrain::testing;
 
 namespace {
 
 Schedule with_recompute() {
-  return one_stage_schedule({.micro_batches = 3, .recomputed = {false, true, false, true, false}});
+  return one_stage_schedule({.micro_batches = 3, .units = units_of({false, true, false, true, false})});
 }
 
-size_t find(const Schedule& schedule, ActionKind kind, int32_t unit) {
-  const auto place = std::find_if(schedule.actions.begin(), schedule.actions.end(),
-                                  [&](const Action& a) { return a.kind == kind && a.unit == unit; });
-  return static_cast<size_t>(place - schedule.actions.begin());
+// The most buffers of a kind that are alive in one action.
+int most_alive(const Schedule& schedule, BufferKind kind) {
+  int most = 0;
+  for (size_t i = 0; i < schedule.actions.size(); ++i) {
+    const auto alive = [&](const Buffer& b) {
+      return b.kind == kind && b.first <= static_cast<int32_t>(i) && static_cast<int32_t>(i) <= b.last;
+    };
+    most = std::max(most, static_cast<int>(std::count_if(schedule.buffers.begin(), schedule.buffers.end(), alive)));
+  }
+  return most;
 }
 
 }  // namespace
 
-TEST_CASE("generated schedules are sound and hold no more than they need") {
+TEST_CASE("generated schedules are sound and keep no more than they need") {
   for (const int32_t micro_batches : {1, 2, 5}) {
-    const Schedule plain =
-        one_stage_schedule({.micro_batches = micro_batches, .recomputed = std::vector<bool>(6, false)});
+    const Schedule plain = one_stage_schedule({.micro_batches = micro_batches, .units = plain_units(6)});
     CHECK(check(plain).empty());
-    CHECK(plain.activation_slots == 1);
-    CHECK(plain.replay_slots == 0);
-    CHECK(plain.gradient_slots == 1);
-    CHECK(plain.carrier_slots == 2);
+    CHECK(most_alive(plain, BufferKind::batch) == 1);
+    CHECK(most_alive(plain, BufferKind::stream) == 5);
+    CHECK(most_alive(plain, BufferKind::saved_for_weight) == 5);
+    CHECK(most_alive(plain, BufferKind::gradients) == 1);
+    CHECK(most_alive(plain, BufferKind::stream_gradient) == 2);
+    CHECK(most_alive(plain, BufferKind::weights) == 0);
   }
   const Schedule recomputed = with_recompute();
   CHECK(check(recomputed).empty());
-  CHECK(recomputed.replay_slots == 1);
-  CHECK(check(evaluation_schedule({.recomputed = {false, true, false}})).empty());
+  // Unit 2's, and the head's or that of a unit whose forward runs again.
+  CHECK(most_alive(recomputed, BufferKind::saved_for_weight) == 2);
+  const Schedule evaluation = evaluation_schedule({.units = units_of({false, true, false})});
+  CHECK(check(evaluation).empty());
+  CHECK(most_alive(evaluation, BufferKind::stream) == 2);
+  CHECK(most_alive(evaluation, BufferKind::saved_for_weight) == 1);
+  CHECK(check(inference_schedule({.units = plain_units(4)})).empty());
+}
+
+TEST_CASE("what a unit keeps for the gradient of its input is gone before its weights' gradients") {
+  const Schedule schedule = with_recompute();
+  for (const Buffer& buffer : schedule.buffers) {
+    if (buffer.kind != BufferKind::saved_for_input) continue;
+    const ActionKind last = schedule.actions[static_cast<size_t>(buffer.last)].kind;
+    const bool dropped = schedule.traits(buffer.unit).recomputed && last == ActionKind::forward;
+    CHECK((dropped || last == ActionKind::backward_input));
+  }
+}
+
+TEST_CASE("the gradient of a unit's output lives as long as the unit says") {
+  for (const bool weight_reads : {false, true}) {
+    std::vector<UnitTraits> units = plain_units(5);
+    for (UnitTraits& unit : units) unit.weight_reads_d_output = weight_reads || unit.kind == UnitKind::embedding;
+    const Schedule schedule = one_stage_schedule({.units = units});
+    CHECK(check(schedule) == "");
+    for (const Buffer& buffer : schedule.buffers) {
+      if (buffer.kind != BufferKind::stream_gradient || buffer.unit == 0) continue;
+      CHECK(schedule.actions[static_cast<size_t>(buffer.last)].kind ==
+            (weight_reads ? ActionKind::backward_weight : ActionKind::backward_input));
+    }
+  }
+}
+
+TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action") {
+  for (const int32_t zero : {0, 3}) {
+    std::vector<UnitTraits> units = plain_units(5);
+    for (UnitTraits& unit : units) unit.prepares_weights = unit.kind == UnitKind::block;
+    const Schedule schedule = one_stage_schedule({.micro_batches = 2, .units = units, .zero = zero});
+    CHECK(check(schedule) == "");
+    const auto copies = std::count_if(schedule.buffers.begin(), schedule.buffers.end(),
+                                      [](const Buffer& b) { return b.kind == BufferKind::prepared_weights; });
+    CHECK(copies == (zero == 0 ? 3 : 3 * 2 * 2));  // blocks, micro-batches, forward and backward_input
+  }
 }
 
 TEST_CASE("a unit is reduced right after its last micro-batch") {
@@ -54,47 +104,71 @@ TEST_CASE("the checker finds every kind of unsound schedule") {
   }
   SECTION("a recomputation that is left out") {
     Schedule schedule = with_recompute();
-    schedule.actions.erase(schedule.actions.begin() +
-                           static_cast<std::ptrdiff_t>(find(schedule, ActionKind::recompute, 3)));
-    CHECK(check(schedule).find("replay slot") != std::string::npos);
+    erase(schedule, find(schedule, ActionKind::recompute, 3));
+    CHECK(check(schedule).find("its saved_for_input is not there") != std::string::npos);
   }
-  SECTION("two gradients in one carrier") {
+  SECTION("what a dropped forward has saved is read") {
+    Schedule schedule = with_recompute();
+    const Action& forward = schedule.actions[find(schedule, ActionKind::forward, 3)];
+    const Action& recompute = schedule.actions[find(schedule, ActionKind::recompute, 3)];
+    const int32_t kept = recompute[Operand::saved_for_weight];
+    Action& backward = schedule.actions[find(schedule, ActionKind::backward_weight, 3)];
+    REQUIRE(backward[Operand::saved_for_weight] == kept);
+    backward[Operand::saved_for_weight] = forward[Operand::saved_for_weight];
+    CHECK(check(schedule).find("lives from action") != std::string::npos);
+  }
+  SECTION("two gradients in one buffer") {
     Schedule schedule = with_recompute();
     Action& action = schedule.actions[find(schedule, ActionKind::backward_input, 3)];
-    action.d_input = action.d_output;
-    CHECK(check(schedule).find("still holds") != std::string::npos);
+    action[Operand::d_input] = action[Operand::d_output];
+    CHECK(check(schedule).find("its d_input is stream_gradient of micro-batch 0, unit 3") != std::string::npos);
   }
-  SECTION("a slot outside its pool") {
+  SECTION("a buffer that there is not") {
     Schedule schedule = with_recompute();
-    schedule.gradient_slots = 0;
-    CHECK(check(schedule).find("gradient slot 0 of 0") != std::string::npos);
+    schedule.actions[find(schedule, ActionKind::forward, 2)][Operand::output] = 1000;
+    CHECK(check(schedule).find("its output is buffer 1000 of") != std::string::npos);
+  }
+  SECTION("a buffer that the action has no use for") {
+    Schedule schedule = with_recompute();
+    schedule.actions[find(schedule, ActionKind::forward, 2)][Operand::d_input] = 0;
+    CHECK(check(schedule).find("has no d_input") != std::string::npos);
+  }
+  SECTION("a buffer that ends too early") {
+    Schedule schedule = with_recompute();
+    --schedule.buffers[3].last;
+    CHECK(check(schedule).find("lives from action") != std::string::npos);
   }
   SECTION("a unit reduced before its last micro-batch") {
     Schedule schedule = with_recompute();
-    const size_t from = find(schedule, ActionKind::reduce, 2);
-    const Action action = schedule.actions[from];
-    schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(from));
-    schedule.actions.insert(schedule.actions.begin() + 20, action);
+    move(schedule, find(schedule, ActionKind::reduce, 2), 20);
     CHECK(check(schedule).find("before the gradients of micro-batch") != std::string::npos);
   }
-  SECTION("the norm before the last reduction") {
+  SECTION("the norm before the last sum") {
     Schedule schedule = with_recompute();
     const size_t norm = find(schedule, ActionKind::norm, -1);
     std::swap(schedule.actions[norm], schedule.actions[norm - 1]);
-    CHECK(check(schedule).find("before all units are reduced") != std::string::npos);
+    CHECK(check(schedule).find("before all units are summed") != std::string::npos);
   }
   SECTION("a unit that is never updated") {
     Schedule schedule = with_recompute();
     schedule.actions.pop_back();
     CHECK(check(schedule).find("unit 4 is never updated") != std::string::npos);
   }
-  SECTION("a second micro-batch in a slot that is still held") {
+  SECTION("gradients of micro-batches out of order") {
     Schedule schedule = with_recompute();
-    const auto second = std::find_if(schedule.actions.begin(), schedule.actions.end(),
-                                     [](const Action& a) { return a.micro_batch == 1; });
-    const Action action = *second;
-    schedule.actions.erase(second);
-    schedule.actions.insert(schedule.actions.begin() + 3, action);
-    CHECK(check(schedule).find("still holds micro-batch 0") != std::string::npos);
+    move(schedule, find(schedule, ActionKind::backward_weight, 2), find(schedule, ActionKind::backward_weight, 2, 1));
+    CHECK(check(schedule).find("after that of micro-batch -1") != std::string::npos);
+  }
+  SECTION("a unit that a micro-batch passes by") {
+    Schedule schedule = with_recompute();
+    erase(schedule, find(schedule, ActionKind::forward, 2));
+    CHECK(check(schedule).find("its input is not there") != std::string::npos);
+  }
+  SECTION("an action that is done twice") {
+    Schedule schedule = with_recompute();
+    const size_t i = find(schedule, ActionKind::backward_weight, 2);
+    schedule.actions.insert(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i),
+                            Action(schedule.actions[i]));
+    CHECK(check(schedule).find("done twice") != std::string::npos);
   }
 }
