@@ -19,15 +19,15 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
   return sums;
 }
 
-Executor::Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
+Executor::Executor(Model& model, const ParameterStore& parameters, const Schedule& schedule,
                    const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace,
                    Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update,
                    MicroBatchUploads* uploads)
-    : units_(units),
+    : model_(model),
       parameters_(parameters),
       schedule_(schedule),
       partial_sums_(partial_sums),
-      slots_(units, schedule),
+      slots_(model, schedule),
       arenas_(arenas),
       workspace_(workspace),
       backend_(backend),
@@ -35,7 +35,14 @@ Executor::Executor(Units& units, const ParameterStore& parameters, const Schedul
       gathers_(gathers),
       sums_(static_cast<size_t>(schedule.num_units), CollectiveStream::done),
       update_(update),
-      uploads_(uploads) {}
+      uploads_(uploads) {
+  // With ZeRO 3 the layers take turns on one record.
+  int64_t offset = 0;
+  for (int64_t unit = 0; unit < model.num_layers(); ++unit) {
+    fp8_weights_offset_.push_back(offset);
+    if (schedule.zero < 3) offset += model.records(unit).fp8_weights_bytes;
+  }
+}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   for (const Action& action : schedule_.actions) {
@@ -45,26 +52,23 @@ void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   }
 }
 
-UnitCall Executor::call_of(const Action& action) {
-  UnitCall call = slots_.call(action, arenas_.activations, arenas_.data);
+LayerCall Executor::call_of(const Action& action) {
+  LayerCall call = slots_.call(action, arenas_.activations, arenas_.data);
   call.parameters = parameters_.whole(action.unit);
   call.head_matrix = parameters_.whole(schedule_.tied_head ? 0 : parameters_.num_units() - 1);
   call.state = arenas_.state;
   call.workspace = &workspace_;
   // From ZeRO 2 on a unit's gradients leave after every micro-batch.
   call.accumulate = schedule_.zero < 2 && action.micro_batch > 0;
-  const bool is_block = action.unit > 0 && action.unit + 1 < schedule_.num_units;
-  if (is_block && units_.fp8_weights_bytes() > 0) {
-    // With ZeRO 3 the blocks take turns on one record.
-    const bool shared = schedule_.zero == 3;
-    call.fp8_weights = arenas_.fp8_weights + (shared ? 0 : action.unit - 1) * units_.fp8_weights_bytes();
-    call.prepare_weights = shared || (action.kind == ActionKind::forward && action.micro_batch == 0);
+  if (model_.records(action.unit).fp8_weights_bytes > 0) {
+    call.fp8_weights = arenas_.fp8_weights + fp8_weights_offset_[static_cast<size_t>(action.unit)];
+    call.prepare_weights = schedule_.zero == 3 || (action.kind == ActionKind::forward && action.micro_batch == 0);
   }
   return call;
 }
 
-// Everything that a unit's ops depend on: which they are, and where their operands lie.
-uint64_t Executor::recording_key(const Action& action, const UnitCall& call) const {
+// Everything that a layer's ops depend on: which they are, and where their operands lie.
+uint64_t Executor::recording_key(const Action& action, const LayerCall& call) const {
   uint64_t hash = 0xCBF29CE484222325U;
   const auto add = [&hash](auto value) { hash = (hash ^ std::bit_cast<uint64_t>(value)) * 0x100000001B3U; };
   add(this);
@@ -76,7 +80,8 @@ uint64_t Executor::recording_key(const Action& action, const UnitCall& call) con
     add(parameters.gradients);
   }
   for (const std::byte* place :
-       {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input, call.fp8_weights})
+       {call.input, call.output, call.saved_for_input, call.saved_for_weight, call.gradients, call.d_output,
+        call.d_input, call.fp8_weights})
     add(place);
   add(call.tokens);
   add(static_cast<uint64_t>(call.accumulate));
@@ -86,30 +91,31 @@ uint64_t Executor::recording_key(const Action& action, const UnitCall& call) con
 
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
-  const UnitCall call = call_of(action);
+  const LayerCall call = call_of(action);
   if (groups_.exchange_amid_ops()) return ops(call);
   backend_.run_recorded(recording_key(action, call), [&] { ops(call); });
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
+  const auto backward = [&](BackwardPart part) {
+    compute(action, [&](const LayerCall& call) { model_.layer(action.unit).backward(call, part); });
+  };
   switch (action.kind) {
     case ActionKind::forward:
       if (action.unit == 0) upload_micro_batch(action, source);
-      return compute(action, [&](const UnitCall& call) { units_.forward(action.unit, call); });
+      return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).forward(call); });
     case ActionKind::recompute:
-      return compute(action, [&](const UnitCall& call) { units_.recompute(action.unit, call); });
+      return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).recompute(call); });
     case ActionKind::loss:
-      return compute(action, [&](const UnitCall& call) { units_.loss(call); });
+      return compute(action, [&](const LayerCall& call) { model_.head().loss(call); });
     case ActionKind::evaluate:
-      return compute(action, [&](const UnitCall& call) { units_.evaluate(call); });
+      return compute(action, [&](const LayerCall& call) { model_.head().evaluate(call); });
     case ActionKind::backward_input:
-      return compute(action,
-                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::input); });
+      return backward(BackwardPart::input);
     case ActionKind::backward_weight:
-      return compute(action,
-                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::weight); });
+      return backward(BackwardPart::weight);
     case ActionKind::backward:
-      return compute(action, [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::both); });
+      return backward(BackwardPart::both);
     case ActionKind::gather:
       gathers_[static_cast<size_t>(action.unit)] = begin_gather(parameters_, action.unit, groups_, backend_);
       return;
@@ -127,7 +133,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
 }
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
-  const StepShape& shape = units_.shape();
+  const StepShape& shape = model_.shape();
   const MicroBatch device = slots_.micro_batch(action, arenas_.data);
   if (uploads_ != nullptr) return uploads_->upload(source, device);
   const MicroBatch& host = source.next();

@@ -1,11 +1,11 @@
-// Plays a schedule: turns each action into ops of the units, collectives and updates.
+// Plays a schedule: turns each action into ops of the layers, collectives and updates.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "model/micro_batch.h"
-#include "model/units.h"
+#include "model/model.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
 #include "parallel/micro_batch_uploads.h"
@@ -62,7 +62,7 @@ using UnitTickets = std::vector<CollectiveStream::Ticket>;
 // backend's memory is the host's.
 class Executor {
  public:
-  Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
+  Executor(Model& model, const ParameterStore& parameters, const Schedule& schedule,
            const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace, Backend& backend,
            RankGroups& groups, UnitTickets& gathers, UpdateRule* update, MicroBatchUploads* uploads = nullptr);
 
@@ -72,9 +72,9 @@ class Executor {
 
  private:
   void run(const Action& action, MicroBatchSource& source);
-  UnitCall call_of(const Action& action);
-  uint64_t recording_key(const Action& action, const UnitCall& call) const;
-  // Runs a unit's ops, or plays them as they were recorded.
+  LayerCall call_of(const Action& action);
+  uint64_t recording_key(const Action& action, const LayerCall& call) const;
+  // Runs a layer's ops, or plays them as they were recorded.
   template <typename Ops>
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
@@ -83,11 +83,12 @@ class Executor {
   void widen(int64_t unit);
   void await_gradients(const Action& action);
 
-  Units& units_;
+  Model& model_;
   const ParameterStore& parameters_;
   const Schedule& schedule_;
   const std::vector<PartialSum>& partial_sums_;
   SlotMap slots_;
+  std::vector<int64_t> fp8_weights_offset_;  // by unit
   ArenaMemory arenas_;
   Workspace& workspace_;
   Backend& backend_;

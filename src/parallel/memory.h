@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/micro_batch.h"
-#include "model/units.h"
+#include "model/model.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
@@ -45,13 +45,13 @@ struct MemoryPlan {
 // The place of every slot of a schedule inside the activation arena, and of its micro-batches inside the data arena.
 class SlotMap {
  public:
-  SlotMap(const Units& units, const Schedule& schedule);
+  SlotMap(const Model& model, const Schedule& schedule);
 
   int64_t activation_bytes() const { return activation_bytes_; }
   int64_t data_bytes() const { return data_bytes_; }
 
   // The memory of one action. `activations` and `data` are the arenas' starts.
-  UnitCall call(const Action& action, std::byte* activations, std::byte* data) const;
+  LayerCall call(const Action& action, std::byte* activations, std::byte* data) const;
   MicroBatch micro_batch(const Action& action, std::byte* data) const;
 
  private:
@@ -59,7 +59,8 @@ class SlotMap {
   bool with_documents_;
   std::vector<bool> recomputed_;
   std::vector<int64_t> input_offset_;  // of a unit's input, inside an activation slot (unit 0 has none)
-  std::vector<int64_t> saved_offset_;  // of a unit's saved record there, where it is not recomputed
+  std::vector<int64_t> saved_offset_;  // of a unit's saved records there, where it is not recomputed
+  std::vector<int64_t> saved_for_input_bytes_;  // of the first of both
   int64_t activation_stride_ = 0, replay_stride_ = 0, gradient_stride_ = 0, carrier_stride_ = 0;
   int64_t replay_start_ = 0, gradient_start_ = 0, carrier_start_ = 0;
   int64_t activation_bytes_ = 0, data_bytes_ = 0;

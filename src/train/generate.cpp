@@ -49,8 +49,8 @@ class OneSequence : public MicroBatchSource {
 };
 
 // A model's weights in f32 on one rank.
-struct Model {
-  Model(const RunConfig& run_config, Backend& backend)
+struct LoadedModel {
+  LoadedModel(const RunConfig& run_config, Backend& backend)
       : config(run_config.model),
         mask_documents(run_config.data.mask_documents),
         spec(make_spec(config)),
@@ -91,11 +91,11 @@ struct Model {
 // A forward pass over one sequence of fixed length, and the logits of one of its positions.
 class Inference {
  public:
-  Inference(Model& model, int64_t length, Backend& backend)
+  Inference(LoadedModel& model, int64_t length, Backend& backend)
       : model_(model),
         backend_(backend),
         schedule_(forward_schedule(model)),
-        units_(StepShape{.model = model.config,
+        net_(StepShape{.model = model.config,
                          .precision = {DType::f32, DType::f32},
                          .batch = 1,
                          .sequence_length = length,
@@ -104,7 +104,7 @@ class Inference {
                          .training = false,
                          .mask_documents = model.mask_documents},
                model.spec, model.shards, model.layout, {}, backend),
-        slots_(units_, schedule_),
+        slots_(net_, schedule_),
         source_(length) {
     activations_ = backend.allocate(slots_.activation_bytes());
     data_ = backend.allocate(slots_.data_bytes());
@@ -112,24 +112,24 @@ class Inference {
     scratch_ = backend.allocate(align_up(std::max(scratch_bytes_, int64_t{1})));
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_, model_.no_sums,
+    executor_ = std::make_unique<Executor>(net_, model_.parameters, schedule_, model_.no_sums,
                                            ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
                                            workspace_, backend, model_.groups, model_.gathers, nullptr);
   }
 
   // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
   std::vector<float> next_logits(const std::vector<int32_t>& sequence) {
-    const int64_t length = units_.shape().sequence_length;
+    const int64_t length = net_.shape().sequence_length;
     const auto size = static_cast<int64_t>(sequence.size());
     const int64_t seen = std::min(size, length);
     source_.set(sequence, size - seen);
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
-    UnitCall call = slots_.call(schedule_.actions.back(), activations_->data(), data_->data());
+    LayerCall call = slots_.call(schedule_.actions.back(), activations_->data(), data_->data());
     call.head_matrix = model_.parameters.whole(model_.config.tied_head ? 0 : model_.parameters.num_units() - 1);
     WorkspaceFrame frame(workspace_);
     const Matrix row = frame.take(DType::f32, 1, padded_vocab());
-    units_.logits(call, seen - 1, row);
+    net_.head().logits(call, seen - 1, row);
     std::vector<float> logits(static_cast<size_t>(model_.config.vocab_size));
     backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
     backend_.synchronize();
@@ -138,7 +138,7 @@ class Inference {
 
  private:
   // The forward actions of an evaluation, without its loss.
-  static Schedule forward_schedule(const Model& model) {
+  static Schedule forward_schedule(const LoadedModel& model) {
     Schedule schedule = evaluation_schedule(
         {.recomputed = std::vector<bool>(model.spec.units.size(), false), .tied_head = model.config.tied_head});
     schedule.actions.pop_back();
@@ -150,19 +150,19 @@ class Inference {
   // Runs the pass on the `plan` backend: the workspace of its frames; the scratch goes to scratch_bytes_.
   int64_t plan_frames() {
     PlanBackend plan(backend_.target());
-    Units units(units_.shape(), model_.spec, model_.shards, model_.layout, {}, plan);
+    Model net(net_.shape(), model_.spec, model_.shards, model_.layout, {}, plan);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(units, model_.parameters, schedule_, model_.no_sums, {}, unlimited, plan, model_.groups,
+    Executor executor(net, model_.parameters, schedule_, model_.no_sums, {}, unlimited, plan, model_.groups,
                       model_.gathers, nullptr);
     executor.play(source_, nullptr);
     scratch_bytes_ = plan.scratch_bytes();
     return unlimited.high_water_bytes();
   }
 
-  Model& model_;
+  LoadedModel& model_;
   Backend& backend_;
   Schedule schedule_;
-  Units units_;
+  Model net_;
   SlotMap slots_;
   OneSequence source_;
   std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
@@ -208,7 +208,7 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   }
   config.parallel = {};
   const auto backend = make_cpu_backend(0);
-  Model model(config, *backend);
+  LoadedModel model(config, *backend);
   model.load(checkpoint);
 
   emit(options.prompt);

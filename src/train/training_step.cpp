@@ -133,8 +133,8 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   const Sharding sharding = make_sharding(config, groups);
   const ParameterLayout layout = make_layout(spec, shards, sharding.data_size);
   PlanBackend backend(target);
-  const Units units(step_shape(config, target, true), spec, shards, layout, tensor_parallel(config, groups), backend);
-  const SlotMap slots(units, one_stage_schedule(schedule_options(config, groups)));
+  const Model model(step_shape(config, target, true), spec, shards, layout, tensor_parallel(config, groups), backend);
+  const SlotMap slots(model, one_stage_schedule(schedule_options(config, groups)));
   const ParameterBytes parameters = parameter_bytes(layout, sharding);
   const ParameterStore store(spec, shards, layout, sharding, {});
   MemoryPlan memory;
@@ -144,7 +144,11 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   memory[MemoryClass::moments] = parameters.moments;
   memory[MemoryClass::gathered] = parameters.gathered_weights;
   memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
-  memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
+  for (int64_t unit = 0; unit < model.num_layers(); ++unit) {
+    const int64_t bytes = model.records(unit).fp8_weights_bytes;
+    int64_t& all = memory[MemoryClass::fp8_weights];
+    all = sharding.zero == 3 ? std::max(all, bytes) : all + bytes;
+  }
   memory[MemoryClass::activations] = slots.activation_bytes();
   const int64_t landing = memory_apart(target) ? micro_batch_bytes(config) : 0;
   memory[MemoryClass::data] = slots.data_bytes() + landing + all_rings_bytes(config, target);
@@ -190,10 +194,10 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
                                                                   .gathered_weights = arena(MemoryClass::gathered),
                                                                   .gradient_buckets = arena(MemoryClass::buckets),
                                                                   .reduce_buckets = reduce_buckets});
-  units_ =
-      std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
-  evaluation_units_ =
-      std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
+  model_ =
+      std::make_unique<Model>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
+  evaluation_model_ =
+      std::make_unique<Model>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, spec_, shards_,
                                         *parameters_, arena(MemoryClass::state) + align_up(sizeof(StepState)), state_,
@@ -204,10 +208,10 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
                                                    config.batch.micro, config.model.sequence_length,
                                                    config.data.mask_documents);
   }
-  executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
+  executor_ = std::make_unique<Executor>(*model_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
                                          backend_, groups_, gathers_, update_.get(), uploads_.get());
   evaluation_executor_ =
-      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
+      std::make_unique<Executor>(*evaluation_model_, *parameters_, evaluation_, partial_sums_, arena_memory(),
                                  workspace_, backend_, groups_, gathers_, nullptr, uploads_.get());
 }
 
@@ -289,7 +293,7 @@ void TrainingStep::choose_algorithms() {
                               MemoryClass::activations, MemoryClass::workspace})
     fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
   ComputeOnly compute_only;
-  NoTokens source(units_->shape());
+  NoTokens source(model_->shape());
   backend_.set_choosing(true);
   executor_->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);

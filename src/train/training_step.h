@@ -1,4 +1,4 @@
-// Everything one rank needs to run training steps: the model's units, the schedule, the arenas, the executor and the
+// Everything one rank needs to run training steps: the model, the schedule, the arenas, the executor and the
 // optimizer, on a given backend. On the `plan` backend the very same object is the dry run.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "model/units.h"
+#include "model/model.h"
 #include "ops/backend.h"
 #include "optim/adamw.h"
 #include "parallel/executor.h"
@@ -150,7 +150,7 @@ class TrainingStep {
   StepState host_state_;
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
-  std::unique_ptr<Units> units_, evaluation_units_;
+  std::unique_ptr<Model> model_, evaluation_model_;
   std::unique_ptr<AdamWRule> update_;
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };

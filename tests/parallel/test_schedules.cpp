@@ -42,7 +42,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   const ParameterStore store(spec, shards, layout, {}, {.weights = aligned(weights), .gradients = aligned(gradients)});
   const TensorParallel tensor{groups.tensor_place(), config.parallel.sequence, groups.group(GroupKind::tensor),
                               &groups.stream()};
-  Units units({.model = config.model,
+  Model model({.model = config.model,
                .precision = config.precision,
                .batch = config.batch.micro,
                .sequence_length = config.model.sequence_length,
@@ -53,7 +53,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   std::erase_if(schedule.actions, [](const Action& action) {
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });
-  const SlotMap slots(units, schedule);
+  const SlotMap slots(model, schedule);
   Bytes activations = room(slots.activation_bytes());
   Bytes data = room(slots.data_bytes());
   Bytes scratch = room(plenty);
@@ -64,7 +64,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   state.inverse_tokens = 1e-2F;
   UnitTickets gathers(spec.units.size(), CollectiveStream::done);
   const std::vector<PartialSum> sums = partial_sums(spec, shards, layout, config.parallel.sequence);
-  Executor executor(units, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
+  Executor executor(model, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
                     groups, gathers, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
