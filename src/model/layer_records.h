@@ -26,7 +26,7 @@ enum class Codec : uint8_t {
 };
 
 // Whose memory holds it.
-enum class Place : uint8_t { device };
+enum class SavedPlace : uint8_t { device };
 
 // The records of a layer. A micro-batch has one of each of the first three; the last is made from the weights.
 enum class RecordKind : uint8_t {
@@ -44,7 +44,7 @@ struct SavedTensor {
   int64_t rows, cols;  // of the tensor
   Codec codec = Codec::plain;
   LastReader last_reader = LastReader::input_gradient;
-  Place place = Place::device;
+  SavedPlace place = SavedPlace::device;
 
   bool operator==(const SavedTensor&) const = default;
 };
