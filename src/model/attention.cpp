@@ -37,9 +37,12 @@ class AttentionBranch final : public Branch {
   QueryKeyValue operands(const LayerCall& call) const;
   // From the gradient of attention's output to that of the fused queries, keys and values.
   void core_backward(const LayerCall& call, const Matrix& d_attention, const Matrix& d_qkv);
+  // The gradients of all norms.
+  void add_sums(const LayerCall& call);
 
   std::unique_ptr<Linear> qkv_;
   Parameter q_norm_, k_norm_;
+  GradientSums head_sums_;  // of both
   // The fused matrix; with QK-norm, whose backward needs its inputs, its outputs have a place of their own.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
   LayerLayout::Field attention_, lse_;
@@ -54,7 +57,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
               .norm_bias = tensors.find("norm1.bias"),
               .norm_name = "norm1"}),
       q_norm_(tensors.find("attention.q_norm.weight")),
-      k_norm_(tensors.find("attention.k_norm.weight")) {
+      k_norm_(tensors.find("attention.k_norm.weight")),
+      head_sums_(context, layout, "attention.qk_norm", {q_norm_, k_norm_}) {
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();
@@ -178,7 +182,8 @@ void AttentionBranch::backward_input(const LayerCall& call, const BranchGradient
     out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
     qkv_->backward_weight(call, normed);
   }
-  norm_.backward(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  if (with_weights) add_sums(call);
 }
 
 void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_attention, const Matrix& d_qkv) {
@@ -216,9 +221,8 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_atten
                                         .theta = model().rope_theta,
                                         .dq = d_in.q,
                                         .dk = d_in.k,
-                                        .d_q_gamma = q_norm_.gradient(call),
-                                        .d_k_gamma = k_norm_.gradient(call),
-                                        .accumulate = call.accumulate});
+                                        .q_gamma_sums = head_sums_.at(call, 0),
+                                        .k_gamma_sums = head_sums_.at(call, 1)});
 }
 
 void AttentionBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
@@ -226,6 +230,12 @@ void AttentionBranch::backward_weight(const LayerCall& call, const Matrix& d_out
   const TensorRows::Gathering normed = qkv_->begin_weight(call, frame);
   out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
   qkv_->backward_weight(call, normed);
+  add_sums(call);
+}
+
+void AttentionBranch::add_sums(const LayerCall& call) {
+  head_sums_.add(call);
+  norm_.backward_weight(call);
 }
 
 }  // namespace

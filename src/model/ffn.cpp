@@ -106,7 +106,8 @@ void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& grad
     out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
     in_->backward_weight(call, normed);
   }
-  norm_.backward(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  if (with_weights) norm_.backward_weight(call);
 }
 
 void FfnBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
@@ -114,6 +115,7 @@ void FfnBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
   const TensorRows::Gathering normed = in_->begin_weight(call, frame);
   out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
   in_->backward_weight(call, normed);
+  norm_.backward_weight(call);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // comes at once, and transposed, for the gradient of the weight: that copy is what the records keep, in the place of
 // the 16-bit input of the linear and the 16-bit gradient of its output.
 #include "base/fp8.h"
+#include "model/gradient_sums.h"
 #include "model/linear.h"
 
 namespace gptrain {
@@ -22,7 +23,8 @@ class Fp8Linear final : public Linear {
         // A row-parallel linear has its columns of x and all of y, a column-parallel one the other way round, and maybe
         // only the amax of some rows.
         input_is_part_(design.row_parallel || context.tensor.has_own_rows()),
-        gradient_is_part_(!design.row_parallel || context.tensor.has_own_rows()) {
+        gradient_is_part_(!design.row_parallel || context.tensor.has_own_rows()),
+        bias_sums_(context, layout, design.name + ".bias", {design.bias}) {
     const int64_t n = context.tensor.all_rows();
     const Parameter& w = design.weight;
     input_ = layout.save({design.name + ".x", forward_dtype, n, w.cols, Codec::fp8, LastReader::weight_gradient});
@@ -50,9 +52,7 @@ class Fp8Linear final : public Linear {
                                   .amax = whole_amax({w}, true, frame),
                                   .rows = layout_.at(call, weight_),
                                   .transposed = layout_.at(call, weight_transposed_),
-                                  .inverse_scale = layout_.scale_at(call, weight_transposed_),
-                                  .d_bias = {},
-                                  .accumulate = false});
+                                  .inverse_scale = layout_.scale_at(call, weight_transposed_)});
   }
 
   void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
@@ -73,7 +73,7 @@ class Fp8Linear final : public Linear {
 
   void keep_input(const LayerCall& call, const Factor& x) override { save_input(call, x, {}); }
 
-  // With the bias' gradient.
+  // With the sums of the bias' gradient.
   void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx, const Matrix&) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix rows = frame.take(gradient_dtype, dy.x.rows, dy.x.cols);
@@ -84,8 +84,7 @@ class Fp8Linear final : public Linear {
                                     .rows = rows,
                                     .transposed = layout_.at(call, gradient_),
                                     .inverse_scale = layout_.scale_at(call, gradient_),
-                                    .d_bias = design_.bias.gradient(call),
-                                    .accumulate = call.accumulate});
+                                    .column_sums = bias_sums_.at(call, 0)});
     }
     context_.backend.run(ScaledProduct{.a = rows,
                                        .b = layout_.at(call, weight_transposed_),
@@ -109,6 +108,7 @@ class Fp8Linear final : public Linear {
                                        .c = design_.weight.gradient(call),
                                        .accumulate = call.accumulate,
                                        .true_terms = true_terms()});
+    bias_sums_.add(call);
   }
 
  private:
@@ -144,15 +144,14 @@ class Fp8Linear final : public Linear {
                                   .amax = amax,
                                   .rows = rows,
                                   .transposed = layout_.at(call, input_),
-                                  .inverse_scale = layout_.scale_at(call, input_),
-                                  .d_bias = {},
-                                  .accumulate = false});
+                                  .inverse_scale = layout_.scale_at(call, input_)});
   }
 
   const LayerContext& context_;
   const LayerLayout& layout_;
   const LinearDesign design_;
   const bool input_is_part_, gradient_is_part_;
+  GradientSums bias_sums_;
   LayerLayout::Field input_, gradient_, weight_, weight_transposed_;
 };
 

@@ -19,7 +19,8 @@ Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parame
   records.use_of(LayerPass::recompute) = records.use_of(LayerPass::forward);
   records.use_of(LayerPass::loss) = {{micro_batch, saved_for_input}, {gradients}};
   records.use_of(LayerPass::evaluate) = {{micro_batch, saved_for_input}, {}};
-  records.use_of(LayerPass::backward_input) = {{input, saved_for_input, gradients}, {d_input}};
+  records.use_of(LayerPass::backward_input) = {{input, saved_for_input, gradients}, {gradients, d_input}};
+  records.use_of(LayerPass::backward_weight) = {{gradients}, {}};
   design_ = {UnitKind::head, gives_amax, tensors.all(), records};
   design_.parameters.push_back(matrix);
 }
@@ -112,9 +113,13 @@ void Head::logits(const LayerCall& call, int64_t row, const Matrix& out) {
 }
 
 void Head::backward(const LayerCall& call, BackwardPart part) {
-  if (part == BackwardPart::weight) return;
+  if (part != BackwardPart::weight) backward_input(call);
+  if (part != BackwardPart::input) norm_.backward_weight(call);
+}
+
+void Head::backward_input(const LayerCall& call) {
   const Matrix d_input = context_.stream(call.d_input);
-  norm_.backward(call, {.dy = layout_.at(call, d_normed_),
+  norm_.backward_input(call, {.dy = layout_.at(call, d_normed_),
                         .x = context_.stream(call.input),
                         .dx_residual = {},
                         .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});

@@ -67,6 +67,7 @@ class Head final : public Layer {
   void backward(const LayerCall& call, BackwardPart part) override;
 
  private:
+  void backward_input(const LayerCall& call);
   // Logits and losses chunk by chunk; with d_norm given also the gradients of the head's input and matrix.
   void sum_losses(const LayerCall& call, const Matrix& d_norm);
   // Losses of the rows from `first` on; with_gradient: logits become their gradients.

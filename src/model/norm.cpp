@@ -4,7 +4,11 @@ namespace gptrain {
 
 Norm::Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
            const Parameter& beta)
-    : context_(context), layout_(layout), gamma_(gamma), beta_(beta) {
+    : context_(context),
+      layout_(layout),
+      gamma_(gamma),
+      beta_(beta),
+      sums_(context, layout, name, {gamma, beta}) {
   const int64_t rows = context.tensor.own_rows();
   if (context.shape.model.norm == NormKind::layernorm) mean_ = layout.save({name + ".mean", DType::f32, 1, rows});
   rstd_ = layout.save({name + ".rstd", DType::f32, 1, rows});
@@ -31,7 +35,7 @@ void Norm::forward(const LayerCall& call, const NormInput& in, const Factor& y) 
                                    .amax = y.amax});
 }
 
-void Norm::backward(const LayerCall& call, const NormGradient& gradient) {
+void Norm::backward_input(const LayerCall& call, const NormGradient& gradient) {
   context_.backend.run(NormBackward{.kind = context_.shape.model.norm,
                                     .dy = gradient.dy,
                                     .x = gradient.x,
@@ -40,9 +44,8 @@ void Norm::backward(const LayerCall& call, const NormGradient& gradient) {
                                     .rstd = layout_.at(call, rstd_),
                                     .dx_residual = gradient.dx_residual,
                                     .dx = gradient.dx.x,
-                                    .d_gamma = gamma_.gradient(call),
-                                    .d_beta = beta_.gradient(call),
-                                    .accumulate = call.accumulate,
+                                    .gamma_sums = sums_.at(call, 0),
+                                    .beta_sums = sums_.at(call, 1),
                                     .amax = gradient.dx.amax});
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "model/layer.h"
+#include "model/gradient_sums.h"
 
 namespace gptrain {
 
@@ -26,12 +26,13 @@ struct NormGradient {
 
 class Norm {
  public:
-  // Declares its statistics. Context and layout outlive it; beta may be not given.
+  // Declares its statistics, and what B leaves for W. Context and layout outlive it; beta may be not given.
   Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
        const Parameter& beta);
 
   void forward(const LayerCall& call, const NormInput& in, const Factor& y);
-  void backward(const LayerCall& call, const NormGradient& gradient);
+  void backward_input(const LayerCall& call, const NormGradient& gradient);
+  void backward_weight(const LayerCall& call) { sums_.add(call); }
 
  private:
   Matrix mean(const LayerCall& call) const;
@@ -40,6 +41,7 @@ class Norm {
   const LayerLayout& layout_;
   const Parameter gamma_, beta_;
   LayerLayout::Field mean_ = LayerLayout::none, rstd_;
+  GradientSums sums_;  // of gamma and beta
 };
 
 }  // namespace gptrain

@@ -209,28 +209,26 @@ class Checker {
       if (recomputed(a.unit)) expect(replay_, a.replay, content, "replay");
     }
     claim(carrier_, a.d_input, {a.micro_batch, a.unit - 1}, "carrier");
-    if (fault_.empty() && a.unit == head_) gradient_[static_cast<size_t>(a.gradient)] = free_slot;
   }
 
   void backward_weight(const Action& a) {
     const Content content{a.micro_batch, a.unit};
-    expect(carrier_, a.d_output, content, "carrier");
+    if (a.unit < head_) expect(carrier_, a.d_output, content, "carrier");
     if (a.unit > 0) {
       require(done(ActionKind::backward_input, a.micro_batch, a.unit), "before its input gradient");
       expect(gradient_, a.gradient, content, "gradient");
       if (recomputed(a.unit)) expect(replay_, a.replay, content, "replay");
     }
     if (!fault_.empty()) return;
-    carrier_[static_cast<size_t>(a.d_output)] = free_slot;
+    if (a.unit < head_) carrier_[static_cast<size_t>(a.d_output)] = free_slot;
     if (a.unit > 0) gradient_[static_cast<size_t>(a.gradient)] = free_slot;
     if (recomputed(a.unit)) replay_[static_cast<size_t>(a.replay)] = free_slot;
-    if (++weights_done_[a.micro_batch] == head_) activation_[static_cast<size_t>(a.activation)] = -1;
+    if (++weights_done_[a.micro_batch] == schedule_.num_units) activation_[static_cast<size_t>(a.activation)] = -1;
   }
 
   void reduce(const Action& a) {
-    const ActionKind last = a.unit == head_ ? ActionKind::backward_input : ActionKind::backward_weight;
     for (int32_t m = schedule_.zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m) {
-      require(done(last, m, a.unit) || done(ActionKind::backward, m, a.unit),
+      require(done(ActionKind::backward_weight, m, a.unit) || done(ActionKind::backward, m, a.unit),
               fmt::format("before the gradients of micro-batch {}", m));
     }
     if (!schedule_.sums_use_slots()) return;

@@ -170,7 +170,7 @@ class OneStage {
     schedule_.actions.push_back(
         {.kind = ActionKind::loss, .micro_batch = m, .unit = head(), .activation = activation, .gradient = gradient});
     const int32_t carrier = carriers_.take();
-    schedule_.actions.push_back({.kind = ActionKind::backward_input,
+    schedule_.actions.push_back({.kind = ActionKind::backward,
                                  .micro_batch = m,
                                  .unit = head(),
                                  .activation = activation,

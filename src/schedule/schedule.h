@@ -16,7 +16,7 @@ enum class ActionKind : uint8_t {
   evaluate,   // head: logits and loss only
   recompute,  // forward of unit u again, into a replay slot
   backward_input,   // unit u: gradient of its input
-  backward_weight,  // unit u: gradients of its linears' (or embedding's) weights
+  backward_weight,  // unit u: gradients of all its weights; of the head: but its matrix, which the loss has
   backward,         // unit u: both at once, the weights' products hiding the sums of the input's gradient
   gather,           // unit u: begins to gather its weights from the data-parallel ranks
   await_weights,    // unit u: waits until they are there
