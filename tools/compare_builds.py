@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Whether two builds of gptrain train the same bits.
 
-    tools/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--keep FOLDER]
+    tools/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
 
 BEFORE and AFTER are two gptrain binaries, built and run on this machine. Each trains tiny models of every case below
 (`--only` takes those whose name contains NAME) with ranks that are threads of one process. Then every global tensor of
 the two last checkpoints (weights, masters, moments) must have the same bytes, whatever files and slices hold it, and
-the losses and gradient norms of all steps the same digits.
+the losses and gradient norms of all steps the same digits. With `--device cuda` the binaries are such as have a
+device, or gptrain_cuda_host, which is slow: fewer steps do.
 
 Ends with 0 if all cases agree, with 1 if one differs or fails.
 """
@@ -59,13 +60,22 @@ CASES = [
     ("llama-tensor2-sequence-zero3", LLAMA, 4, TENSOR2 | {"parallel.sequence": True, "parallel.zero": 3} | QK_NORM),
 ]
 
+# Only where there are FP8 products. Sizes are multiples of 16.
+FP8 = BF16 | {"precision.linears": "fp8", "model.hidden_size": 64, "model.ffn_hidden_size": 128}
+DEVICE_CASES = [
+    ("gpt2-fp8", GPT2, 1, FP8),
+    ("gpt2-fp8-dropout-block", GPT2, 1, FP8 | DROPOUT | BLOCK),
+    ("llama-fp8-tensor2-sequence-zero3", LLAMA, 4, FP8 | TENSOR2 | {"parallel.sequence": True, "parallel.zero": 3}),
+    ("gpt2-fp16", GPT2, 1, {"precision.compute": "fp16"}),
+]
 
-def config_of(model, settings, steps, out):
+
+def config_of(model, settings, steps, device, out):
     config = {
         "model": SIZES | model, "data": {"train": [{"path": "corpus"}]}, "batch": {"global": 12, "micro": 2},
         "precision": {"compute": "fp32"}, "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip_norm": 1.0},
         "schedule": {"warmup_steps": 2}, "memory": {"loss_chunk_tokens": 40},
-        "run": {"steps": steps, "seed": 3, "out": out, "threads": 1, "device": "cpu"}}
+        "run": {"steps": steps, "seed": 3, "out": out, "threads": 1, "device": device}}
     for path, value in settings.items():
         section, key = path.split(".")
         config.setdefault(section, {})[key] = value
@@ -125,11 +135,12 @@ def read_checkpoint(folder):
     return tensors
 
 
-def result_of(gptrain, folder, name, case, steps):
+def result_of(gptrain, folder, name, case, arguments):
     """The tensors of the last checkpoint, and each step's loss and norm."""
     _, model, ranks, settings = case
     if not (folder / name / "checkpoints").exists():
-        (folder / f"{name}.json").write_text(json.dumps(config_of(model, settings, steps, name)), encoding="utf-8")
+        config = config_of(model, settings, arguments.steps, arguments.device, name)
+        (folder / f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
         run(gptrain, folder, "train", f"{name}.json", *(["--ranks", str(ranks)] if ranks > 1 else []))
     newest = sorted((folder / name / "checkpoints").glob("step-*"))[-1]
     lines = (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -160,6 +171,7 @@ def main():
     parser.add_argument("after", type=pathlib.Path)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="works there; what BEFORE has trained there before is not trained again")
     arguments = parser.parse_args()
     binaries = [str(binary.resolve()) for binary in (arguments.before, arguments.after)]
@@ -168,12 +180,12 @@ def main():
         folder = arguments.keep or pathlib.Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         write_corpus(binaries[0], folder)
-        for case in CASES:
+        for case in CASES + (DEVICE_CASES if arguments.device == "cuda" else []):
             if arguments.only not in case[0]:
                 continue
             try:
                 shutil.rmtree(folder / f"{case[0]}-after", ignore_errors=True)
-                results = [result_of(binary, folder, f"{case[0]}-{which}", case, arguments.steps)
+                results = [result_of(binary, folder, f"{case[0]}-{which}", case, arguments)
                            for which, binary in zip(("before", "after"), binaries)]
                 fault = difference(*results)
                 count = len(results[0][0])
