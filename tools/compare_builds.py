@@ -172,7 +172,8 @@ def main():
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="works there; what BEFORE has trained there before is not trained again")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER",
+                        help="works there; what BEFORE has trained there before is not trained again")
     arguments = parser.parse_args()
     binaries = [str(binary.resolve()) for binary in (arguments.before, arguments.after)]
     faults = 0

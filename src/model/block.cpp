@@ -38,10 +38,9 @@ Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, bool wi
   attention_->forward(call, {.x = input}, part);
   // From here on the part is the FFN's.
   const Matrix branch = tensor.wait(tensor.begin_sum(part, frame));
-  ffn_->forward(
-      call,
-      {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = layout_.at(call, mid_)},
-      with_output ? part : Matrix{});
+  ffn_->forward(call,
+                {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = layout_.at(call, mid_)},
+                with_output ? part : Matrix{});
   return part;
 }
 
@@ -80,13 +79,12 @@ void Block::backward_input(const LayerCall& call, bool with_weights) {
   if (attention_->wants_output_gradient_amax()) d_mid.amax = frame.take(DType::f32, 1, amax_parts);
   ffn_->backward_input(
       call, {carrier(call.d_output, ffn_->wants_output_gradient_amax()), layout_.at(call, mid_), d_mid}, with_weights);
-  attention_->backward_input(
-      call, {d_mid, context_.stream(call.input), carrier(call.d_input, design_.gives_amax)}, with_weights);
+  attention_->backward_input(call, {d_mid, context_.stream(call.input), carrier(call.d_input, design_.gives_amax)},
+                             with_weights);
 }
 
 void Block::backward_weight(const LayerCall& call) {
-  ffn_->backward_weight(
-      call, ffn_->weight_reads_output_gradient() ? context_.stream(call.d_output) : Matrix{});
+  ffn_->backward_weight(call, ffn_->weight_reads_output_gradient() ? context_.stream(call.d_output) : Matrix{});
   attention_->backward_weight(call, d_mid_ != LayerLayout::none ? layout_.at(call, d_mid_) : Matrix{});
 }
 

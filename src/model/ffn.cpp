@@ -34,9 +34,9 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
               .norm_bias = tensors.find("norm2.bias"),
               .norm_name = "norm2"}),
       in_bias_(tensors.find("ffn.in.bias")) {
-  in_ = make_linear(
-      context, layout,
-      {.name = "ffn.in", .weight = tensors.find("ffn.in.weight"), .bias = in_bias_, .row_parallel = false});
+  in_ =
+      make_linear(context, layout,
+                  {.name = "ffn.in", .weight = tensors.find("ffn.in.weight"), .bias = in_bias_, .row_parallel = false});
   out_ = make_linear(context, layout,
                      {.name = "ffn.out",
                       .weight = tensors.find("ffn.out.weight"),

@@ -117,9 +117,7 @@ class Fp8Linear final : public Linear {
   }
 
   // Of a product with the weight, the terms that count in the model.
-  int64_t true_terms() const {
-    return context_.tensor.all_rows() * design_.weight.true_rows * design_.weight.cols;
-  }
+  int64_t true_terms() const { return context_.tensor.all_rows() * design_.weight.true_rows * design_.weight.cols; }
 
   // The factor's amax; taken here, in `frame`, where the factor comes without. Where that is of a part of the tensor,
   // it becomes that of the whole: so that a tensor has one scale, however many ranks share it.

@@ -28,9 +28,8 @@ Matrix GradientSums::at(const LayerCall& call, size_t index) const {
 
 void GradientSums::add(const LayerCall& call) {
   for (const Run& run : runs_) {
-    context_.backend.run(AddSums{.sums = layout_.at(call, run.field),
-                                 .gradient = run.parameters.gradient(call),
-                                 .accumulate = call.accumulate});
+    context_.backend.run(AddSums{
+        .sums = layout_.at(call, run.field), .gradient = run.parameters.gradient(call), .accumulate = call.accumulate});
   }
 }
 

@@ -120,9 +120,9 @@ void Head::backward(const LayerCall& call, BackwardPart part) {
 void Head::backward_input(const LayerCall& call) {
   const Matrix d_input = context_.stream(call.d_input);
   norm_.backward_input(call, {.dy = layout_.at(call, d_normed_),
-                        .x = context_.stream(call.input),
-                        .dx_residual = {},
-                        .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});
+                              .x = context_.stream(call.input),
+                              .dx_residual = {},
+                              .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});
 }
 
 }  // namespace gptrain

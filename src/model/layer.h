@@ -63,18 +63,18 @@ struct LayerCall {
   const int64_t* sample_ids = nullptr;  // device, [B]
   // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
   const int32_t* document_starts = nullptr;
-  StepState* state = nullptr;             // device
-  std::byte* input = nullptr;             // [N, h] R: the residual stream that enters the layer
-  std::byte* output = nullptr;            // [N, h] R: that leaves it
-  std::byte* saved_for_input = nullptr;   // the layer's records
+  StepState* state = nullptr;            // device
+  std::byte* input = nullptr;            // [N, h] R: the residual stream that enters the layer
+  std::byte* output = nullptr;           // [N, h] R: that leaves it
+  std::byte* saved_for_input = nullptr;  // the layer's records
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;
-  std::byte* d_output = nullptr;          // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
-                                          // [1, amax_parts] f32, where the layer wants that
-  std::byte* d_input = nullptr;           // carrier, likewise for the layer before
-  bool accumulate = false;                // gradients are added to; false for a step's first micro-batch
-  std::byte* fp8_weights = nullptr;       // the record of FP8 linears' weights
-  bool prepare_weights = false;           // that record is filled first: the weights are new, or other ones were there
+  std::byte* d_output = nullptr;     // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
+                                     // [1, amax_parts] f32, where the layer wants that
+  std::byte* d_input = nullptr;      // carrier, likewise for the layer before
+  bool accumulate = false;           // gradients are added to; false for a step's first micro-batch
+  std::byte* fp8_weights = nullptr;  // the record of FP8 linears' weights
+  bool prepare_weights = false;      // that record is filled first: the weights are new, or other ones were there
   Workspace* workspace = nullptr;
 };
 
@@ -84,9 +84,9 @@ enum class BackwardPart : uint8_t { input, weight, both };
 
 // One tensor of a layer on this rank.
 struct Parameter {
-  int64_t offset = 0;         // elements from the start of the unit
+  int64_t offset = 0;          // elements from the start of the unit
   int64_t rows = 0, cols = 0;  // a vector is one row; no rows: the model has no such tensor
-  int64_t true_rows = 0;      // that count in the model: all, but for keys' and values' heads that a lower rank has
+  int64_t true_rows = 0;       // that count in the model: all, but for keys' and values' heads that a lower rank has
 
   bool given() const { return rows > 0; }
   // Its place in one of a unit's buffers; not given if it is not.

@@ -44,7 +44,7 @@ class Block final : public Layer {
   Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, bool with_output);
 
   std::unique_ptr<Branch> attention_, ffn_;
-  LayerLayout::Field mid_;                          // the stream between both branches
+  LayerLayout::Field mid_;                        // the stream between both branches
   LayerLayout::Field d_mid_ = LayerLayout::none;  // its gradient, where W reads that
 };
 

@@ -63,13 +63,12 @@ class PlainLinear : public Linear {
 
  protected:
   void product(const LayerCall& call, const Matrix& x, const LinearOutput& out) {
-    context_.backend.run(
-        LinearForward{.x = x,
-                      .w = context_.weight(call, design_.weight),
-                      .bias = out.with_bias ? context_.weight(call, design_.bias) : Matrix{},
-                      .y = out.y,
-                      .true_out = design_.weight.true_rows,
-                      .pre_activation = out.pre_activation});
+    context_.backend.run(LinearForward{.x = x,
+                                       .w = context_.weight(call, design_.weight),
+                                       .bias = out.with_bias ? context_.weight(call, design_.bias) : Matrix{},
+                                       .y = out.y,
+                                       .true_out = design_.weight.true_rows,
+                                       .pre_activation = out.pre_activation});
   }
   Matrix input(const LayerCall& call) const { return layout_.at(call, input_); }
 

@@ -4,11 +4,7 @@ namespace gptrain {
 
 Norm::Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
            const Parameter& beta)
-    : context_(context),
-      layout_(layout),
-      gamma_(gamma),
-      beta_(beta),
-      sums_(context, layout, name, {gamma, beta}) {
+    : context_(context), layout_(layout), gamma_(gamma), beta_(beta), sums_(context, layout, name, {gamma, beta}) {
   const int64_t rows = context.tensor.own_rows();
   if (context.shape.model.norm == NormKind::layernorm) mean_ = layout.save({name + ".mean", DType::f32, 1, rows});
   rstd_ = layout.save({name + ".rstd", DType::f32, 1, rows});

@@ -79,8 +79,8 @@ Footprint footprint(const NormForward& op, const Target&) {
 }
 
 Footprint footprint(const NormBackward& op, const Target& target) {
-  return {.bytes_moved =
-              moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums, op.beta_sums, op.amax}),
+  return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums,
+                                op.beta_sums, op.amax}),
           .scratch_bytes = scratch_bytes(op, target)};
 }
 

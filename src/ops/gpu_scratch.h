@@ -16,8 +16,8 @@ constexpr int64_t gpu_scratch_bytes(const Op&) {
   return 0;
 }
 
-// Blocks of rows of NormBackward, each of which leaves a partial of the sums for gamma and beta. A block has a thread for
-// every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
+// Blocks of rows of NormBackward, each of which leaves a partial of the sums for gamma and beta. A block has a thread
+// for every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
 constexpr int64_t gpu_norm_most_blocks = 132 * 8;
 constexpr int64_t gpu_norm_blocks(int64_t rows, int64_t cols) {
   return std::min(rows, std::min(gpu_norm_most_blocks, 132 * std::max<int64_t>(6144 / cols, 2)));

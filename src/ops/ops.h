@@ -94,12 +94,12 @@ struct NormForward {
   Matrix x;                 // [N, h] R
   Matrix branch;            // [N, h] C or not given
   Dropout dropout;
-  Matrix x_out;  // [N, h] R, out, given if branch is
-  Matrix gamma;  // [1, h] f32
-  Matrix beta;   // [1, h] f32 or not given
-  Matrix y;      // [N, h] C out
-  Matrix mean;   // [1, N] f32 out, layernorm
-  Matrix rstd;   // [1, N] f32 out
+  Matrix x_out;      // [N, h] R, out, given if branch is
+  Matrix gamma;      // [1, h] f32
+  Matrix beta;       // [1, h] f32 or not given
+  Matrix y;          // [N, h] C out
+  Matrix mean;       // [1, N] f32 out, layernorm
+  Matrix rstd;       // [1, N] f32 out
   Matrix amax = {};  // of y
 };
 
@@ -204,7 +204,7 @@ struct QueryKeyBackward {
   Matrix rstd;
   bool rotary;
   double theta;
-  Matrix dq, dk;                        // [N, H D], [N, G D] C, in and out
+  Matrix dq, dk;                      // [N, H D], [N, G D] C, in and out
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
 };
 
@@ -257,9 +257,9 @@ struct AttentionBackward {
 struct ActivationForward {
   static constexpr std::string_view name = "activation_forward";
   ActivationKind kind;
-  Matrix x;     // [N, f] or [N, 2 f] C
-  Matrix bias;  // [1, cols of x] C or not given
-  Matrix y;     // [N, f] C out
+  Matrix x;          // [N, f] or [N, 2 f] C
+  Matrix bias;       // [1, cols of x] C or not given
+  Matrix y;          // [N, f] C out
   Matrix amax = {};  // of y
 };
 
@@ -269,8 +269,8 @@ struct ActivationBackward {
   static constexpr std::string_view name = "activation_backward";
   ActivationKind kind;
   Matrix x, bias;
-  Matrix dy;  // [N, f] C
-  Matrix dx;  // like x, out
+  Matrix dy;         // [N, f] C
+  Matrix dx;         // like x, out
   Matrix amax = {};  // of dx
 };
 
@@ -413,15 +413,15 @@ struct Amax {
 // FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
 // rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the amax asks for:
 // of x, or of a larger matrix that x is a part of. Where anything in that is not finite, inverse_scale is NaN, and so
-// is all that is computed with the copies. column_sums = sums over the rows of x, what AddSums adds to the gradient of a
-// bias. Rows and columns of x are multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
+// is all that is computed with the copies. column_sums = sums over the rows of x, what AddSums adds to the gradient of
+// a bias. Rows and columns of x are multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
 struct Quantize {
   static constexpr std::string_view name = "quantize";
-  Matrix x;              // [N, cols] bf16
-  Matrix amax;           // [1, amax_parts] f32
-  Matrix rows;           // [N, cols] f8e4m3 or f8e5m2 out, or not given
-  Matrix transposed;     // [cols, N] like rows, out, or not given where rows is
-  Matrix inverse_scale;  // [1, 1] f32 out
+  Matrix x;                 // [N, cols] bf16
+  Matrix amax;              // [1, amax_parts] f32
+  Matrix rows;              // [N, cols] f8e4m3 or f8e5m2 out, or not given
+  Matrix transposed;        // [cols, N] like rows, out, or not given where rows is
+  Matrix inverse_scale;     // [1, 1] f32 out
   Matrix column_sums = {};  // [1, cols] f64 out, or not given
 };
 

@@ -79,9 +79,8 @@ uint64_t Executor::recording_key(const Action& action, const LayerCall& call) co
     add(parameters.norms);
     add(parameters.gradients);
   }
-  for (const std::byte* place :
-       {call.input, call.output, call.saved_for_input, call.saved_for_weight, call.gradients, call.d_output,
-        call.d_input, call.fp8_weights})
+  for (const std::byte* place : {call.input, call.output, call.saved_for_input, call.saved_for_weight, call.gradients,
+                                 call.d_output, call.d_input, call.fp8_weights})
     add(place);
   add(call.tokens);
   add(static_cast<uint64_t>(call.accumulate));

@@ -58,8 +58,8 @@ class SlotMap {
   int64_t batch_, sequence_length_;
   bool with_documents_;
   std::vector<bool> recomputed_;
-  std::vector<int64_t> input_offset_;  // of a unit's input, inside an activation slot (unit 0 has none)
-  std::vector<int64_t> saved_offset_;  // of a unit's saved records there, where it is not recomputed
+  std::vector<int64_t> input_offset_;           // of a unit's input, inside an activation slot (unit 0 has none)
+  std::vector<int64_t> saved_offset_;           // of a unit's saved records there, where it is not recomputed
   std::vector<int64_t> saved_for_input_bytes_;  // of the first of both
   int64_t activation_stride_ = 0, replay_stride_ = 0, gradient_stride_ = 0, carrier_stride_ = 0;
   int64_t replay_start_ = 0, gradient_start_ = 0, carrier_start_ = 0;

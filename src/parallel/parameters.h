@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/layer.h"
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
-#include "model/layer.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {

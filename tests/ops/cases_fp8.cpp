@@ -110,10 +110,7 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   Operand& copy = trial.output(format.dtype, rows, cols);
   Operand& transposed = trial.output(format.dtype, cols, rows);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(),
-                     amax_of(trial, x.values()).matrix(),
-                     copy.matrix(),
-                     transposed.matrix(),
+  trial.run(Quantize{x.matrix(), amax_of(trial, x.values()).matrix(), copy.matrix(), transposed.matrix(),
                      inverse_scale.matrix()});
   if (!std::isfinite(other)) {
     return trial.expect_true(std::isnan(inverse_scale.at(0, 0)), "what is not finite makes the scale NaN");
@@ -220,8 +217,7 @@ struct Quantized {
         inverse_scale(trial.output(DType::f32, 1, 1)) {}
   void run(Trial& trial) const {
     trial.run(Amax{x.matrix(), amax.matrix()});
-    trial.run(
-        Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix()});
+    trial.run(Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix()});
   }
 };
 
@@ -265,8 +261,7 @@ void rejected_case(Trial& trial) {
   trial.expect_rejected(Quantize{x.matrix(), amax, copy.matrix(), {}, scale.matrix()}, "24 columns");
   const Matrix narrow = x.matrix().column_range(0, 16);
   trial.expect_rejected(Quantize{narrow, amax, {}, {}, scale.matrix()}, "no copy");
-  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix()},
-                        "no amax");
+  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix()}, "no amax");
   const Operand& a = trial.input(DType::f8e5m2, 16, 16, std::vector<double>(256));
   Operand& c = trial.output(DType::bf16, 16, 16);
   trial.expect_rejected(ScaledProduct{a.matrix(), a.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false},
@@ -326,18 +321,17 @@ void add_benches(Suite& suite) {
   };
   for (const Format* format : {&e4m3, &e5m2}) {
     const bool bias = format == &e5m2;
-    suite.add_bench<Quantize>(fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""),
-                              [=](Trial& trial) {
-                                const int64_t rows = rows_of(trial);
-                                const Operand& x = trial.input(DType::bf16, rows, in);
-                                Operand& copy = trial.output(format->dtype, rows, in);
-                                Operand& transposed = trial.output(format->dtype, in, rows);
-                                Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-                                Operand& sums = trial.output(DType::f64, 1, in);
-                                trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(),
-                                                    transposed.matrix(), inverse_scale.matrix(),
-                                                    bias ? sums.matrix() : Matrix()});
-                              });
+    suite.add_bench<Quantize>(
+        fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""), [=](Trial& trial) {
+          const int64_t rows = rows_of(trial);
+          const Operand& x = trial.input(DType::bf16, rows, in);
+          Operand& copy = trial.output(format->dtype, rows, in);
+          Operand& transposed = trial.output(format->dtype, in, rows);
+          Operand& inverse_scale = trial.output(DType::f32, 1, 1);
+          Operand& sums = trial.output(DType::f64, 1, in);
+          trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(), transposed.matrix(),
+                              inverse_scale.matrix(), bias ? sums.matrix() : Matrix()});
+        });
   }
   const auto add_product = [&suite](const char* what, const Format& of_a, DType dtype_c, const auto& sizes) {
     suite.add_bench<ScaledProduct>(what, [=, &of_a](Trial& trial) {

@@ -212,7 +212,7 @@ void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, cons
   const std::vector<double> residual_values = options.with_residual ? residual.values() : std::vector<double>{};
   const auto expected = norm_gradients(options.kind, stats, dy.values(), x_values, gamma.values(), residual_values);
   const auto plain = norm_gradients(options.kind, plain_stats, to_real<float>(dy.values()), to_real<float>(x_values),
-                              to_real<float>(gamma.values()), to_real<float>(residual_values));
+                                    to_real<float>(gamma.values()), to_real<float>(residual_values));
 
   NormBackward op{};
   op.kind = options.kind;
@@ -461,9 +461,7 @@ void add_norm_cases(Suite& suite) {
         suite.add<NormForward>(name + " no branch, x far from 0", [=](Trial& t) {
           check_forward(t, shape, dtypes, {kind, false, 0, true, 1000});
         });
-        suite.add<NormBackward>(name, [=](Trial& t) {
-          check_backward(t, shape, dtypes, {kind, true, true, true});
-        });
+        suite.add<NormBackward>(name, [=](Trial& t) { check_backward(t, shape, dtypes, {kind, true, true, true}); });
         suite.add<NormBackward>(name + " no residual, no beta", [=](Trial& t) {
           check_backward(t, shape, dtypes, {kind, false, false, false});
         });

@@ -271,10 +271,9 @@ class Player {
     }
   }
 
-  static constexpr std::array buffers = {LayerBuffer::input,           LayerBuffer::output,
-                                         LayerBuffer::saved_for_input, LayerBuffer::saved_for_weight,
-                                         LayerBuffer::gradients,       LayerBuffer::d_output,
-                                         LayerBuffer::d_input};
+  static constexpr std::array buffers = {
+      LayerBuffer::input,     LayerBuffer::output,   LayerBuffer::saved_for_input, LayerBuffer::saved_for_weight,
+      LayerBuffer::gradients, LayerBuffer::d_output, LayerBuffer::d_input};
 
   const std::unique_ptr<Backend> backend_;
   const ModelSpec spec_;
@@ -297,9 +296,9 @@ struct Case {
 };
 
 const std::vector<Case>& cases() {
-  static const std::vector<std::string> fp8 = {"model.hidden_size=64", "model.ffn_hidden_size=128",
+  static const std::vector<std::string> fp8 = {"model.hidden_size=64",     "model.ffn_hidden_size=128",
                                                "model.sequence_length=20", "run.device=auto",
-                                               "precision.compute=bf16", "precision.linears=fp8"};
+                                               "precision.compute=bf16",   "precision.linears=fp8"};
   static const auto with = [](std::vector<std::string> all, const std::vector<std::string>& more) {
     all.insert(all.end(), more.begin(), more.end());
     return all;
@@ -342,7 +341,8 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       const auto apart = player.play(late_weights_program(2, num_layers, recomputed));
       fault = joint.size() == static_cast<size_t>(2 * num_layers) ? "" : "a unit has no gradients";
       for (const auto& [place, bytes] : joint) {
-        const bool changed = std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{poison}; });
+        const bool changed =
+            std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{poison}; });
         if (!changed) fault = "a unit has no gradients";
         if (bytes != apart.at(place)) fault = "unit " + std::to_string(place.first) + " differs";
       }
