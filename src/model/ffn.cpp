@@ -1,6 +1,7 @@
 // The FFN branch: norm, a linear to the hidden width, an activation (which may be gated), and a linear back to the
 // residual stream.
 #include "model/branch.h"
+#include "model/saved_matrix.h"
 
 namespace gptrain {
 namespace {
@@ -22,7 +23,7 @@ class FfnBranch final : public Branch {
 
   std::unique_ptr<Linear> in_;
   Parameter in_bias_;
-  LayerLayout::Field hidden_;  // the activation's input
+  std::unique_ptr<SavedMatrix> hidden_;  // the activation's input
   bool activation_is_fused_ = false;
 };
 
@@ -44,8 +45,8 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
   activation_is_fused_ = in_->fuses(activation(), width()) && out_->fuses(activation(), width());
-  hidden_ = layout.save(
-      {"ffn.hidden", context.compute(), context.shape.rows(), is_gated(activation()) ? 2 * width() : width()});
+  hidden_ = make_saved_matrix(
+      layout, {"ffn.hidden", context.compute(), context.shape.rows(), is_gated(activation()) ? 2 * width() : width()});
 }
 
 void FfnBranch::prepare_weights(const LayerCall& call) {
@@ -56,7 +57,7 @@ void FfnBranch::prepare_weights(const LayerCall& call) {
 void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
   WorkspaceFrame frame(*call.workspace);
   const Factor activated = out_->input_room(call, frame);
-  const Matrix hidden = layout_.at(call, hidden_);
+  const Matrix hidden = hidden_->room(call, frame);
   {
     WorkspaceFrame inner(*call.workspace);
     const Factor normed = in_->input_room(call, inner);
@@ -71,6 +72,7 @@ void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix
     context_.backend.run(ActivationForward{
         .kind = activation(), .x = hidden, .bias = bias(call), .y = activated.x, .amax = activated.amax});
   }
+  hidden_->keep(call, hidden);
   if (part.given()) {
     out_->forward(call, activated, {part});
   } else {
@@ -84,7 +86,7 @@ void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& grad
   const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
   TensorRows::Gathering normed;
   if (with_weights) normed = in_->begin_weight(call, frame);
-  const Matrix hidden = layout_.at(call, hidden_);
+  const Matrix hidden = hidden_->read(call, frame);
   const Factor d_hidden = in_->output_gradient_room(call, frame);
   if (activation_is_fused_) {
     out_->backward_input(call, d_branch, d_hidden.x, hidden);

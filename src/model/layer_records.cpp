@@ -30,19 +30,21 @@ void LayerLayout::read_by_weight(Field field) {
   if (entry.record == RecordKind::saved_for_input) entry.record = RecordKind::saved_for_weight;
 }
 
+LayerLayout::Stored LayerLayout::add_stored(RecordLayout& layout, const SavedTensor& tensor) {
+  switch (tensor.codec) {
+    case Codec::plain:
+      return {.data = layout.add(tensor.dtype, tensor.rows, tensor.cols)};
+    case Codec::fp8:
+      return {.data = layout.add(tensor.dtype, tensor.cols, tensor.rows), .scale = layout.add(DType::f32, 1, 1)};
+  }
+  throw std::logic_error("'" + tensor.name + "' has no codec");
+}
+
 LayerRecords& LayerLayout::finish() {
   for (LayerRecords::Entry& entry : records_.entries) {
     RecordLayout& layout = layouts_[static_cast<size_t>(entry.record)];
     const int64_t before = layout.bytes();
-    const SavedTensor& t = entry.tensor;
-    Stored stored;
-    if (t.codec == Codec::fp8) {
-      stored.data = layout.add(t.dtype, t.cols, t.rows);
-      stored.scale = layout.add(DType::f32, 1, 1);
-    } else {
-      stored.data = layout.add(t.dtype, t.rows, t.cols);
-    }
-    stored_.push_back(stored);
+    stored_.push_back(add_stored(layout, entry.tensor));
     entry.bytes = layout.bytes() - before;
   }
   const auto bytes = [this](RecordKind record) { return layouts_[static_cast<size_t>(record)].bytes(); };

@@ -150,6 +150,8 @@ class LayerLayout {
     RecordLayout::Field data = -1, scale = -1;
   };
 
+  // The parts that a tensor is stored in, by its codec.
+  static Stored add_stored(RecordLayout& layout, const SavedTensor& tensor);
   Field declare(RecordKind record, const SavedTensor& tensor);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 

@@ -361,3 +361,41 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
     for (const std::string& fault : faults) CHECK(fault == "");
   }
 }
+
+TEST_CASE("what a block saves lies in the record of its last reader") {
+  const auto block_of = [](const std::vector<std::string>& overrides) {
+    const RunConfig config = small_config(Family::gpt2, overrides);
+    OneRank rank(config);
+    const Player player(config, rank.groups);
+    CHECK(player.model().records(1) == player.model().records(2));
+    return player.model().records(1);
+  };
+  const auto names = [](const LayerRecords& records, RecordKind kind) {
+    std::vector<std::string> found;
+    for (const LayerRecords::Entry& entry : records.entries)
+      if (entry.record == kind) found.push_back(entry.tensor.name);
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  using Names = std::vector<std::string>;
+  const LayerRecords plain = block_of({});
+  CHECK(names(plain, RecordKind::saved_for_input) == Names{"attention.lse", "attention.qkv", "ffn.hidden", "mid",
+                                                           "norm1.mean", "norm1.rstd", "norm2.mean", "norm2.rstd"});
+  CHECK(names(plain, RecordKind::saved_for_weight) == Names{"attention.o", "attention.qkv.x", "ffn.in.x", "ffn.out.x"});
+  CHECK(names(plain, RecordKind::gradients) ==
+        Names{"attention.qkv.dy", "d_mid", "ffn.in.dy", "norm1.sums", "norm1.sums", "norm2.sums", "norm2.sums"});
+  CHECK(plain.weight_reads_output_gradient);
+  CHECK(plain.use(backward_weight).reads.contains(LayerBuffer::d_output));
+  // 76 rows, widths 36, 108 and 144, f32; statistics of 304 bytes take 512, sums of 36 f64 likewise.
+  const auto matrix = [](int64_t width) { return align_up(76 * width * 4); };
+  CHECK(plain.saved_for_input_bytes == matrix(108) + matrix(144) + matrix(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
+  CHECK(plain.saved_for_weight_bytes == 3 * matrix(36) + matrix(144));
+  CHECK(plain.gradients_bytes == matrix(108) + matrix(36) + matrix(144) + 4 * 512);
+
+  const LayerRecords dropped = block_of({"model.dropout=0.1"});
+  CHECK(names(dropped, RecordKind::gradients) == Names{"attention.out.dy", "attention.qkv.dy", "ffn.in.dy",
+                                                       "ffn.out.dy", "norm1.sums", "norm1.sums", "norm2.sums",
+                                                       "norm2.sums"});
+  CHECK(!dropped.weight_reads_output_gradient);
+  CHECK(!dropped.use(backward_weight).reads.contains(LayerBuffer::d_output));
+}
