@@ -52,7 +52,8 @@ __global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int
 }
 
 // A block adds up 32 columns, a warp of it every eighth partial.
-__global__ void add_partials(PartialSums op) {
+template <typename Sum>
+__global__ void add_partials(PartialSums<Sum> op) {
   WarpSums<1>& sums = shared<WarpSums<1>>();
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int warp = static_cast<int>(threadIdx.x) / lanes;
@@ -72,10 +73,10 @@ __global__ void add_partials(PartialSums op) {
   sums.of_warp[warp][lane] = total;
   __syncthreads();
   if (warp > 0 || column >= width) return;
-  float& result = column < op.cols ? op.sums[column] : op.more_sums[column - op.cols];
+  Sum& result = column < op.cols ? op.sums[column] : op.more_sums[column - op.cols];
   double sum = op.accumulate ? static_cast<double>(result) : 0.0;
   for (int w = 0; w < warps; ++w) sum += sums.of_warp[w][lane];
-  result = static_cast<float>(sum);
+  result = static_cast<Sum>(sum);
 }
 
 template <typename T, int N>
@@ -85,6 +86,12 @@ void launch_sum_chunks(const Matrix& values, Stream stream, float* partials) {
   const int64_t blocks_across = (values.cols + lanes * N - 1) / (lanes * N);
   launch(stream, {chunks * blocks_across, threads, sizeof(WarpSums<N>)}, sum_chunks<T, N>, Rows<const T>(values),
          values.rows, values.cols, chunk_rows, partials);
+}
+
+template <typename Sum>
+void launch_add_partials(const PartialSums<Sum>& op, Stream stream) {
+  const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
+  launch(stream, {(width + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_partials<Sum>, op);
 }
 
 }  // namespace
@@ -100,14 +107,13 @@ void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch) {
     }
   });
   const int64_t chunk_rows = gpu_column_sum_chunk(op.values.rows);
-  cuda_run(PartialSums{partials, (op.values.rows + chunk_rows - 1) / chunk_rows, op.values.cols, op.sums.as<float>(),
-                       nullptr, op.accumulate},
-           stream);
+  const int64_t chunks = (op.values.rows + chunk_rows - 1) / chunk_rows;
+  if (op.sums.dtype == DType::f64)
+    return cuda_run(PartialSums<double>{partials, chunks, op.values.cols, op.sums.as<double>(), nullptr}, stream);
+  cuda_run(PartialSums<float>{partials, chunks, op.values.cols, op.sums.as<float>(), nullptr, op.accumulate}, stream);
 }
 
-void cuda_run(const PartialSums& op, Stream stream) {
-  const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
-  launch(stream, {(width + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_partials, op);
-}
+void cuda_run(const PartialSums<float>& op, Stream stream) { launch_add_partials(op, stream); }
+void cuda_run(const PartialSums<double>& op, Stream stream) { launch_add_partials(op, stream); }
 
 }  // namespace gptrain

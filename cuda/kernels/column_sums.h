@@ -11,7 +11,7 @@ namespace gptrain {
 // sums[c] (+)= sum over n of values[n, c].
 struct ColumnSums {
   Matrix values;    // [N, cols] f32, bf16 or f16
-  Matrix sums;      // [1, cols] f32
+  Matrix sums;      // [1, cols] f32, or f64 without `accumulate`
   bool accumulate;  // else what `sums` held is overwritten
 };
 
@@ -21,16 +21,18 @@ void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch);
 
 // sums[c] (+)= the sum over i < count of partials[i][c], in f64; likewise, with more_sums given, for the columns from
 // `cols` on. The second half of sums over rows whose first half leaves one f32 partial of each column for every chunk
-// of rows.
+// of rows. Sum: float, or double, which is never added to.
+template <typename Sum>
 struct PartialSums {
   const float* partials;  // [count, cols], or [count, 2 cols]
   int64_t count;
   int64_t cols;
-  float* sums;       // [cols]
-  float* more_sums;  // [cols], or null
-  bool accumulate;
+  Sum* sums;       // [cols]
+  Sum* more_sums;  // [cols], or null
+  bool accumulate = false;
 };
 
-void cuda_run(const PartialSums& op, Stream stream);
+void cuda_run(const PartialSums<float>& op, Stream stream);
+void cuda_run(const PartialSums<double>& op, Stream stream);
 
 }  // namespace gptrain

@@ -28,6 +28,13 @@ __global__ void add(Rows<const float> from, Rows<float> to, int64_t rows, int64_
   });
 }
 
+__global__ void add_sums(const double* sums, float* gradient, int64_t cols, bool accumulate) {
+  for_each_pack<1>(1, cols, [&](int64_t, int64_t column) {
+    const double before = accumulate ? static_cast<double>(gradient[column]) : 0.0;
+    gradient[column] = static_cast<float>(sums[column] + before);
+  });
+}
+
 template <typename R, typename C, int N>
 __global__ void residual_add(Rows<const R> x, Rows<const C> branch, Rows<R> x_out, DropoutMask dropout, int64_t rows,
                              int64_t cols) {
@@ -269,6 +276,11 @@ void cuda_run(const Add& op, Stream stream) {
     launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), add<n>, Rows<const float>(op.from), Rows<float>(op.to),
            op.to.rows, op.to.cols);
   });
+}
+
+void cuda_run(const AddSums& op, Stream stream) {
+  launch(stream, shape_of_elements(1, op.gradient.cols, 1), add_sums, op.sums.as<const double>(),
+         op.gradient.as<float>(), op.gradient.cols, op.accumulate);
 }
 
 void cuda_run(const ResidualAdd& op, Stream stream) {

@@ -268,7 +268,7 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
                                             op.mean.as<const float>(),
                                             op.rstd.as<const float>(),
                                             partials,
-                                            op.d_beta.given(),
+                                            op.beta_sums.given(),
                                             op.x.rows,
                                             op.x.cols,
                                             op.amax.as<float>()};
@@ -282,7 +282,7 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
       });
     });
   });
-  cuda_run(PartialSums{partials, blocks, op.x.cols, op.d_gamma.as<float>(), op.d_beta.as<float>(), op.accumulate},
+  cuda_run(PartialSums<double>{partials, blocks, op.x.cols, op.gamma_sums.as<double>(), op.beta_sums.as<double>()},
            stream);
 }
 

@@ -142,7 +142,7 @@ void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
   } else {
     launch_quantize<f8e5m2>(op, stream);
   }
-  if (op.d_bias.given()) cuda_run(ColumnSums{op.x, op.d_bias, op.accumulate}, stream, scratch);
+  if (op.column_sums.given()) cuda_run(ColumnSums{op.x, op.column_sums, false}, stream, scratch);
 }
 
 }  // namespace gptrain

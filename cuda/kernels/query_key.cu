@@ -336,7 +336,7 @@ void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& ga
 
 template <typename C>
 void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& gamma, const Matrix& rstd,
-                     const Matrix& gradient, const Matrix& d_gamma, Stream stream, float* partials) {
+                     const Matrix& gradient, const Matrix& gamma_sums, Stream stream, float* partials) {
   const BackwardOperands<C> operands{Rows<C>(gradient),       Rows<const C>(x), gamma.as<const float>(),
                                      Rows<const float>(rstd), partials,         gradient.rows};
   const Rotary rotary(op);
@@ -349,7 +349,7 @@ void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& 
     launch(stream, {blocks, shape.threads(), std::max(rotary.shared_bytes(shape.rows_at_once), of_sums)},
            query_key_backward<C, n, p>, operands, shape, rotary);
     if (!gamma.given()) return;
-    cuda_run(PartialSums{partials, blocks, shape.size, d_gamma.as<float>(), nullptr, op.accumulate}, stream);
+    cuda_run(PartialSums<double>{partials, blocks, shape.size, gamma_sums.as<double>(), nullptr}, stream);
   });
 }
 
@@ -370,8 +370,8 @@ void cuda_run(const QueryKeyBackward& op, Stream stream, std::byte* scratch) {
   auto* const partials = reinterpret_cast<float*>(scratch);
   with_type(op.dq.dtype, [&](auto type) {
     using C = decltype(type);
-    launch_backward<C>(op, op.q, op.q_gamma, op.rstd, op.dq, op.d_q_gamma, stream, partials);
-    launch_backward<C>(op, op.k, op.k_gamma, k_rstd, op.dk, op.d_k_gamma, stream, partials);
+    launch_backward<C>(op, op.q, op.q_gamma, op.rstd, op.dq, op.q_gamma_sums, stream, partials);
+    launch_backward<C>(op, op.k, op.k_gamma, k_rstd, op.dk, op.k_gamma_sums, stream, partials);
   });
 }
 

@@ -1,103 +1,128 @@
-// The head: final norm, output projection and loss. Logits exist for one chunk of rows at a time; since the loss' scale
-// is known beforehand, a chunk's gradients are taken while its logits are there. Over tensor ranks each has the logits
-// of its slice of the vocabulary, and no rank all of them.
 #include <algorithm>
 
-#include "model/units.h"
+#include "model/layers.h"
 
 namespace gptrain {
 
-Units::NormSite Units::head_norm_site(const UnitCall& call) const {
-  const HeadFields& f = head_fields_;
-  const bool has_mean = shape_.model.norm == NormKind::layernorm;
-  return {final_norm_, final_norm_bias_, has_mean ? f.saved.at(call.saved, f.mean) : Matrix{},
-          f.saved.at(call.saved, f.rstd)};
+Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parameter& matrix, bool gives_amax)
+    : Layer(context),
+      norm_(context, layout_, "norm", tensors.find("norm.weight"), tensors.find("norm.bias")),
+      matrix_(matrix) {
+  const int64_t own = context.tensor.own_rows();
+  const int64_t h = context.shape.model.hidden_size;
+  normed_ = layout_.save({"normed", context.compute(), own, h});
+  d_normed_ = layout_.leave({"d_normed", context.compute(), own, h});
+  LayerRecords& records = layout_.finish();
+  using enum LayerBuffer;
+  records.input_read_by_backward = true;
+  records.use_of(LayerPass::forward) = {{input}, {saved_for_input}};
+  records.use_of(LayerPass::recompute) = records.use_of(LayerPass::forward);
+  records.use_of(LayerPass::loss) = {{micro_batch, saved_for_input}, {gradients}};
+  records.use_of(LayerPass::evaluate) = {{micro_batch, saved_for_input}, {}};
+  records.use_of(LayerPass::backward_input) = {{input, saved_for_input, gradients}, {gradients, d_input}};
+  records.use_of(LayerPass::backward_weight) = {{gradients}, {}};
+  design_ = {UnitKind::head, gives_amax, tensors.all(), records};
+  design_.parameters.push_back(matrix);
 }
 
-void Units::head_forward(const UnitCall& call) {
-  norm_forward(call, head_norm_site(call), stream(call.input), {head_fields_.saved.at(call.saved, head_fields_.norm)});
+int64_t Head::true_tokens() const {
+  return std::clamp<int64_t>(context_.shape.model.vocab_size - first_token(), 0, matrix_.rows);
 }
 
-void Units::loss(const UnitCall& call) {
-  const Matrix d_norm = head_fields_.gradients.at(call.gradient, head_fields_.d_norm);
-  if (!is_split()) return sum_losses(call, d_norm);
+void Head::forward(const LayerCall& call) {
+  norm_.forward(call, {.x = context_.stream(call.input)}, {layout_.at(call, normed_)});
+}
+
+void Head::recompute(const LayerCall& call) { forward(call); }
+
+void Head::loss(const LayerCall& call) {
+  const Matrix d_normed = layout_.at(call, d_normed_);
+  TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
-  const Matrix part = tensor_.sequence ? frame.take(d_norm.dtype, shape_.rows(), d_norm.cols) : d_norm;
+  const Matrix part = tensor.has_own_rows() ? frame.take(d_normed.dtype, tensor.all_rows(), d_normed.cols) : d_normed;
   sum_losses(call, part);
-  CollectiveStream& stream = *tensor_.stream;
-  stream.wait(tensor_.sequence
-                  ? stream.reduce_scatter(tensor_.group, part.data, d_norm.data, d_norm.count(), d_norm.dtype)
-                  : stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+  tensor.sum_into(part, d_normed);
 }
 
-void Units::evaluate(const UnitCall& call) { sum_losses(call, {}); }
+void Head::evaluate(const LayerCall& call) { sum_losses(call, {}); }
 
-void Units::sum_losses(const UnitCall& call, const Matrix& d_norm) {
-  const Matrix w = head_matrix(call.head_matrix.weights, shape_.precision.compute);
-  const int64_t n = shape_.rows();
-  const int64_t chunk = std::min(shape_.loss_chunk_tokens, n);
+void Head::sum_losses(const LayerCall& call, const Matrix& d_norm) {
+  TensorRows& tensor = context_.tensor;
+  Backend& backend = context_.backend;
+  const Matrix w = matrix(call);
+  const int64_t n = context_.shape.rows();
+  const int64_t chunk = std::min(context_.shape.loss_chunk_tokens, n);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix own_rows = head_fields_.saved.at(call.saved, head_fields_.norm);
-  const Matrix norm = wait(begin_gather(own_rows, room_for_all_rows(frame, own_rows)));
+  const Matrix own_rows = layout_.at(call, normed_);
+  const Matrix norm = tensor.wait(tensor.begin_gather(own_rows, tensor.room_for_all_rows(frame, own_rows)));
   const Matrix losses = frame.take(DType::f32, 1, n);
-  const Matrix all_logits = frame.take(shape_.precision.compute, chunk, w.rows);
+  const Matrix all_logits = frame.take(context_.compute(), chunk, w.rows);
   for (int64_t first = 0; first < n; first += chunk) {
     const int64_t rows = std::min(chunk, n - first);
     const Matrix logits = all_logits.row_range(0, rows);
     const Matrix x = norm.row_range(first, rows);
-    backend_.run(LinearForward{.x = x, .w = w, .bias = {}, .y = logits, .true_out = true_tokens()});
+    backend.run(LinearForward{.x = x, .w = w, .bias = {}, .y = logits, .true_out = true_tokens()});
     cross_entropy(call, first, logits, d_norm.given(), losses.column_range(first, rows));
     if (!d_norm.given()) continue;
-    backend_.run(
+    backend.run(
         LinearBackwardInput{.dy = logits, .w = w, .dx = d_norm.row_range(first, rows), .true_out = true_tokens()});
-    backend_.run(LinearBackwardWeight{.x = x,
-                                      .dy = logits,
-                                      .dw = head_matrix(call.head_matrix.gradients, DType::f32),
-                                      .d_bias = {},
-                                      .accumulate = call.accumulate || first > 0,
-                                      .true_out = true_tokens()});
+    backend.run(LinearBackwardWeight{.x = x,
+                                     .dy = logits,
+                                     .dw = matrix_.in(call.head_matrix.gradients, DType::f32),
+                                     .d_bias = {},
+                                     .accumulate = call.accumulate || first > 0,
+                                     .true_out = true_tokens()});
   }
-  backend_.run(AccumulateLoss{.losses = losses, .state = call.state});
+  backend.run(AccumulateLoss{.losses = losses, .state = call.state});
 }
 
-void Units::cross_entropy(const UnitCall& call, int64_t first, const Matrix& logits, bool with_gradient,
-                          const Matrix& losses) {
+void Head::cross_entropy(const LayerCall& call, int64_t first, const Matrix& logits, bool with_gradient,
+                         const Matrix& losses) {
+  TensorRows& tensor = context_.tensor;
+  const ModelConfig& model = context_.shape.model;
   WorkspaceFrame frame(*call.workspace);
   const int32_t* targets = call.targets + first;
   Matrix all;
-  if (is_split()) {
+  if (tensor.is_split()) {
     const Matrix own = frame.take(DType::f32, 3, logits.rows);
-    all = frame.take(DType::f32, 3 * tensor_.place.size, logits.rows);
-    backend_.run(CrossEntropyStatistics{.vocab_size = shape_.model.vocab_size,
-                                        .first_token = first_token(),
-                                        .targets = targets,
-                                        .logits = logits,
-                                        .statistics = own});
-    tensor_.stream->wait(tensor_.stream->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
+    all = frame.take(DType::f32, 3 * tensor.size(), logits.rows);
+    context_.backend.run(CrossEntropyStatistics{.vocab_size = model.vocab_size,
+                                                .first_token = first_token(),
+                                                .targets = targets,
+                                                .logits = logits,
+                                                .statistics = own});
+    tensor.gather_all(own, all);
   }
-  backend_.run(CrossEntropy{.vocab_size = shape_.model.vocab_size,
-                            .z_loss = shape_.model.z_loss,
-                            .targets = targets,
-                            .state = call.state,
-                            .logits = logits,
-                            .d_logits = with_gradient ? logits : Matrix{},
-                            .losses = losses,
-                            .statistics = all,
-                            .first_token = first_token()});
+  context_.backend.run(CrossEntropy{.vocab_size = model.vocab_size,
+                                    .z_loss = model.z_loss,
+                                    .targets = targets,
+                                    .state = call.state,
+                                    .logits = logits,
+                                    .d_logits = with_gradient ? logits : Matrix{},
+                                    .losses = losses,
+                                    .statistics = all,
+                                    .first_token = first_token()});
 }
 
-void Units::logits(const UnitCall& call, int64_t row, const Matrix& out) {
-  const Matrix norm = head_fields_.saved.at(call.saved, head_fields_.norm);
-  backend_.run(LinearForward{.x = norm.row_range(row, 1),
-                             .w = head_matrix(call.head_matrix.weights, shape_.precision.compute),
-                             .bias = {},
-                             .y = out,
-                             .true_out = shape_.model.vocab_size});
+void Head::logits(const LayerCall& call, int64_t row, const Matrix& out) {
+  context_.backend.run(LinearForward{.x = layout_.at(call, normed_).row_range(row, 1),
+                                     .w = matrix(call),
+                                     .bias = {},
+                                     .y = out,
+                                     .true_out = context_.shape.model.vocab_size});
 }
 
-void Units::head_backward_input(const UnitCall& call) {
-  norm_backward(call, head_norm_site(call), head_fields_.gradients.at(call.gradient, head_fields_.d_norm),
-                stream(call.input), {}, {stream(call.d_input), carrier_amax(call.d_input)});
+void Head::backward(const LayerCall& call, BackwardPart part) {
+  if (part != BackwardPart::weight) backward_input(call);
+  if (part != BackwardPart::input) norm_.backward_weight(call);
+}
+
+void Head::backward_input(const LayerCall& call) {
+  const Matrix d_input = context_.stream(call.d_input);
+  norm_.backward_input(call, {.dy = layout_.at(call, d_normed_),
+                              .x = context_.stream(call.input),
+                              .dx_residual = {},
+                              .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});
 }
 
 }  // namespace gptrain

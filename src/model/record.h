@@ -1,4 +1,4 @@
-// Layouts of what a unit keeps between actions, and the bump memory for what lives inside one action.
+// Layouts of what a layer keeps between actions, and the bump memory for what lives inside one action.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,8 @@ constexpr int64_t align_up(int64_t bytes) {
   return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
 }
 
-// The fields of one record, each at a fixed offset from the record's start. What a unit saves for its backward pass is
-// saved through such fields; where the record lies is the schedule's business (its slot), how a field is stored is the
-// layout's (as computed, so far).
+// The fields of one record, each at a fixed offset from the record's start. Where the record lies is the schedule's
+// business.
 class RecordLayout {
  public:
   using Field = int;

@@ -213,8 +213,8 @@ void check(const NormBackward& op) {
   check_norm_statistics(checker, op);
   checker.optional("dx_residual", op.dx_residual, op.x.dtype, op.x.rows, op.x.cols);
   checker.matrix("dx", op.dx, op.x.dtype, op.x.rows, op.x.cols);
-  checker.matrix("d_gamma", op.d_gamma, DType::f32, 1, op.x.cols);
-  checker.optional("d_beta", op.d_beta, DType::f32, 1, op.x.cols);
+  checker.matrix("gamma_sums", op.gamma_sums, DType::f64, 1, op.x.cols);
+  checker.optional("beta_sums", op.beta_sums, DType::f64, 1, op.x.cols);
   checker.amax(op.amax, op.dx);
 }
 
@@ -286,8 +286,8 @@ void check(const QueryKeyBackward& op) {
   if (!op.q_gamma.given()) return;
   checker.matrix("q", op.q, op.dq.dtype, op.dq.rows, op.dq.cols);
   checker.matrix("k", op.k, op.dq.dtype, op.dk.rows, op.dk.cols);
-  checker.matrix("d_q_gamma", op.d_q_gamma, DType::f32, 1, op.head_size);
-  checker.matrix("d_k_gamma", op.d_k_gamma, DType::f32, 1, op.head_size);
+  checker.matrix("q_gamma_sums", op.q_gamma_sums, DType::f64, 1, op.head_size);
+  checker.matrix("k_gamma_sums", op.k_gamma_sums, DType::f64, 1, op.head_size);
 }
 
 void check(const AttentionForward& op) { check_attention(Checker(op.name), op); }
@@ -392,6 +392,12 @@ void check(const Add& op) {
   checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
 }
 
+void check(const AddSums& op) {
+  const Checker checker(op.name);
+  checker.matrix("sums", op.sums, DType::f64, 1, op.gradient.cols);
+  checker.matrix("gradient", op.gradient, DType::f32, 1, op.sums.cols);
+}
+
 void check(const Amax& op) {
   const Checker checker(op.name);
   checker.real("x", op.x);
@@ -418,7 +424,7 @@ void check(const Quantize& op) {
     checker.matrix("transposed", op.transposed, fp8, op.x.cols, op.x.rows);
   }
   checker.matrix("inverse_scale", op.inverse_scale, DType::f32, 1, 1);
-  checker.optional("d_bias", op.d_bias, DType::f32, 1, op.x.cols);
+  checker.optional("column_sums", op.column_sums, DType::f64, 1, op.x.cols);
 }
 
 void check(const ScaledProduct& op) {

@@ -79,8 +79,8 @@ Footprint footprint(const NormForward& op, const Target&) {
 }
 
 Footprint footprint(const NormBackward& op, const Target& target) {
-  return {.bytes_moved =
-              moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.d_gamma, op.d_beta, op.amax}),
+  return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums,
+                                op.beta_sums, op.amax}),
           .scratch_bytes = scratch_bytes(op, target)};
 }
 
@@ -170,13 +170,16 @@ Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = move
 
 Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
 
+Footprint footprint(const AddSums& op, const Target&) {
+  return {.bytes_moved = moved({op.sums, op.gradient}) + (op.accumulate ? moved({op.gradient}) : 0)};
+}
+
 Footprint footprint(const Amax& op, const Target&) { return {.bytes_moved = moved({op.x, op.amax})}; }
 
 // Column sums are a pass of their own.
 Footprint footprint(const Quantize& op, const Target& target) {
-  int64_t bytes = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.d_bias});
-  if (op.d_bias.given()) bytes += moved({op.x});
-  if (op.accumulate) bytes += moved({op.d_bias});
+  int64_t bytes = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.column_sums});
+  if (op.column_sums.given()) bytes += moved({op.x});
   return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
 }
 

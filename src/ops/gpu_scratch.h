@@ -16,15 +16,15 @@ constexpr int64_t gpu_scratch_bytes(const Op&) {
   return 0;
 }
 
-// Blocks of rows of NormBackward, each of which leaves a partial sum of d_gamma and d_beta. A block has a thread for
-// every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
+// Blocks of rows of NormBackward, each of which leaves a partial of the sums for gamma and beta. A block has a thread
+// for every eight columns; as many as 132 multiprocessors hold of 768 threads keep enough memory accesses under way.
 constexpr int64_t gpu_norm_most_blocks = 132 * 8;
 constexpr int64_t gpu_norm_blocks(int64_t rows, int64_t cols) {
   return std::min(rows, std::min(gpu_norm_most_blocks, 132 * std::max<int64_t>(6144 / cols, 2)));
 }
 
 inline int64_t gpu_scratch_bytes(const NormBackward& op) {
-  const int64_t sums = op.d_beta.given() ? 2 : 1;
+  const int64_t sums = op.beta_sums.given() ? 2 : 1;
   return gpu_norm_blocks(op.x.rows, op.x.cols) * sums * op.x.cols * dtype_bytes(DType::f32);
 }
 
@@ -42,7 +42,7 @@ inline int64_t gpu_scratch_bytes(const SquaredNorm& op) {
 // EmbeddingBackward sorts the rows by token: a key for each row, before and after a pass over them.
 inline int64_t gpu_scratch_bytes(const EmbeddingBackward& op) { return 2 * op.dx.rows * dtype_bytes(DType::i64); }
 
-// Most blocks of rows of QueryKeyBackward, each of which leaves a partial sum of one gamma's gradient: first of the
+// Most blocks of rows of QueryKeyBackward, each of which leaves a partial of one gamma's sums: first of the
 // queries', and when these have been added up, of the keys'.
 constexpr int64_t gpu_query_key_blocks = 1056;
 
@@ -84,7 +84,7 @@ inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
 }
 
 inline int64_t gpu_scratch_bytes(const Quantize& op) {
-  return op.d_bias.given() ? gpu_column_sum_bytes(op.x.rows, op.x.cols) : 0;
+  return op.column_sums.given() ? gpu_column_sum_bytes(op.x.rows, op.x.cols) : 0;
 }
 
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }

@@ -94,17 +94,17 @@ struct NormForward {
   Matrix x;                 // [N, h] R
   Matrix branch;            // [N, h] C or not given
   Dropout dropout;
-  Matrix x_out;  // [N, h] R, out, given if branch is
-  Matrix gamma;  // [1, h] f32
-  Matrix beta;   // [1, h] f32 or not given
-  Matrix y;      // [N, h] C out
-  Matrix mean;   // [1, N] f32 out, layernorm
-  Matrix rstd;   // [1, N] f32 out
+  Matrix x_out;      // [N, h] R, out, given if branch is
+  Matrix gamma;      // [1, h] f32
+  Matrix beta;       // [1, h] f32 or not given
+  Matrix y;          // [N, h] C out
+  Matrix mean;       // [1, N] f32 out, layernorm
+  Matrix rstd;       // [1, N] f32 out
   Matrix amax = {};  // of y
 };
 
-// dx = dx_residual + d norm / dx applied to dy; d_gamma (+)= sum_n dy x_hat; d_beta (+)= sum_n dy. dx may alias
-// dx_residual. x is what was normed.
+// dx = dx_residual + d norm / dx applied to dy; gamma_sums = sum_n dy x_hat; beta_sums = sum_n dy: what AddSums adds to
+// the gradients of gamma and beta. dx may alias dx_residual. x is what was normed.
 struct NormBackward {
   static constexpr std::string_view name = "norm_backward";
   NormKind kind;
@@ -115,9 +115,8 @@ struct NormBackward {
   Matrix rstd;         // [1, N] f32
   Matrix dx_residual;  // [N, h] R or not given (zero)
   Matrix dx;           // [N, h] R out
-  Matrix d_gamma;      // [1, h] f32
-  Matrix d_beta;       // [1, h] f32 or not given
-  bool accumulate;     // of d_gamma and d_beta
+  Matrix gamma_sums;   // [1, h] f64 out
+  Matrix beta_sums;    // [1, h] f64 out, or not given
   Matrix amax = {};    // of dx
 };
 
@@ -195,7 +194,7 @@ struct QueryKeyForward {
 };
 
 // The gradients of QueryKeyForward. dq, dk hold the gradients of the outputs and are overwritten with those of the
-// inputs, in place.
+// inputs, in place. The sums over rows and heads are what AddSums adds to the gammas' gradients.
 struct QueryKeyBackward {
   static constexpr std::string_view name = "query_key_backward";
   int64_t sequence_length;
@@ -205,9 +204,8 @@ struct QueryKeyBackward {
   Matrix rstd;
   bool rotary;
   double theta;
-  Matrix dq, dk;                // [N, H D], [N, G D] C, in and out
-  Matrix d_q_gamma, d_k_gamma;  // [1, D] f32, given with the gammas
-  bool accumulate;              // of the gammas' gradients
+  Matrix dq, dk;                      // [N, H D], [N, G D] C, in and out
+  Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
 };
 
 // Which (query, key) pairs of a sequence attend: all of them, or with `causal` those where first(query) <= key <=
@@ -259,9 +257,9 @@ struct AttentionBackward {
 struct ActivationForward {
   static constexpr std::string_view name = "activation_forward";
   ActivationKind kind;
-  Matrix x;     // [N, f] or [N, 2 f] C
-  Matrix bias;  // [1, cols of x] C or not given
-  Matrix y;     // [N, f] C out
+  Matrix x;          // [N, f] or [N, 2 f] C
+  Matrix bias;       // [1, cols of x] C or not given
+  Matrix y;          // [N, f] C out
   Matrix amax = {};  // of y
 };
 
@@ -271,8 +269,8 @@ struct ActivationBackward {
   static constexpr std::string_view name = "activation_backward";
   ActivationKind kind;
   Matrix x, bias;
-  Matrix dy;  // [N, f] C
-  Matrix dx;  // like x, out
+  Matrix dy;         // [N, f] C
+  Matrix dx;         // like x, out
   Matrix amax = {};  // of dx
 };
 
@@ -397,6 +395,14 @@ struct Add {
   Matrix to;  // in and out
 };
 
+// gradient (+)= sums, added in f64 and rounded once: ends a sum over rows that another op has left in f64.
+struct AddSums {
+  static constexpr std::string_view name = "add_sums";
+  Matrix sums;      // [1, n] f64
+  Matrix gradient;  // [1, n] f32
+  bool accumulate;
+};
+
 // The amax of a matrix that came without it.
 struct Amax {
   static constexpr std::string_view name = "amax";
@@ -407,17 +413,16 @@ struct Amax {
 // FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
 // rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the amax asks for:
 // of x, or of a larger matrix that x is a part of. Where anything in that is not finite, inverse_scale is NaN, and so
-// is all that is computed with the copies. With d_bias given: d_bias (+)= column sums of x. Rows and columns of x are
-// multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
+// is all that is computed with the copies. column_sums = sums over the rows of x, what AddSums adds to the gradient of
+// a bias. Rows and columns of x are multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
 struct Quantize {
   static constexpr std::string_view name = "quantize";
-  Matrix x;              // [N, cols] bf16
-  Matrix amax;           // [1, amax_parts] f32
-  Matrix rows;           // [N, cols] f8e4m3 or f8e5m2 out, or not given
-  Matrix transposed;     // [cols, N] like rows, out, or not given where rows is
-  Matrix inverse_scale;  // [1, 1] f32 out
-  Matrix d_bias;         // [1, cols] f32 or not given
-  bool accumulate;       // of d_bias
+  Matrix x;                 // [N, cols] bf16
+  Matrix amax;              // [1, amax_parts] f32
+  Matrix rows;              // [N, cols] f8e4m3 or f8e5m2 out, or not given
+  Matrix transposed;        // [cols, N] like rows, out, or not given where rows is
+  Matrix inverse_scale;     // [1, 1] f32 out
+  Matrix column_sums = {};  // [1, cols] f64 out, or not given
 };
 
 // c (+)= a_scale b_scale a b^T (+ bias): every product of an FP8 linear, each with factors whose rows run along the
@@ -460,6 +465,7 @@ struct ScaledProduct {
   X(AdamW)                     \
   X(Cast)                      \
   X(Add)                       \
+  X(AddSums)                   \
   X(Amax)                      \
   X(Quantize)                  \
   X(ScaledProduct)

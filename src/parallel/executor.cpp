@@ -19,9 +19,9 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
   return sums;
 }
 
-Executor::Executor(Units& units, const Program& program, const ParameterStore& parameters,
+Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters,
                    const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update)
-    : units_(units),
+    : model_(model),
       program_(program),
       parameters_(parameters),
       partial_sums_(partial_sums),
@@ -42,7 +42,7 @@ std::byte* Executor::at(const Action& action, Operand operand) const {
 }
 
 MicroBatch Executor::micro_batch(const Action& action) const {
-  const StepShape& shape = units_.shape();
+  const StepShape& shape = model_.shape();
   return MicroBatch::at(at(action, Operand::batch), shape.batch, shape.sequence_length, shape.mask_documents);
 }
 
@@ -50,11 +50,11 @@ UnitParameters Executor::whole(int64_t unit, const Action& action) const {
   return parameters_.whole(unit, at(action, Operand::weights), at(action, Operand::whole_gradients));
 }
 
-UnitCall Executor::call_of(const Action& action) const {
+LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
   const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_units() - 1;
-  UnitCall call{.parameters = whole(action.unit, action),
+  LayerCall call{.parameters = whole(action.unit, action),
                 .head_matrix = whole(matrix_unit, action),
                 .tokens = batch.tokens,
                 .targets = batch.targets,
@@ -63,8 +63,9 @@ UnitCall Executor::call_of(const Action& action) const {
                 .state = place_.state,
                 .input = at(action, Operand::input),
                 .output = at(action, Operand::output),
-                .saved = at(action, Operand::saved_for_weight),
-                .gradient = at(action, Operand::gradients),
+                .saved_for_input = at(action, Operand::saved_for_input),
+                .saved_for_weight = at(action, Operand::saved_for_weight),
+                .gradients = at(action, Operand::gradients),
                 .d_output = at(action, Operand::d_output),
                 .d_input = at(action, Operand::d_input),
                 // From ZeRO 2 on a unit's gradients leave after every micro-batch.
@@ -83,7 +84,7 @@ UnitCall Executor::call_of(const Action& action) const {
 namespace {
 
 // Everything that an action's ops depend on: which they are, and where their operands lie.
-RecordingKey recording_key(const void* executor, const Action& action, const UnitCall& call) {
+RecordingKey recording_key(const void* executor, const Action& action, const LayerCall& call) {
   RecordingKey key;
   key.add(executor);
   key.add(static_cast<uint64_t>(action.kind));
@@ -93,8 +94,8 @@ RecordingKey recording_key(const void* executor, const Action& action, const Uni
     key.add(parameters.norms);
     key.add(parameters.gradients);
   }
-  for (const std::byte* place :
-       {call.input, call.output, call.saved, call.gradient, call.d_output, call.d_input, call.fp8_weights})
+  for (const std::byte* place : {call.input, call.output, call.saved_for_input, call.saved_for_weight, call.gradients,
+                                 call.d_output, call.d_input, call.fp8_weights})
     key.add(place);
   key.add(call.tokens);
   key.add(static_cast<uint64_t>(call.accumulate));
@@ -106,30 +107,31 @@ RecordingKey recording_key(const void* executor, const Action& action, const Uni
 
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
-  const UnitCall call = call_of(action);
+  const LayerCall call = call_of(action);
   if (place_.groups->exchange_amid_ops()) return ops(call);
   place_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
+  const auto backward = [&](BackwardPart part) {
+    compute(action, [&](const LayerCall& call) { model_.layer(action.unit).backward(call, part); });
+  };
   switch (action.kind) {
     case ActionKind::forward:
       if (program_.schedule.traits(action.unit).kind == UnitKind::embedding) upload_micro_batch(action, source);
-      return compute(action, [&](const UnitCall& call) { units_.forward(action.unit, call); });
+      return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).forward(call); });
     case ActionKind::recompute:
-      return compute(action, [&](const UnitCall& call) { units_.recompute(action.unit, call); });
+      return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).recompute(call); });
     case ActionKind::loss:
-      return compute(action, [&](const UnitCall& call) { units_.loss(call); });
+      return compute(action, [&](const LayerCall& call) { model_.head().loss(call); });
     case ActionKind::evaluate:
-      return compute(action, [&](const UnitCall& call) { units_.evaluate(call); });
+      return compute(action, [&](const LayerCall& call) { model_.head().evaluate(call); });
     case ActionKind::backward_input:
-      return compute(action,
-                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::input); });
+      return backward(BackwardPart::input);
     case ActionKind::backward_weight:
-      return compute(action,
-                     [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::weight); });
+      return backward(BackwardPart::weight);
     case ActionKind::backward:
-      return compute(action, [&](const UnitCall& call) { units_.backward(action.unit, call, BackwardPart::both); });
+      return backward(BackwardPart::both);
     case ActionKind::gather:
       (*place_.gathers)[static_cast<size_t>(action.unit)] =
           begin_gather(parameters_, action.unit, at(action, Operand::weights), *place_.groups, *place_.backend);
@@ -148,7 +150,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
 }
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
-  const StepShape& shape = units_.shape();
+  const StepShape& shape = model_.shape();
   const MicroBatch device = micro_batch(action);
   if (place_.uploads != nullptr) return place_.uploads->upload(source, device);
   const MicroBatch& host = source.next();

@@ -1,4 +1,4 @@
-// Plays a schedule: turns each action into ops of the units, collectives and updates.
+// Plays a schedule: turns each action into ops of the layers, collectives and updates.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/micro_batch.h"
-#include "model/units.h"
+#include "model/model.h"
 #include "parallel/groups.h"
 #include "parallel/micro_batch_uploads.h"
 #include "parallel/parameters.h"
@@ -65,21 +65,21 @@ struct Workplace {
 // Borrows everything it is given. `update` may be null for schedules without norm and updates.
 class Executor {
  public:
-  Executor(Units& units, const Program& program, const ParameterStore& parameters,
+  Executor(Model& model, const Program& program, const ParameterStore& parameters,
            const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
   void play(MicroBatchSource& source, ActionObserver* observer);
 
-  // What the units' ops of an action of the schedule work on.
-  UnitCall call_of(const Action& action) const;
+  // What the layers' ops of an action of the schedule work on.
+  LayerCall call_of(const Action& action) const;
 
  private:
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   MicroBatch micro_batch(const Action& action) const;
-  // Runs a unit's ops, or plays them as they were recorded.
+  // Runs a layer's ops, or plays them as they were recorded.
   template <typename Ops>
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
@@ -90,7 +90,7 @@ class Executor {
   void widen(const Action& action);
   void await_gradients(const Action& action);
 
-  Units& units_;
+  Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
   const std::vector<PartialSum>& partial_sums_;

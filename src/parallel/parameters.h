@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
-#include "model/units.h"
+#include "model/model.h"
 
 namespace gptrain {
 

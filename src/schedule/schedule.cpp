@@ -71,7 +71,6 @@ Access backward_input_access(Operand operand, const UnitTraits& unit) {
       return Access::read;
     case Operand::gradients:
       return unit.kind == UnitKind::head ? Access::read_write : Access::write;  // the loss has begun the head's
-    case Operand::whole_gradients:
     case Operand::d_input:
     case Operand::prepared_weights:
       return Access::write;

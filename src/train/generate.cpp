@@ -83,8 +83,8 @@ class Inference {
     scratch_ = backend.allocate(align_up(std::max(scratch, int64_t{1})));
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    units_ = make_units(design_, design_.evaluation_shape, backend, groups);
-    executor_ = std::make_unique<Executor>(*units_, *design_.evaluation, *parameters_, design_.partial_sums,
+    model_ = make_model(design_, design_.evaluation_shape, backend, groups);
+    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, design_.partial_sums,
                                            place_of(backend, workspace_), nullptr);
   }
 
@@ -96,10 +96,10 @@ class Inference {
     source_.set(sequence, size - seen);
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
-    UnitCall call = executor_->call_of(design_.evaluation->schedule.actions.back());
+    const LayerCall call = executor_->call_of(design_.evaluation->schedule.actions.back());
     WorkspaceFrame frame(workspace_);
     const Matrix row = frame.take(DType::f32, 1, padded_vocab());
-    units_->logits(call, seen - 1, row);
+    model_->head().logits(call, seen - 1, row);
     std::vector<float> logits(static_cast<size_t>(design_.config.model.vocab_size));
     backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
     backend_.synchronize();
@@ -119,9 +119,9 @@ class Inference {
   // Plays the pass on the `plan` backend: bytes of its frames, and of its scratch.
   std::pair<int64_t, int64_t> plan_workspace() {
     PlanBackend plan(backend_.target());
-    const auto units = make_units(design_, design_.evaluation_shape, plan, groups_);
+    const auto model = make_model(design_, design_.evaluation_shape, plan, groups_);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(*units, *design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
+    Executor executor(*model, *design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
                       nullptr);
     executor.play(source_, nullptr);
     return {unlimited.high_water_bytes(), plan.scratch_bytes()};
@@ -135,7 +135,7 @@ class Inference {
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
   Workspace workspace_;
-  std::unique_ptr<Units> units_;
+  std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };
 

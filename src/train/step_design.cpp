@@ -56,7 +56,7 @@ Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
           config.precision.pure};
 }
 
-ScheduleOptions schedule_options(const StepDesign& design, const Units& units) {
+ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   const std::vector<bool> recomputed = recomputed_units(design.config);
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(design.layout.units.size()),
@@ -67,26 +67,28 @@ ScheduleOptions schedule_options(const StepDesign& design, const Units& units) {
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
     options.units[unit].recomputed = recomputed[unit];
-    options.units[unit].prepares_weights =
-        options.units[unit].kind == UnitKind::block && units.fp8_weights_bytes() > 0;
+    const LayerRecords& records = model.records(static_cast<int64_t>(unit));
+    options.units[unit].weight_reads_d_output = records.weight_reads_output_gradient;
+    options.units[unit].prepares_weights = records.fp8_weights_bytes > 0;
   }
   return options;
 }
 
-BufferBytes buffer_bytes(const StepDesign& design, const Units& units) {
+BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
   BufferBytes bytes;
   const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
   for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
     const int64_t elements = design.layout.units[static_cast<size_t>(unit)].elements;
+    const LayerRecords& records = model.records(unit);
     of(BufferKind::batch).push_back(
-        MicroBatch::bytes(units.shape().batch, units.shape().sequence_length, units.shape().mask_documents));
-    of(BufferKind::stream).push_back(units.stream_bytes());
-    of(BufferKind::saved_for_input).push_back(0);
-    of(BufferKind::saved_for_weight).push_back(units.saved_bytes(unit));
-    of(BufferKind::gradients).push_back(units.gradient_bytes(unit));
-    of(BufferKind::stream_gradient).push_back(units.carrier_bytes());
+        MicroBatch::bytes(model.shape().batch, model.shape().sequence_length, model.shape().mask_documents));
+    of(BufferKind::stream).push_back(model.stream_bytes());
+    of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
+    of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
+    of(BufferKind::gradients).push_back(records.gradients_bytes);
+    of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
     of(BufferKind::weights).push_back(align_up(elements * dtype_bytes(design.sharding.compute)));
-    of(BufferKind::prepared_weights).push_back(units.fp8_weights_bytes());
+    of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
     of(BufferKind::whole_gradients).push_back(align_up(elements * dtype_bytes(DType::f32)));
     of(BufferKind::narrow_gradients).push_back(align_up(elements * dtype_bytes(design.sharding.reduce)));
   }
@@ -107,8 +109,8 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Shard
   return design;
 }
 
-// Units of a plan, for what they say of themselves: they exchange nothing.
-Units planned_units(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
+// The model of a plan, for what its layers say of themselves: it exchanges nothing.
+Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
   return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
           backend};
 }
@@ -135,10 +137,10 @@ int64_t landing_bytes(const RunConfig& config, const Target& target) {
   return memory_apart(target) ? micro_batch_bytes(config) : 0;
 }
 
-std::unique_ptr<Units> make_units(const StepDesign& design, const StepShape& shape, Backend& backend,
+std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups) {
   const bool split = design.tensor.size > 1;
-  return std::make_unique<Units>(
+  return std::make_unique<Model>(
       shape, design.spec, design.shards, design.layout,
       TensorParallel{design.tensor, design.sequence, split ? groups.device_group(GroupKind::tensor) : nullptr,
                      split ? &groups.stream() : nullptr},
@@ -152,17 +154,17 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   design.evaluation_shape = step_shape(config, target, false);
   PlanBackend backend(target);
   {
-    const Units units = planned_units(design, design.training_shape, backend);
-    const ScheduleOptions options = schedule_options(design, units);
-    BufferBytes bytes = buffer_bytes(design, units);
+    const Model model = planned_model(design, design.training_shape, backend);
+    const ScheduleOptions options = schedule_options(design, model);
+    BufferBytes bytes = buffer_bytes(design, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
     design.training = is_like ? like : make_program(one_stage_schedule(options), std::move(bytes));
   }
   {
-    const Units units = planned_units(design, design.evaluation_shape, backend);
-    ScheduleOptions options = schedule_options(design, units);
+    const Model model = planned_model(design, design.evaluation_shape, backend);
+    ScheduleOptions options = schedule_options(design, model);
     options.micro_batches = 1;
-    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, units));
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, model));
   }
   MemoryPlan& memory = design.memory.arenas;
   for (size_t c = 0; c < num_memory_classes; ++c)
@@ -191,11 +193,11 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
                              .training = false,
                              .mask_documents = config.data.mask_documents};
   PlanBackend backend(target);
-  const Units units = planned_units(design, design.evaluation_shape, backend);
-  ScheduleOptions options = schedule_options(design, units);
+  const Model model = planned_model(design, design.evaluation_shape, backend);
+  ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
   for (UnitTraits& unit : options.units) unit.recomputed = false;
-  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, units));
+  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, model));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding).weights;
   return design;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "model/units.h"
+#include "model/model.h"
 #include "ops/target.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
@@ -47,8 +47,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 // design's `evaluation`, and ends before the logits. It has no memory for training.
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length);
 
-// The units of a design on a backend. The groups outlive them.
-std::unique_ptr<Units> make_units(const StepDesign& design, const StepShape& shape, Backend& backend,
+// The model of a design on a backend. The groups outlive it.
+std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups);
 
 // The ring of the host's memory into which micro-batches are read ahead, in micro-batches.

@@ -78,8 +78,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
                                                                   .moments = arena(MemoryClass::moments)});
-  units_ = make_units(*design_, design_->training_shape, backend_, groups_);
-  evaluation_units_ = make_units(*design_, design_->evaluation_shape, backend_, groups_);
+  model_ = make_model(*design_, design_->training_shape, backend_, groups_);
+  evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, design_->spec,
                                         design_->shards, *parameters_,
@@ -98,9 +98,9 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .groups = &groups_,
                         .gathers = &gathers_,
                         .uploads = uploads_.get()};
-  executor_ = std::make_unique<Executor>(*units_, *design_->training, *parameters_, design_->partial_sums, place,
+  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, design_->partial_sums, place,
                                          update_.get());
-  evaluation_executor_ = std::make_unique<Executor>(*evaluation_units_, *design_->evaluation, *parameters_,
+  evaluation_executor_ = std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_,
                                                     design_->partial_sums, place, nullptr);
 }
 
@@ -184,7 +184,7 @@ void TrainingStep::choose_algorithms() {
                               MemoryClass::activations, MemoryClass::workspace})
     fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
   ComputeOnly compute_only;
-  NoTokens source(units_->shape());
+  NoTokens source(model_->shape());
   backend_.set_choosing(true);
   executor_->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);

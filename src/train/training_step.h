@@ -1,4 +1,4 @@
-// Everything one rank needs to run the training steps of a design: the arenas, the model's units, the executors and the
+// Everything one rank needs to run the training steps of a design: the arenas, the model, the executors and the
 // optimizer, on a given backend. On the `plan` backend the very same object is the dry run.
 #pragma once
 
@@ -126,7 +126,7 @@ class TrainingStep {
   StepState host_state_;
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
-  std::unique_ptr<Units> units_, evaluation_units_;
+  std::unique_ptr<Model> model_, evaluation_model_;
   std::unique_ptr<AdamWRule> update_;
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };

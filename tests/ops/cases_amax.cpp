@@ -79,8 +79,8 @@ void norm_backward(Trial& trial, const Shape& shape) {
       trial.input(DType::f32, 1, shape.rows, std::vector<double>(static_cast<size_t>(shape.rows), 0.75));
   const Operand& residual = trial.input(DType::bf16, shape.rows, shape.cols);
   Operand& dx = trial.output(DType::bf16, shape.rows, shape.cols, 8);
-  Operand& d_gamma = trial.output(DType::f32, 1, shape.cols);
-  Operand& d_beta = trial.output(DType::f32, 1, shape.cols);
+  Operand& gamma_sums = trial.output(DType::f64, 1, shape.cols);
+  Operand& beta_sums = trial.output(DType::f64, 1, shape.cols);
   check_amax(trial,
              NormBackward{.kind = NormKind::layernorm,
                           .dy = dy.matrix(),
@@ -90,9 +90,8 @@ void norm_backward(Trial& trial, const Shape& shape) {
                           .rstd = statistics.matrix(),
                           .dx_residual = residual.matrix(),
                           .dx = dx.matrix(),
-                          .d_gamma = d_gamma.matrix(),
-                          .d_beta = d_beta.matrix(),
-                          .accumulate = false},
+                          .gamma_sums = gamma_sums.matrix(),
+                          .beta_sums = beta_sums.matrix()},
              dx);
 }
 

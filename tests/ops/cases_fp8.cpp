@@ -70,7 +70,7 @@ const Operand& amax_of(Trial& trial, const std::vector<double>& values) {
 
 struct QuantizeCase {
   int64_t rows, cols;
-  bool with_rows, with_transposed, with_bias, accumulate;
+  bool with_rows, with_transposed, with_sums;
   int64_t gap;
 };
 
@@ -83,23 +83,22 @@ void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
   Operand& rows = trial.output(format.dtype, c.rows, c.cols, c.gap);
   Operand& transposed = trial.output(format.dtype, c.cols, c.rows, c.gap);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  Operand& d_bias = c.accumulate ? trial.in_out(DType::f32, 1, c.cols) : trial.output(DType::f32, 1, c.cols);
-  std::vector<double> sums = c.accumulate ? d_bias.values() : std::vector<double>(static_cast<size_t>(c.cols));
-  std::vector<double> sizes(sums.size());
+  Operand& column_sums = trial.output(DType::f64, 1, c.cols);
+  std::vector<double> sums(static_cast<size_t>(c.cols)), sizes(sums.size());
   values = x.values();
   trial.run(Quantize{x.matrix(), amax_of(trial, values).matrix(), c.with_rows ? rows.matrix() : Matrix(),
                      c.with_transposed ? transposed.matrix() : Matrix(), inverse_scale.matrix(),
-                     c.with_bias ? d_bias.matrix() : Matrix(), c.accumulate});
+                     c.with_sums ? column_sums.matrix() : Matrix()});
   const std::vector<double> codes = codes_of(format, values, format.scale(values));
   if (c.with_rows) trial.expect_equal("rows", rows, codes);
   if (c.with_transposed) trial.expect_equal("transposed", transposed, transpose(codes, c.rows, c.cols));
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(values)});
-  if (!c.with_bias) return;
+  if (!c.with_sums) return;
   for (size_t i = 0; i < codes.size(); ++i) {
     sums[i % sums.size()] += values[i];
     sizes[i % sums.size()] += std::abs(values[i]);
   }
-  trial.expect_near("d_bias", d_bias, sums, 0x1p-22 * *std::max_element(sizes.begin(), sizes.end()));
+  trial.expect_near("column_sums", column_sums, sums, 0x1p-22 * *std::max_element(sizes.begin(), sizes.end()));
 }
 
 // A matrix of one number, with another one somewhere in it.
@@ -111,13 +110,8 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   Operand& copy = trial.output(format.dtype, rows, cols);
   Operand& transposed = trial.output(format.dtype, cols, rows);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(),
-                     amax_of(trial, x.values()).matrix(),
-                     copy.matrix(),
-                     transposed.matrix(),
-                     inverse_scale.matrix(),
-                     {},
-                     false});
+  trial.run(Quantize{x.matrix(), amax_of(trial, x.values()).matrix(), copy.matrix(), transposed.matrix(),
+                     inverse_scale.matrix()});
   if (!std::isfinite(other)) {
     return trial.expect_true(std::isnan(inverse_scale.at(0, 0)), "what is not finite makes the scale NaN");
   }
@@ -132,7 +126,7 @@ void part_case(Trial& trial, const Format& format) {
   all.push_back(1000);
   Operand& copy = trial.output(format.dtype, 32, 48);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(), amax_of(trial, all).matrix(), copy.matrix(), {}, inverse_scale.matrix(), {}, false});
+  trial.run(Quantize{x.matrix(), amax_of(trial, all).matrix(), copy.matrix(), {}, inverse_scale.matrix()});
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(all)});
   trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(all)));
 }
@@ -223,8 +217,7 @@ struct Quantized {
         inverse_scale(trial.output(DType::f32, 1, 1)) {}
   void run(Trial& trial) const {
     trial.run(Amax{x.matrix(), amax.matrix()});
-    trial.run(
-        Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix(), {}, false});
+    trial.run(Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix()});
   }
 };
 
@@ -265,11 +258,10 @@ void rejected_case(Trial& trial) {
   Operand& copy = trial.output(DType::f8e4m3, 32, 24);
   Operand& scale = trial.output(DType::f32, 1, 1);
   const Matrix amax = amax_of(trial, {1}).matrix();
-  trial.expect_rejected(Quantize{x.matrix(), amax, copy.matrix(), {}, scale.matrix(), {}, false}, "24 columns");
+  trial.expect_rejected(Quantize{x.matrix(), amax, copy.matrix(), {}, scale.matrix()}, "24 columns");
   const Matrix narrow = x.matrix().column_range(0, 16);
-  trial.expect_rejected(Quantize{narrow, amax, {}, {}, scale.matrix(), {}, false}, "no copy");
-  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix(), {}, false},
-                        "no amax");
+  trial.expect_rejected(Quantize{narrow, amax, {}, {}, scale.matrix()}, "no copy");
+  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix()}, "no amax");
   const Operand& a = trial.input(DType::f8e5m2, 16, 16, std::vector<double>(256));
   Operand& c = trial.output(DType::bf16, 16, 16);
   trial.expect_rejected(ScaledProduct{a.matrix(), a.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false},
@@ -280,12 +272,12 @@ void add_cases(Suite& suite) {
   for (const Format* format : {&e4m3, &e5m2}) {
     const auto name = dtype_name(format->dtype);
     for (const QuantizeCase& c :
-         {QuantizeCase{16, 16, true, true, false, false, 0}, QuantizeCase{128, 128, true, true, true, false, 0},
-          QuantizeCase{48, 272, true, false, true, true, 16}, QuantizeCase{272, 48, false, true, false, false, 16},
-          QuantizeCase{272, 144, true, true, true, true, 32}}) {
+         {QuantizeCase{16, 16, true, true, false, 0}, QuantizeCase{128, 128, true, true, true, 0},
+          QuantizeCase{48, 272, true, false, true, 16}, QuantizeCase{272, 48, false, true, false, 16},
+          QuantizeCase{272, 144, true, true, true, 32}}) {
       suite.add<Quantize>(
           fmt::format("N={} cols={} to {}{}{}{}{}", c.rows, c.cols, name, c.with_rows ? " rows" : "",
-                      c.with_transposed ? " transposed" : "", c.with_bias ? " bias" : "", c.gap > 0 ? " strided" : ""),
+                      c.with_transposed ? " transposed" : "", c.with_sums ? " sums" : "", c.gap > 0 ? " strided" : ""),
           [=](Trial& trial) { quantize_case(trial, c, *format); });
     }
     suite.add<Quantize>(fmt::format("a part of a larger matrix to {}", name),
@@ -329,18 +321,17 @@ void add_benches(Suite& suite) {
   };
   for (const Format* format : {&e4m3, &e5m2}) {
     const bool bias = format == &e5m2;
-    suite.add_bench<Quantize>(fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""),
-                              [=](Trial& trial) {
-                                const int64_t rows = rows_of(trial);
-                                const Operand& x = trial.input(DType::bf16, rows, in);
-                                Operand& copy = trial.output(format->dtype, rows, in);
-                                Operand& transposed = trial.output(format->dtype, in, rows);
-                                Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-                                Operand& d_bias = trial.output(DType::f32, 1, in);
-                                trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(),
-                                                    transposed.matrix(), inverse_scale.matrix(),
-                                                    bias ? d_bias.matrix() : Matrix(), false});
-                              });
+    suite.add_bench<Quantize>(
+        fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""), [=](Trial& trial) {
+          const int64_t rows = rows_of(trial);
+          const Operand& x = trial.input(DType::bf16, rows, in);
+          Operand& copy = trial.output(format->dtype, rows, in);
+          Operand& transposed = trial.output(format->dtype, in, rows);
+          Operand& inverse_scale = trial.output(DType::f32, 1, 1);
+          Operand& sums = trial.output(DType::f64, 1, in);
+          trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(), transposed.matrix(),
+                              inverse_scale.matrix(), bias ? sums.matrix() : Matrix()});
+        });
   }
   const auto add_product = [&suite](const char* what, const Format& of_a, DType dtype_c, const auto& sizes) {
     suite.add_bench<ScaledProduct>(what, [=, &of_a](Trial& trial) {

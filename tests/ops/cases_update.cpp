@@ -278,6 +278,26 @@ void check_add(Trial& trial, int64_t rows, int64_t cols) {
   trial.expect_equal("to", to, expected);
 }
 
+// Added in f64 and rounded once, to the bit.
+void check_add_sums(Trial& trial, int64_t n, bool accumulate) {
+  const Operand& sums = trial.input(DType::f64, 1, n, 3);
+  Operand& gradient = accumulate ? trial.in_out(DType::f32, 1, n) : trial.output(DType::f32, 1, n);
+  std::vector<double> expected;
+  for (int64_t i = 0; i < n; ++i)
+    expected.push_back(static_cast<float>(sums.at(0, i) + (accumulate ? gradient.at(0, i) : 0.0)));
+  trial.run(AddSums{sums.matrix(), gradient.matrix(), accumulate});
+  trial.expect_equal("gradient", gradient, expected);
+}
+
+void check_add_sums_rejections(Trial& trial) {
+  const Operand& sums = trial.input(DType::f64, 1, 8);
+  const Operand& narrow_sums = trial.input(DType::f32, 1, 8);
+  Operand& gradient = trial.output(DType::f32, 1, 8);
+  Operand& shorter = trial.output(DType::f32, 1, 7);
+  trial.expect_rejected(AddSums{sums.matrix(), shorter.matrix(), false}, "another length");
+  trial.expect_rejected(AddSums{narrow_sums.matrix(), gradient.matrix(), false}, "sums in f32");
+}
+
 void check_add_rejections(Trial& trial) {
   const Operand& from = trial.input(DType::f32, 2, 3);
   Operand& narrower = trial.in_out(DType::f32, 2, 2);
@@ -315,6 +335,13 @@ void add_update_cases(Suite& suite) {
   // More elements than a device's threads have at once: each is to be added once.
   suite.add<Add>("[80021, 7]", [](Trial& t) { check_add(t, 80021, 7); });
   suite.add<Add>("rejections", check_add_rejections);
+  for (const int64_t n : {1, 7, 300, 5000}) {
+    for (const bool accumulate : {false, true}) {
+      suite.add<AddSums>(fmt::format("n={}{}", n, accumulate ? " adding" : ""),
+                         [=](Trial& t) { check_add_sums(t, n, accumulate); });
+    }
+  }
+  suite.add<AddSums>("rejections", check_add_sums_rejections);
   suite.add<Cast>("rounding", check_cast_rounding);
   suite.add<Cast>("rounding to f16", check_cast_rounding_to_f16);
   suite.add<Cast>("rejections", [](Trial& t) {
@@ -362,6 +389,9 @@ void add_benches(Suite& suite) {
       t.time(op);
     });
   }
+  suite.add_bench<AddSums>("n=8192", [](Trial& t) {
+    t.time(AddSums{t.input(DType::f64, 1, 8192).matrix(), t.in_out(DType::f32, 1, 8192).matrix(), true});
+  });
   suite.add_bench<Add>(named("elements"), [=](Trial& t) {
     t.time(Add{t.input(DType::f32, 1, elements, 0).matrix(), t.in_out(DType::f32, 1, elements).matrix()});
   });

@@ -42,7 +42,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   }
   const ParameterStore store(design.spec, design.shards, design.layout, {},
                              {.weights = aligned(weights), .gradients = aligned(gradients)});
-  const auto units = make_units(design, design.training_shape, *backend, groups);
+  const auto model = make_model(design, design.training_shape, *backend, groups);
   ScheduleOptions options = design.training->schedule.options;
   options.joint_backward = joint;
   Schedule schedule = one_stage_schedule(options);
@@ -65,7 +65,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     arenas.push_back(room(program->memory.bytes[c]));
     place.arenas[c] = aligned(arenas.back());
   }
-  Executor executor(*units, *program, store, design.partial_sums, place, nullptr);
+  Executor executor(*model, *program, store, design.partial_sums, place, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));

@@ -238,6 +238,11 @@ void CpuBackend::run(const Add& op) {
   cpu_add(op, context_);
 }
 
+void CpuBackend::run(const AddSums& op) {
+  prepare(op);
+  cpu_add_sums(op);
+}
+
 void CpuBackend::run(const Amax& op) {
   prepare(op);
   cpu_amax(op);

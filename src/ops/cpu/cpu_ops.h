@@ -54,6 +54,7 @@ void cpu_prepare_update(const PrepareUpdate& op);
 void cpu_adamw(const AdamW& op, const CpuContext& context);
 void cpu_cast(const Cast& op, const CpuContext& context);
 void cpu_add(const Add& op, const CpuContext& context);
+void cpu_add_sums(const AddSums& op);
 void cpu_amax(const Amax& op);
 void cpu_quantize(const Quantize& op, int num_threads);
 void cpu_scaled_product(const ScaledProduct& op, int num_threads);

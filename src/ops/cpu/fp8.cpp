@@ -76,13 +76,12 @@ void cpu_quantize(const Quantize& op, int num_threads) {
   } else {
     quantize<f8e5m2>(op, num_threads);
   }
-  if (!op.d_bias.given()) return;
+  if (!op.column_sums.given()) return;
   parallel_column_blocks(num_threads, op.x.cols, [&](int64_t first, int64_t end) {
     for (int64_t col = first; col < end; ++col) {
-      float& d_bias = op.d_bias.as<float>()[col];
-      double sum = op.accumulate ? static_cast<double>(d_bias) : 0.0;
+      double sum = 0;
       for (int64_t row = 0; row < op.x.rows; ++row) sum += static_cast<double>(to_float(row_of<bf16>(op.x, row)[col]));
-      d_bias = static_cast<float>(sum);
+      op.column_sums.as<double>()[col] = sum;
     }
   });
 }

@@ -4,7 +4,7 @@
 
 namespace gptrain {
 
-// Per block of rows: d_gamma and d_beta, [h] each.
+// Per block of rows: the sums for gamma and beta, [h] each.
 int64_t cpu_scratch_bytes(const NormBackward& op, int) {
   return RowBlocks(op.x.rows).num_blocks * 2 * op.x.cols * dtype_bytes(DType::f32);
 }
@@ -21,11 +21,9 @@ void cpu_norm_backward(const NormBackward& op, const CpuContext& context) {
     }
   });
   parallel_column_blocks(context.num_threads, cols, [&](int64_t first, int64_t end) {
-    context.kernels->add_partials(partials, blocks.num_blocks, stride, op.accumulate, op.d_gamma.as<float>(), first,
-                                  end);
-    if (op.d_beta.given())
-      context.kernels->add_partials(partials + cols, blocks.num_blocks, stride, op.accumulate, op.d_beta.as<float>(),
-                                    first, end);
+    context.kernels->add_partials(partials, blocks.num_blocks, stride, op.gamma_sums.as<double>(), first, end);
+    if (op.beta_sums.given())
+      context.kernels->add_partials(partials + cols, blocks.num_blocks, stride, op.beta_sums.as<double>(), first, end);
   });
 }
 

@@ -59,10 +59,9 @@ void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, co
                                           work + block * stride);
   });
   if (!op.q_gamma.given()) return;
-  context.kernels->add_partials(work, blocks.num_blocks, stride, op.accumulate, op.d_q_gamma.as<float>(), 0,
+  context.kernels->add_partials(work, blocks.num_blocks, stride, op.q_gamma_sums.as<double>(), 0, op.head_size);
+  context.kernels->add_partials(work + op.head_size, blocks.num_blocks, stride, op.k_gamma_sums.as<double>(), 0,
                                 op.head_size);
-  context.kernels->add_partials(work + op.head_size, blocks.num_blocks, stride, op.accumulate, op.d_k_gamma.as<float>(),
-                                0, op.head_size);
 }
 
 }  // namespace gptrain

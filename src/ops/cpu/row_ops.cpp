@@ -12,6 +12,7 @@ int64_t cpu_scratch_bytes(const ActivationForward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Cast&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Add&, int) { return 0; }
+int64_t cpu_scratch_bytes(const AddSums&, int) { return 0; }
 
 void cpu_norm_forward(const NormForward& op, const CpuContext& context) {
   parallel_shares(context.num_threads, op.x.rows,
@@ -58,6 +59,14 @@ void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& b
 void cpu_cast(const Cast& op, const CpuContext& context) {
   for_each_chunk_of_rows(context.num_threads, op.from,
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->cast(op, row, first, end); });
+}
+
+// As small as a norm's weights or a bias: not worth a second thread.
+void cpu_add_sums(const AddSums& op) {
+  const auto* const sums = op.sums.as<const double>();
+  auto* const gradient = op.gradient.as<float>();
+  for (int64_t i = 0; i < op.gradient.cols; ++i)
+    gradient[i] = static_cast<float>(op.accumulate ? sums[i] + static_cast<double>(gradient[i]) : sums[i]);
 }
 
 void cpu_add(const Add& op, const CpuContext& context) {

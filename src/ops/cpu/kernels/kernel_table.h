@@ -48,9 +48,9 @@ struct KernelTable {
   double (*sum_of_squares)(const float* values, int64_t count);
   // Elements [first, end) of the flat buffers, all of one segment.
   void (*adamw)(const AdamW& op, const AdamW::Segment& segment, int64_t first, int64_t end);
-  // sums[c] (+)= sum over blocks b, in order, of partials[b * stride + c], for columns [first_column, end_column).
-  void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
-                       int64_t first_column, int64_t end_column);
+  // sums[c] = sum over blocks b, in order, of partials[b * stride + c], for columns [first_column, end_column).
+  void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
+                       int64_t end_column);
   void (*cast)(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
   void (*add)(const Add& op, int64_t row, int64_t first_column, int64_t end_column);
 };

@@ -21,8 +21,8 @@ void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_ro
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 double sum_of_squares(const float* values, int64_t count);
 void adamw(const AdamW& op, const AdamW::Segment& segment, int64_t first, int64_t end);
-void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
-                  int64_t first_column, int64_t end_column);
+void add_partials(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
+                  int64_t end_column);
 void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
 void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column);
 

@@ -129,8 +129,8 @@ void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, f
   });
 }
 
-void add_partials(const float* partials, int64_t num_partials, int64_t stride, bool accumulate, float* sums,
-                  int64_t first_column, int64_t end_column) {
+void add_partials(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
+                  int64_t end_column) {
   // In double, a few columns at a time: the error does not grow with the number of partial sums.
   constexpr int64_t width = 64;
   for (int64_t first = first_column; first < end_column; first += width) {
@@ -141,11 +141,7 @@ void add_partials(const float* partials, int64_t num_partials, int64_t stride, b
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) total[i] += static_cast<double>(partial[i]);
     }
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      if (accumulate) total[i] += static_cast<double>(sums[first + i]);
-      sums[first + i] = static_cast<float>(total[i]);
-    }
+    for (int64_t i = 0; i < count; ++i) sums[first + i] = total[i];
   }
 }
 

@@ -1,0 +1,60 @@
+#include "model/layers.h"
+
+namespace gptrain {
+
+Embedding::Embedding(const LayerContext& context, const UnitTensors& tensors)
+    : Layer(context), tokens_(tensors.find("token")), positions_(tensors.find("position")) {
+  layout_.weight_reads_output_gradient();
+  LayerRecords& records = layout_.finish();
+  records.use_of(LayerPass::forward) = {{LayerBuffer::micro_batch}, {LayerBuffer::output}};
+  records.use_of(LayerPass::backward_weight) = {{LayerBuffer::micro_batch, LayerBuffer::d_output}, {}};
+  design_ = {UnitKind::embedding, false, tensors.all(), records};
+}
+
+Dropout Embedding::dropout(const LayerCall& call) const {
+  const StepShape& shape = context_.shape;
+  return {shape.training ? shape.model.residual_dropout : 0, random_key(shape.seed, RandomUse::embedding_dropout),
+          call.sample_ids};
+}
+
+// Every rank looks up the tokens of its slice of the vocabulary; the first one adds the positions.
+void Embedding::forward(const LayerCall& call) {
+  TensorRows& tensor = context_.tensor;
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix out = context_.stream(call.output);
+  const Matrix part = tensor.has_own_rows() ? frame.take(out.dtype, tensor.all_rows(), out.cols) : out;
+  context_.backend.run(
+      EmbeddingForward{.tokens = call.tokens,
+                       .sequence_length = context_.shape.sequence_length,
+                       .token_table = context_.weight(call, tokens_),
+                       .position_table = tensor.rank() == 0 ? context_.weight(call, positions_) : Matrix{},
+                       .dropout = dropout(call),
+                       .x = part,
+                       .first_token = first_token(),
+                       .num_tokens = num_tokens()});
+  tensor.sum_into(part, out);
+}
+
+// Nothing is saved.
+void Embedding::recompute(const LayerCall&) {}
+
+void Embedding::backward(const LayerCall& call, BackwardPart part) {
+  if (part == BackwardPart::input) return;  // tokens have no gradient
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix rows = context_.stream(call.d_output);
+  TensorRows& tensor = context_.tensor;
+  const Matrix dx = tensor.wait(tensor.begin_gather(rows, tensor.room_for_all_rows(frame, rows)));
+  // With a tied head the loss has already written this micro-batch's share of the token table's gradient.
+  context_.backend.run(EmbeddingBackward{.tokens = call.tokens,
+                                         .sequence_length = context_.shape.sequence_length,
+                                         .dx = dx,
+                                         .dropout = dropout(call),
+                                         .d_token_table = tokens_.gradient(call),
+                                         .d_position_table = positions_.gradient(call),
+                                         .accumulate_token = call.accumulate || context_.shape.model.tied_head,
+                                         .accumulate_position = call.accumulate,
+                                         .first_token = first_token(),
+                                         .num_tokens = num_tokens()});
+}
+
+}  // namespace gptrain

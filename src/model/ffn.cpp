@@ -1,0 +1,130 @@
+// The FFN branch: norm, a linear to the hidden width, an activation (which may be gated), and a linear back to the
+// residual stream.
+#include "model/branch.h"
+#include "model/saved_matrix.h"
+
+namespace gptrain {
+namespace {
+
+class FfnBranch final : public Branch {
+ public:
+  FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
+
+  void prepare_weights(const LayerCall& call) override;
+  void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
+  void backward_weight(const LayerCall& call, const Matrix& d_out) override;
+
+ private:
+  ActivationKind activation() const { return context_.shape.model.activation; }
+  int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
+  // Of the activation's input, which is saved without it, unless the products compute the activation too.
+  Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
+
+  std::unique_ptr<Linear> in_;
+  Parameter in_bias_;
+  std::unique_ptr<SavedMatrix> hidden_;  // the activation's input
+  bool activation_is_fused_ = false;
+};
+
+FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors)
+    : Branch(context, layout,
+             {.layer = static_cast<uint32_t>(layer),
+              .site = 1,
+              .norm = tensors.find("norm2.weight"),
+              .norm_bias = tensors.find("norm2.bias"),
+              .norm_name = "norm2"}),
+      in_bias_(tensors.find("ffn.in.bias")) {
+  in_ =
+      make_linear(context, layout,
+                  {.name = "ffn.in", .weight = tensors.find("ffn.in.weight"), .bias = in_bias_, .row_parallel = false});
+  out_ = make_linear(context, layout,
+                     {.name = "ffn.out",
+                      .weight = tensors.find("ffn.out.weight"),
+                      .bias = tensors.find("ffn.out.bias"),
+                      .row_parallel = true,
+                      .gradient_is_shared = shares_gradient(context)});
+  activation_is_fused_ = in_->fuses(activation(), width()) && out_->fuses(activation(), width());
+  hidden_ = make_saved_matrix(
+      layout, {"ffn.hidden", context.compute(), context.shape.rows(), is_gated(activation()) ? 2 * width() : width()});
+}
+
+void FfnBranch::prepare_weights(const LayerCall& call) {
+  in_->prepare_weight(call);
+  out_->prepare_weight(call);
+}
+
+void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
+  WorkspaceFrame frame(*call.workspace);
+  const Factor activated = out_->input_room(call, frame);
+  const Matrix hidden = hidden_->room(call, frame);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    const Factor normed = in_->input_room(call, inner);
+    norm_.forward(call, in, normed);
+    if (activation_is_fused_) {
+      in_->forward(call, normed, {.y = activated.x, .pre_activation = hidden});
+    } else {
+      in_->forward(call, normed, {.y = hidden, .with_bias = false});
+    }
+  }
+  if (!activation_is_fused_) {
+    context_.backend.run(ActivationForward{
+        .kind = activation(), .x = hidden, .bias = bias(call), .y = activated.x, .amax = activated.amax});
+  }
+  hidden_->keep(call, hidden);
+  if (part.given()) {
+    out_->forward(call, activated, {part});
+  } else {
+    out_->keep_input(call, activated);
+  }
+}
+
+void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
+  TensorRows& tensor = context_.tensor;
+  WorkspaceFrame frame(*call.workspace);
+  const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
+  TensorRows::Gathering normed;
+  if (with_weights) normed = in_->begin_weight(call, frame);
+  const Matrix hidden = hidden_->read(call, frame);
+  const Factor d_hidden = in_->output_gradient_room(call, frame);
+  if (activation_is_fused_) {
+    out_->backward_input(call, d_branch, d_hidden.x, hidden);
+  } else {
+    WorkspaceFrame inner(*call.workspace);
+    const Matrix d_activated = inner.take(context_.compute(), tensor.all_rows(), width());
+    out_->backward_input(call, d_branch, d_activated);
+    context_.backend.run(ActivationBackward{.kind = activation(),
+                                            .x = hidden,
+                                            .bias = bias(call),
+                                            .dy = d_activated,
+                                            .dx = d_hidden.x,
+                                            .amax = d_hidden.amax});
+  }
+  const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
+  in_->backward_input(call, d_hidden, part);
+  const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
+  if (with_weights) {
+    out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
+    in_->backward_weight(call, normed);
+  }
+  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  if (with_weights) norm_.backward_weight(call);
+}
+
+void FfnBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
+  WorkspaceFrame frame(*call.workspace);
+  const TensorRows::Gathering normed = in_->begin_weight(call, frame);
+  out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
+  in_->backward_weight(call, normed);
+  norm_.backward_weight(call);
+}
+
+}  // namespace
+
+std::unique_ptr<Branch> make_ffn_branch(const LayerContext& context, LayerLayout& layout, int64_t layer,
+                                        const UnitTensors& tensors) {
+  return std::make_unique<FfnBranch>(context, layout, layer, tensors);
+}
+
+}  // namespace gptrain

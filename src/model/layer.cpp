@@ -1,0 +1,39 @@
+#include "model/layer.h"
+
+namespace gptrain {
+
+UnitTensors::UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+                         int64_t unit) {
+  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+  const Unit& kind = spec.units[static_cast<size_t>(unit)];
+  const std::string prefix = kind.kind == UnitKind::embedding ? "embedding."
+                             : kind.kind == UnitKind::head    ? "head."
+                                                              : "blocks." + std::to_string(kind.layer) + ".";
+  for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+    const auto index = static_cast<size_t>(i);
+    const TensorSpec& tensor = spec.tensors[index];
+    const TensorShard& shard = shards[index];
+    const bool is_vector = shard.shape.size() == 1;
+    Parameter parameter{.offset = layout.segments[index].offset - range.offset,
+                        .rows = is_vector ? 1 : shard.shape[0],
+                        .cols = shard.shape.back()};
+    for (const ShardBox& box : shard.boxes)
+      parameter.true_rows += box.owned || tensor.split == Split::none ? box.shape[0] : 0;
+    tensors_.emplace_back(tensor.name.substr(prefix.size()), parameter);
+  }
+}
+
+Parameter UnitTensors::find(std::string_view name) const {
+  for (const auto& [known, parameter] : tensors_) {
+    if (known == name) return parameter;
+  }
+  return {};
+}
+
+std::vector<Parameter> UnitTensors::all() const {
+  std::vector<Parameter> parameters;
+  for (const auto& [name, parameter] : tensors_) parameters.push_back(parameter);
+  return parameters;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,174 @@
+// A layer of the model: what every kind of it (embedding, block, head) offers to a schedule.
+//
+// A layer owns no memory. What it keeps between passes lies in records that it declares; every pointer of a call is the
+// caller's. Which of a call's buffers each pass reads and writes is LayerRecords::use, and is all that a schedule knows
+// of a layer:
+//
+//                     reads                                                writes
+//   forward           input                                                output, saved_for_input, saved_for_weight
+//   recompute         input                                                saved_for_input, saved_for_weight
+//   loss (head)       saved_for_input                                      gradients
+//   backward_input    input, saved_for_input, saved_for_weight, gradients  gradients, d_input
+//                     (the head), d_output (not the head)
+//   backward_weight   saved_for_weight, gradients, d_output (where weight_reads_output_gradient)
+//
+// less what a layer has not: the embedding has no input, saves nothing and has no backward_input; the head has neither
+// output nor d_output.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/run_config.h"
+#include "model/layer_records.h"
+#include "model/spec/layout.h"
+#include "model/spec/spec.h"
+#include "model/tensor_parallel.h"
+#include "ops/backend.h"
+
+namespace gptrain {
+
+// The shape of one micro-batch through one model.
+struct StepShape {
+  ModelConfig model;
+  PrecisionConfig precision;
+  int64_t batch = 0;            // B, sequences of a micro-batch
+  int64_t sequence_length = 0;  // T, <= model.sequence_length
+  int64_t loss_chunk_tokens = 0;
+  uint64_t seed = 0;            // of dropout
+  bool training = true;         // false: no dropout
+  bool mask_documents = false;  // tokens attend within their document only
+  int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
+
+  int64_t rows() const { return batch * sequence_length; }
+};
+
+// The parameters of one layer, laid out by ParameterLayout from its unit's offset on.
+struct UnitParameters {
+  std::byte* weights = nullptr;    // compute dtype
+  std::byte* norms = nullptr;      // f32, the unit's first norm_elements only
+  std::byte* gradients = nullptr;  // f32
+};
+
+// What one action works on. N is the number of rows in the residual stream, with sequence parallelism the rank's own.
+struct LayerCall {
+  UnitParameters parameters;            // of the layer
+  UnitParameters head_matrix;           // of the layer that holds the head's matrix: the head, or with a tied head the
+                                        // embedding
+  const int32_t* tokens = nullptr;      // device, [B, T]
+  const int32_t* targets = nullptr;     // device, [B, T]
+  const int64_t* sample_ids = nullptr;  // device, [B]
+  // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
+  const int32_t* document_starts = nullptr;
+  StepState* state = nullptr;            // device
+  std::byte* input = nullptr;            // [N, h] R: the residual stream that enters the layer
+  std::byte* output = nullptr;           // [N, h] R: that leaves it
+  std::byte* saved_for_input = nullptr;  // the layer's records
+  std::byte* saved_for_weight = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* d_output = nullptr;     // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
+                                     // [1, amax_parts] f32, where the layer wants that
+  std::byte* d_input = nullptr;      // carrier, likewise for the layer before
+  bool accumulate = false;           // gradients are added to; false for a step's first micro-batch
+  std::byte* fp8_weights = nullptr;  // the record of FP8 linears' weights
+  bool prepare_weights = false;      // that record is filled first: the weights are new, or other ones were there
+  Workspace* workspace = nullptr;
+};
+
+// Which of the two halves of a layer's backward pass a call is. Both at once: the products of the weights' gradients
+// run while the sums of the input's gradient over the tensor ranks are under way.
+enum class BackwardPart : uint8_t { input, weight, both };
+
+// One tensor of a layer on this rank.
+struct Parameter {
+  int64_t offset = 0;          // elements from the start of the unit
+  int64_t rows = 0, cols = 0;  // a vector is one row; no rows: the model has no such tensor
+  int64_t true_rows = 0;       // that count in the model: all, but for keys' and values' heads that a lower rank has
+
+  bool given() const { return rows > 0; }
+  // Its place in one of a unit's buffers; not given if it is not.
+  Matrix in(std::byte* unit, DType dtype) const {
+    return given() ? Matrix(unit + offset * dtype_bytes(dtype), dtype, rows, cols) : Matrix();
+  }
+  Matrix norm(const LayerCall& call) const { return in(call.parameters.norms, DType::f32); }
+  Matrix gradient(const LayerCall& call) const { return in(call.parameters.gradients, DType::f32); }
+
+  bool operator==(const Parameter&) const = default;
+};
+
+// The tensors of one unit on this rank, by their names in it ("norm1.weight").
+class UnitTensors {
+ public:
+  UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+              int64_t unit);
+
+  Parameter find(std::string_view name) const;  // not given where the unit has none of that name
+  std::vector<Parameter> all() const;
+
+ private:
+  std::vector<std::pair<std::string, Parameter>> tensors_;
+};
+
+// What the layers of a model and their parts share.
+struct LayerContext {
+  const StepShape& shape;
+  TensorRows& tensor;
+  Backend& backend;
+
+  DType compute() const { return shape.precision.compute; }
+  // The residual stream of this rank in memory of the caller.
+  Matrix stream(std::byte* data) const {
+    return {data, shape.precision.residual, tensor.own_rows(), shape.model.hidden_size};
+  }
+  Matrix weight(const LayerCall& call, const Parameter& parameter) const {
+    return parameter.in(call.parameters.weights, compute());
+  }
+  int64_t stream_bytes() const { return align_up(stream(nullptr).bytes()); }
+  // The amax behind a carrier's matrix.
+  Matrix carrier_amax(std::byte* carrier) const { return {carrier + stream_bytes(), DType::f32, 1, amax_parts}; }
+};
+
+// A matrix that a linear multiplies by its weight: its input, or the gradient of its output. `amax`: [1, amax_parts]
+// f32, where the linear has asked for it (Linear::input_room); the op that computes x leaves it.
+struct Factor {
+  Matrix x;
+  Matrix amax = {};
+};
+
+// Everything that decides a layer's ops, but for what all layers of a model share.
+struct LayerDesign {
+  UnitKind kind;
+  bool gives_amax;  // of d_input
+  std::vector<Parameter> parameters;
+  LayerRecords records;
+
+  bool operator==(const LayerDesign&) const = default;
+};
+
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  const LayerRecords& records() const { return design_.records; }
+  // Layers of equal designs run equal ops on operands of equal shapes.
+  const LayerDesign& design() const { return design_; }
+
+  virtual void forward(const LayerCall& call) = 0;
+  // Fills the records of forward again from the input, with the same bits; the output is not computed.
+  virtual void recompute(const LayerCall& call) = 0;
+  virtual void backward(const LayerCall& call, BackwardPart part) = 0;
+
+ protected:
+  explicit Layer(const LayerContext& context) : context_(context) {}
+
+  const LayerContext& context_;
+  LayerLayout layout_;
+  LayerDesign design_{};
+};
+
+}  // namespace gptrain

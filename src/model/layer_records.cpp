@@ -1,0 +1,75 @@
+#include "model/layer_records.h"
+
+#include <stdexcept>
+
+#include "model/layer.h"
+
+namespace gptrain {
+
+LayerLayout::Field LayerLayout::declare(RecordKind record, const SavedTensor& tensor) {
+  if (!stored_.empty()) throw std::logic_error("a layer declares '" + tensor.name + "' after its records are laid out");
+  records_.entries.push_back({record, tensor, 0});
+  return static_cast<Field>(records_.entries.size()) - 1;
+}
+
+LayerLayout::Field LayerLayout::save(const SavedTensor& tensor) {
+  const bool for_weight = tensor.last_reader == LastReader::weight_gradient;
+  return declare(for_weight ? RecordKind::saved_for_weight : RecordKind::saved_for_input, tensor);
+}
+
+LayerLayout::Field LayerLayout::leave(SavedTensor tensor) {
+  tensor.last_reader = LastReader::weight_gradient;
+  return declare(RecordKind::gradients, tensor);
+}
+
+LayerLayout::Field LayerLayout::prepare(const SavedTensor& tensor) { return declare(RecordKind::fp8_weights, tensor); }
+
+void LayerLayout::read_by_weight(Field field) {
+  LayerRecords::Entry& entry = records_.entries.at(static_cast<size_t>(field));
+  entry.tensor.last_reader = LastReader::weight_gradient;
+  if (entry.record == RecordKind::saved_for_input) entry.record = RecordKind::saved_for_weight;
+}
+
+LayerLayout::Stored LayerLayout::add_stored(RecordLayout& layout, const SavedTensor& tensor) {
+  switch (tensor.codec) {
+    case Codec::plain:
+      return {.data = layout.add(tensor.dtype, tensor.rows, tensor.cols)};
+    case Codec::fp8:
+      return {.data = layout.add(tensor.dtype, tensor.cols, tensor.rows), .scale = layout.add(DType::f32, 1, 1)};
+  }
+  throw std::logic_error("'" + tensor.name + "' has no codec");
+}
+
+LayerRecords& LayerLayout::finish() {
+  for (LayerRecords::Entry& entry : records_.entries) {
+    RecordLayout& layout = layouts_[static_cast<size_t>(entry.record)];
+    const int64_t before = layout.bytes();
+    stored_.push_back(add_stored(layout, entry.tensor));
+    entry.bytes = layout.bytes() - before;
+  }
+  const auto bytes = [this](RecordKind record) { return layouts_[static_cast<size_t>(record)].bytes(); };
+  records_.saved_for_input_bytes = bytes(RecordKind::saved_for_input);
+  records_.saved_for_weight_bytes = bytes(RecordKind::saved_for_weight);
+  records_.gradients_bytes = bytes(RecordKind::gradients);
+  records_.fp8_weights_bytes = bytes(RecordKind::fp8_weights);
+  return records_;
+}
+
+Matrix LayerLayout::in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const {
+  const std::array<std::byte*, num_record_kinds> records = {call.saved_for_input, call.saved_for_weight, call.gradients,
+                                                            call.fp8_weights};
+  const auto index = static_cast<size_t>(record);
+  return layouts_[index].at(records[index], field);
+}
+
+Matrix LayerLayout::at(const LayerCall& call, Field field) const {
+  const auto index = static_cast<size_t>(field);
+  return in_record(call, records_.entries.at(index).record, stored_.at(index).data);
+}
+
+Matrix LayerLayout::scale_at(const LayerCall& call, Field field) const {
+  const auto index = static_cast<size_t>(field);
+  return in_record(call, records_.entries.at(index).record, stored_.at(index).scale);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,163 @@
+// What a layer keeps between its actions: declared tensor by tensor, laid out in records by who reads them last.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "model/record.h"
+
+namespace gptrain {
+
+struct LayerCall;
+
+// Which pass reads a saved tensor last: B, the gradient of the layer's input, or W, the gradients of its weights.
+enum class LastReader : uint8_t { input_gradient, weight_gradient };
+
+// How a tensor is stored.
+enum class Codec : uint8_t {
+  plain,
+  // Transposed, in one of the FP8 formats, and behind that its inverse scale (ops.h: Quantize): as a weight's gradient
+  // reads it.
+  fp8,
+};
+
+// Whose memory holds it.
+enum class SavedPlace : uint8_t { device };
+
+// The records of a layer. A micro-batch has one of each of the first three; the last is made from the weights.
+enum class RecordKind : uint8_t {
+  saved_for_input,   // written by forward, dead when B is over
+  saved_for_weight,  // written by forward; W is the last to read it, B may
+  gradients,         // written by B (in the head by the loss, too), read by W
+  fp8_weights,       // copies of the weights of FP8 linears
+};
+constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights) + 1;
+
+// A tensor that a layer saves.
+struct SavedTensor {
+  std::string name;
+  DType dtype;         // of what is stored
+  int64_t rows, cols;  // of the tensor
+  Codec codec = Codec::plain;
+  LastReader last_reader = LastReader::input_gradient;
+  SavedPlace place = SavedPlace::device;
+
+  bool operator==(const SavedTensor&) const = default;
+};
+
+// The passes of a layer. A whole backward pass is backward_input and backward_weight at once.
+enum class LayerPass : uint8_t { forward, recompute, loss, evaluate, backward_input, backward_weight };
+constexpr size_t num_layer_passes = static_cast<size_t>(LayerPass::backward_weight) + 1;
+
+// What a pass may read and write, as LayerCall has it.
+enum class LayerBuffer : uint8_t {
+  micro_batch,  // tokens, targets, sample ids and starts of documents
+  input,
+  output,
+  saved_for_input,
+  saved_for_weight,
+  gradients,
+  d_output,
+  d_input,
+};
+
+class LayerBuffers {
+ public:
+  constexpr LayerBuffers() = default;
+  constexpr LayerBuffers(std::initializer_list<LayerBuffer> buffers) {
+    for (const LayerBuffer buffer : buffers) add(buffer);
+  }
+  constexpr void add(LayerBuffer buffer) { bits_ |= 1U << static_cast<unsigned>(buffer); }
+  constexpr bool contains(LayerBuffer buffer) const { return (bits_ >> static_cast<unsigned>(buffer) & 1U) != 0; }
+  bool operator==(const LayerBuffers&) const = default;
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+// What a pass needs to find, and what it leaves. A buffer that is written is written whole before it is read, but where
+// it is also named as read.
+struct BufferUse {
+  LayerBuffers reads, writes;
+
+  bool operator==(const BufferUse&) const = default;
+};
+
+// What a schedule has to know of a layer: the sizes of its records and the lifetimes of all its buffers. Records of
+// equal layers compare equal.
+struct LayerRecords {
+  int64_t saved_for_input_bytes = 0;
+  int64_t saved_for_weight_bytes = 0;
+  int64_t gradients_bytes = 0;
+  int64_t fp8_weights_bytes = 0;
+  // W reads d_output: where the gradient of a branch is that of the residual stream, it has no copy of its own.
+  bool weight_reads_output_gradient = false;
+  bool input_read_by_backward = false;  // B reads the layer's input
+  // The layer wants the amax of d_output behind it (see LayerCall::d_output).
+  bool wants_output_gradient_amax = false;
+  std::array<BufferUse, num_layer_passes> uses{};
+
+  // All that is declared, in the order of declaration, and the record that holds it.
+  struct Entry {
+    RecordKind record;
+    SavedTensor tensor;
+    int64_t bytes;  // as stored
+
+    bool operator==(const Entry&) const = default;
+  };
+  std::vector<Entry> entries;
+
+  const BufferUse& use(LayerPass pass) const { return uses[static_cast<size_t>(pass)]; }
+  BufferUse& use_of(LayerPass pass) { return uses[static_cast<size_t>(pass)]; }
+  int64_t saved_bytes() const { return saved_for_input_bytes + saved_for_weight_bytes; }
+
+  bool operator==(const LayerRecords&) const = default;
+};
+
+// Collects the declarations of one layer's parts, then knows where each tensor lies. All declarations come before
+// `finish`, all look-ups after it (else std::logic_error).
+class LayerLayout {
+ public:
+  using Field = int;
+  static constexpr Field none = -1;
+
+  // Saved by forward, for the pass that is named.
+  Field save(const SavedTensor& tensor);
+  // Left by B for W.
+  Field leave(SavedTensor tensor);
+  // Part of the copies of weights.
+  Field prepare(const SavedTensor& tensor);
+  // W reads this one, too, whoever declared it.
+  void read_by_weight(Field field);
+  void weight_reads_output_gradient() { records_.weight_reads_output_gradient = true; }
+  void want_output_gradient_amax() { records_.wants_output_gradient_amax = true; }
+
+  // Which buffers the passes use follows from the declarations and the kind; the layer says so.
+  LayerRecords& finish();
+  const LayerRecords& records() const { return records_; }
+
+  // The stored matrix of a field in the call's records (with Codec::fp8 [cols, rows]), and its inverse scale, [1, 1]
+  // f32.
+  Matrix at(const LayerCall& call, Field field) const;
+  Matrix scale_at(const LayerCall& call, Field field) const;
+
+ private:
+  struct Stored {
+    RecordLayout::Field data = -1, scale = -1;
+  };
+
+  // The parts that a tensor is stored in, by its codec.
+  static Stored add_stored(RecordLayout& layout, const SavedTensor& tensor);
+  Field declare(RecordKind record, const SavedTensor& tensor);
+  Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
+
+  LayerRecords records_;
+  std::array<RecordLayout, num_record_kinds> layouts_;
+  std::vector<Stored> stored_;  // by field; filled by finish
+};
+
+}  // namespace gptrain

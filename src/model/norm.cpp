@@ -1,0 +1,48 @@
+#include "model/norm.h"
+
+namespace gptrain {
+
+Norm::Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
+           const Parameter& beta)
+    : context_(context), layout_(layout), gamma_(gamma), beta_(beta), sums_(context, layout, name, {gamma, beta}) {
+  const int64_t rows = context.tensor.own_rows();
+  if (context.shape.model.norm == NormKind::layernorm) mean_ = layout.save({name + ".mean", DType::f32, 1, rows});
+  rstd_ = layout.save({name + ".rstd", DType::f32, 1, rows});
+}
+
+Matrix Norm::mean(const LayerCall& call) const {
+  return mean_ == LayerLayout::none ? Matrix{} : layout_.at(call, mean_);
+}
+
+void Norm::forward(const LayerCall& call, const NormInput& in, const Factor& y) {
+  const StepShape& shape = context_.shape;
+  context_.backend.run(NormForward{.kind = shape.model.norm,
+                                   .eps = shape.model.norm_eps,
+                                   .sequence_length = shape.sequence_length,
+                                   .x = in.x,
+                                   .branch = in.branch,
+                                   .dropout = in.dropout,
+                                   .x_out = in.x_out,
+                                   .gamma = gamma_.norm(call),
+                                   .beta = beta_.norm(call),
+                                   .y = y.x,
+                                   .mean = mean(call),
+                                   .rstd = layout_.at(call, rstd_),
+                                   .amax = y.amax});
+}
+
+void Norm::backward_input(const LayerCall& call, const NormGradient& gradient) {
+  context_.backend.run(NormBackward{.kind = context_.shape.model.norm,
+                                    .dy = gradient.dy,
+                                    .x = gradient.x,
+                                    .gamma = gamma_.norm(call),
+                                    .mean = mean(call),
+                                    .rstd = layout_.at(call, rstd_),
+                                    .dx_residual = gradient.dx_residual,
+                                    .dx = gradient.dx.x,
+                                    .gamma_sums = sums_.at(call, 0),
+                                    .beta_sums = sums_.at(call, 1),
+                                    .amax = gradient.dx.amax});
+}
+
+}  // namespace gptrain

@@ -1,0 +1,54 @@
+#include "model/tensor_parallel.h"
+
+namespace gptrain {
+
+void TensorRows::wait(Ticket ticket) {
+  if (tensor_.stream != nullptr) tensor_.stream->wait(ticket);
+}
+
+Matrix TensorRows::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
+  return has_own_rows() ? frame.take(rows.dtype, rows_, rows.cols) : Matrix{};
+}
+
+TensorRows::Gathering TensorRows::begin_gather(const Matrix& rows, const Matrix& whole) {
+  if (!has_own_rows()) return {rows};
+  return {whole, tensor_.stream->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
+}
+
+Matrix TensorRows::wait(const Gathering& gathering) {
+  wait(gathering.ticket);
+  return gathering.whole;
+}
+
+TensorRows::Reduction TensorRows::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
+  if (!is_split()) return {part};
+  if (!has_own_rows()) return {part, tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
+  const Matrix rows = frame.take(part.dtype, own_rows(), part.cols);
+  return {rows, tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
+}
+
+Matrix TensorRows::wait(const Reduction& reduction) {
+  wait(reduction.ticket);
+  return reduction.rows;
+}
+
+void TensorRows::sum_into(const Matrix& part, const Matrix& rows) {
+  if (!is_split()) return;
+  wait(has_own_rows() ? tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)
+                      : tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+}
+
+void TensorRows::take_max(const Matrix& values) {
+  if (!is_split()) return;
+  wait(tensor_.stream->all_reduce(tensor_.group, values.data, values.count(), values.dtype, ReduceOp::max));
+}
+
+void TensorRows::gather_all(const Matrix& own, const Matrix& all) {
+  wait(tensor_.stream->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
+}
+
+TensorRows::Ticket TensorRows::begin_broadcast(const Matrix& rows, int64_t root) {
+  return tensor_.stream->broadcast(tensor_.group, rows.data, rows.count(), rows.dtype, static_cast<int>(root));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,401 @@
+// Layers played by hand: what they say of their buffers is true, and W may run whenever its records are there.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "comm/world.h"
+#include "model/model.h"
+#include "model/spec/init.h"
+#include "model_fixture.h"
+#include "train/training_step.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+constexpr int64_t plenty = int64_t{8} << 20;
+constexpr int poison = 0xFF;  // not a number in every dtype
+
+// Memory that begins as arenas do.
+class Room {
+ public:
+  explicit Room(int64_t bytes) : bytes_(static_cast<size_t>(bytes) + memory_alignment) { spoil(); }
+  std::byte* data() {
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    return bytes_.data() + (memory_alignment - address % memory_alignment) % memory_alignment;
+  }
+  void spoil() { std::memset(bytes_.data(), poison, bytes_.size()); }
+  bool is_spoilt() const {
+    return std::all_of(bytes_.begin(), bytes_.end(), [](std::byte b) { return b == std::byte{poison}; });
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// One pass of a layer, or two at once.
+struct Step {
+  std::vector<LayerPass> passes;
+  int64_t micro_batch, unit;
+};
+
+using Program = std::vector<Step>;
+using enum LayerPass;
+
+// All of a micro-batch but the backward pass behind the head's.
+void add_forward(Program& program, int64_t micro_batch, int64_t num_layers, const std::vector<bool>& recomputed) {
+  for (int64_t unit = 0; unit < num_layers; ++unit) program.push_back({{forward}, micro_batch, unit});
+  for (int64_t unit = num_layers - 1; unit > 0; --unit) {
+    if (recomputed[static_cast<size_t>(unit)]) program.push_back({{recompute}, micro_batch, unit});
+  }
+  program.push_back({{loss}, micro_batch, num_layers - 1});
+  program.push_back({{backward_input, backward_weight}, micro_batch, num_layers - 1});
+}
+
+// Each micro-batch to its end, B and W at once.
+Program joint_program(int64_t micro_batches, int64_t num_layers) {
+  Program program;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    add_forward(program, m, num_layers, std::vector<bool>(static_cast<size_t>(num_layers)));
+    for (int64_t unit = num_layers - 2; unit >= 0; --unit)
+      program.push_back({{backward_input, backward_weight}, m, unit});
+  }
+  return program;
+}
+
+// Every B of all micro-batches, and then every W, in the order of units, which is the other way round.
+Program late_weights_program(int64_t micro_batches, int64_t num_layers, const std::vector<bool>& recomputed) {
+  Program program;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    add_forward(program, m, num_layers, recomputed);
+    for (int64_t unit = num_layers - 2; unit > 0; --unit) program.push_back({{backward_input}, m, unit});
+  }
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    for (int64_t unit = 0; unit + 1 < num_layers; ++unit) program.push_back({{backward_weight}, m, unit});
+  }
+  return program;
+}
+
+// One rank's model with a buffer for everything, which is spoilt as soon as no later pass says that it reads it.
+class Player {
+ public:
+  Player(const RunConfig& config, RankGroups& groups)
+      : backend_(make_cpu_backend(1)),
+        spec_(make_spec(config.model)),
+        shards_(shard_tensors(spec_, groups.tensor_place())),
+        layout_(make_layout(spec_, shards_, 1)),
+        weights_(layout_.elements * 4),
+        norms_(layout_.elements * 4),
+        gradients_(layout_.elements * 4),
+        scratch_(plenty),
+        frames_(plenty),
+        model_({.model = config.model,
+                .precision = config.precision,
+                .batch = config.batch.micro,
+                .sequence_length = config.model.sequence_length,
+                .loss_chunk_tokens = config.memory.loss_chunk_tokens,
+                .seed = config.run.seed},
+               spec_, shards_, layout_,
+               {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
+                groups.group(GroupKind::tensor), &groups.stream()},
+               *backend_),
+        config_(config) {
+    backend_->set_scratch(scratch_.data(), plenty);
+    state_.inverse_tokens = 1e-2F;
+    auto* const norms = reinterpret_cast<float*>(norms_.data());
+    for (size_t i = 0; i < spec_.tensors.size(); ++i) {
+      // Any weights will do that are the same each time; biases, too, are not zero.
+      std::vector<float> values(static_cast<size_t>(shards_[i].count()));
+      TensorSpec drawn = spec_.tensors[i];
+      drawn.init = Init::normal;
+      drawn.init_std = 0.05;
+      initial_values(drawn, 3, 0, std::min(shards_[i].count(), drawn.count()), values.data());
+      const int64_t offset = layout_.segments[i].offset;
+      std::copy(values.begin(), values.end(), norms + offset);
+      const auto count = static_cast<int64_t>(values.size());
+      backend_->run(Cast{.from = Matrix(values.data(), DType::f32, 1, count),
+                         .to = Matrix(weights_.data() + offset * dtype_bytes(config.precision.compute),
+                                      config.precision.compute, 1, count)});
+    }
+  }
+
+  const Model& model() const { return model_; }
+
+  // The gradients of every unit and micro-batch, which one slot for each unit holds in turn, as with ZeRO 2 and 3.
+  std::map<std::pair<int64_t, int64_t>, std::vector<std::byte>> play(const Program& program) {
+    std::map<std::pair<int64_t, int64_t>, std::vector<std::byte>> results;
+    RandomBatches source(config_);
+    gradients_.spoil();
+    for (size_t i = 0; i < program.size(); ++i) {
+      const Step& step = program[i];
+      if (step.passes.front() == forward && step.unit == 0) upload(step.micro_batch, source);
+      frames_.spoil();
+      run(step);
+      spoil_what_is_over(program, i);
+      if (step.passes.back() != backward_weight) {
+        if (step.passes.back() != loss && !gradients_.is_spoilt())
+          throw std::logic_error("a pass before W writes gradients of weights");
+        continue;
+      }
+      const UnitRange& range = layout_.units[static_cast<size_t>(step.unit)];
+      std::byte* const first = gradients_.data() + range.offset * 4;
+      results[{step.unit, step.micro_batch}].assign(first, first + range.elements * 4);
+      std::memset(first, poison, static_cast<size_t>(range.elements * 4));
+    }
+    return results;
+  }
+
+ private:
+  // A stream buffer is named by the unit that reads it forward, a carrier by the one that reads it backward.
+  using Name = std::tuple<LayerBuffer, int64_t, int64_t>;  // with the micro-batch and the unit
+
+  static Name name_of(LayerBuffer buffer, const Step& step) {
+    if (buffer == LayerBuffer::output) return {LayerBuffer::input, step.micro_batch, step.unit + 1};
+    if (buffer == LayerBuffer::d_input) return {LayerBuffer::d_output, step.micro_batch, step.unit - 1};
+    return {buffer, step.micro_batch, step.unit};
+  }
+
+  int64_t bytes_of(LayerBuffer buffer, int64_t unit) const {
+    const LayerRecords& records = model_.records(std::clamp<int64_t>(unit, 0, model_.num_layers() - 1));
+    switch (buffer) {
+      case LayerBuffer::saved_for_input:
+        return records.saved_for_input_bytes;
+      case LayerBuffer::saved_for_weight:
+        return records.saved_for_weight_bytes;
+      case LayerBuffer::gradients:
+        return records.gradients_bytes;
+      case LayerBuffer::micro_batch:
+        return MicroBatch::bytes(model_.shape().batch, model_.shape().sequence_length, model_.shape().mask_documents);
+      default:
+        return model_.carrier_bytes();
+    }
+  }
+
+  Room& room(LayerBuffer buffer, const Step& step) {
+    const Name name = name_of(buffer, step);
+    return rooms_.try_emplace(name, bytes_of(buffer, std::get<2>(name))).first->second;
+  }
+
+  // All units read the same micro-batch.
+  MicroBatch micro_batch(int64_t m) {
+    return MicroBatch::at(room(LayerBuffer::micro_batch, {{}, m, 0}).data(), model_.shape().batch,
+                          model_.shape().sequence_length, model_.shape().mask_documents);
+  }
+
+  void upload(int64_t m, RandomBatches& source) {
+    const StepShape& shape = model_.shape();
+    const MicroBatch& from = source.next();
+    std::memcpy(micro_batch(m).tokens, from.tokens,
+                static_cast<size_t>(MicroBatch::bytes(shape.batch, shape.sequence_length, shape.mask_documents)));
+  }
+
+  LayerCall call_of(const Step& step) {
+    LayerCall call;
+    const UnitRange& range = layout_.units[static_cast<size_t>(step.unit)];
+    call.parameters = {weights_.data() + range.offset * dtype_bytes(config_.precision.compute),
+                       norms_.data() + range.offset * 4, gradients_.data() + range.offset * 4};
+    const UnitRange& head = layout_.units.back();
+    call.head_matrix = {weights_.data() + head.offset * dtype_bytes(config_.precision.compute),
+                        norms_.data() + head.offset * 4, gradients_.data() + head.offset * 4};
+    const MicroBatch batch = micro_batch(step.micro_batch);
+    call.tokens = batch.tokens;
+    call.targets = batch.targets;
+    call.sample_ids = batch.sample_ids;
+    call.document_starts = batch.document_starts;
+    call.state = &state_;
+    call.workspace = &workspace_;
+    call.input = room(LayerBuffer::input, step).data();
+    call.output = room(LayerBuffer::output, step).data();
+    call.saved_for_input = room(LayerBuffer::saved_for_input, step).data();
+    call.saved_for_weight = room(LayerBuffer::saved_for_weight, step).data();
+    call.gradients = room(LayerBuffer::gradients, step).data();
+    call.d_output = room(LayerBuffer::d_output, step).data();
+    call.d_input = room(LayerBuffer::d_input, step).data();
+    const int64_t fp8_bytes = model_.records(step.unit).fp8_weights_bytes;
+    if (fp8_bytes > 0) {
+      call.fp8_weights = fp8_weights_.try_emplace(step.unit, fp8_bytes).first->second.data();
+      call.prepare_weights = step.passes.front() == forward;
+    }
+    return call;
+  }
+
+  void run(const Step& step) {
+    workspace_ = Workspace(frames_.data(), plenty);
+    const LayerCall call = call_of(step);
+    Layer& layer = model_.layer(step.unit);
+    if (step.passes.size() == 2) return layer.backward(call, BackwardPart::both);
+    switch (step.passes.front()) {
+      case forward:
+        return layer.forward(call);
+      case recompute:
+        return layer.recompute(call);
+      case loss:
+        return model_.head().loss(call);
+      case evaluate:
+        return model_.head().evaluate(call);
+      case backward_input:
+        return layer.backward(call, BackwardPart::input);
+      case backward_weight:
+        return layer.backward(call, BackwardPart::weight);
+    }
+  }
+
+  // Whether `step` leaves the buffer to a later one: some pass reads it before another writes it anew.
+  bool is_read_later(const Program& program, size_t done, const Name& name) const {
+    for (size_t i = done + 1; i < program.size(); ++i) {
+      for (const LayerPass pass : program[i].passes) {
+        const BufferUse& use = model_.records(program[i].unit).use(pass);
+        for (const LayerBuffer buffer : buffers) {
+          if (name_of(buffer, program[i]) != name) continue;
+          if (use.reads.contains(buffer)) return true;
+          if (use.writes.contains(buffer)) return false;
+        }
+      }
+    }
+    return false;
+  }
+
+  void spoil_what_is_over(const Program& program, size_t done) {
+    for (auto& [name, room] : rooms_) {
+      if (std::get<0>(name) != LayerBuffer::micro_batch && !is_read_later(program, done, name)) room.spoil();
+    }
+  }
+
+  static constexpr std::array buffers = {
+      LayerBuffer::input,     LayerBuffer::output,   LayerBuffer::saved_for_input, LayerBuffer::saved_for_weight,
+      LayerBuffer::gradients, LayerBuffer::d_output, LayerBuffer::d_input};
+
+  const std::unique_ptr<Backend> backend_;
+  const ModelSpec spec_;
+  const std::vector<TensorShard> shards_;
+  const ParameterLayout layout_;
+  Room weights_, norms_, gradients_, scratch_, frames_;
+  Workspace workspace_;
+  StepState state_;
+  const Model model_;
+  const RunConfig config_;
+  std::map<Name, Room> rooms_;
+  std::map<int64_t, Room> fp8_weights_;
+};
+
+struct Case {
+  Family family;
+  int64_t tensor;
+  bool sequence;
+  std::vector<std::string> overrides;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<std::string> fp8 = {"model.hidden_size=64",     "model.ffn_hidden_size=128",
+                                               "model.sequence_length=20", "run.device=auto",
+                                               "precision.compute=bf16",   "precision.linears=fp8"};
+  static const auto with = [](std::vector<std::string> all, const std::vector<std::string>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  static const std::vector<Case> all = {
+      {Family::gpt2, 1, false, {}},
+      {Family::gpt2, 1, false, {"model.dropout=0.1"}},
+      {Family::llama, 1, false, {"precision.compute=bf16", "precision.residual=fp32", "data.mask_documents=true"}},
+      {Family::gpt2, 2, false, {"model.dropout=0.1"}},
+      {Family::gpt2, 2, true, {}},
+      {Family::llama, 2, false, {"precision.compute=bf16"}},
+      {Family::llama, 2, true, {"model.dropout=0.1"}},
+      {Family::gpt2, 1, false, fp8},
+      {Family::llama, 2, false, fp8},
+      {Family::gpt2, 2, true, with(fp8, {"model.dropout=0.1"})}};
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every W may wait until all B are over, with the same bits, and nothing else is kept than is said") {
+  for (const Case& c : cases()) {
+    std::string name = "tensor " + std::to_string(c.tensor) + (c.sequence ? " sequence" : "");
+    for (const std::string& text : c.overrides) name += " " + text;
+    INFO((c.family == Family::gpt2 ? "gpt2 " : "llama ") << name);
+    std::vector<std::string> overrides = {"model.num_heads=4", "model.tied_head=false",
+                                          "parallel.tensor=" + std::to_string(c.tensor)};
+    if (c.sequence) overrides.push_back("parallel.sequence=true");
+    overrides.insert(overrides.end(), c.overrides.begin(), c.overrides.end());
+    const RunConfig config = small_config(c.family, overrides, c.tensor);
+    std::vector<std::string> faults(static_cast<size_t>(c.tensor), "did not run");
+    run_local_ranks(static_cast<int>(c.tensor), [&](World& world) {
+      RankGroups groups(config, world);
+      Player player(config, groups);
+      std::string& fault = faults[static_cast<size_t>(world.rank())];
+      const int64_t num_layers = player.model().num_layers();
+      std::vector<bool> recomputed(static_cast<size_t>(num_layers));
+      recomputed[2] = true;
+      const auto joint = player.play(joint_program(2, num_layers));
+      const auto apart = player.play(late_weights_program(2, num_layers, recomputed));
+      fault = joint.size() == static_cast<size_t>(2 * num_layers) ? "" : "a unit has no gradients";
+      for (const auto& [place, bytes] : joint) {
+        const bool changed =
+            std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{poison}; });
+        if (!changed) fault = "a unit has no gradients";
+        if (bytes != apart.at(place)) fault = "unit " + std::to_string(place.first) + " differs";
+      }
+      // What has been spoilt and is read anyway makes gradients that are no numbers.
+      const ModelSpec spec = make_spec(config.model);
+      const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
+      const ParameterLayout layout = make_layout(spec, shards, 1);
+      for (size_t i = 0; i < spec.tensors.size(); ++i) {
+        const TensorSpec& tensor = spec.tensors[i];
+        const int64_t first = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
+        const auto* const values = reinterpret_cast<const float*>(apart.at({tensor.unit, 1}).data()) + first;
+        if (!std::all_of(values, values + shards[i].count(), [](float g) { return std::isfinite(g); }))
+          fault = tensor.name + " is not finite";
+      }
+    });
+    for (const std::string& fault : faults) CHECK(fault == "");
+  }
+}
+
+TEST_CASE("what a block saves lies in the record of its last reader") {
+  const auto block_of = [](const std::vector<std::string>& overrides) {
+    const RunConfig config = small_config(Family::gpt2, overrides);
+    OneRank rank(config);
+    const Player player(config, rank.groups);
+    CHECK(player.model().records(1) == player.model().records(2));
+    return player.model().records(1);
+  };
+  const auto names = [](const LayerRecords& records, RecordKind kind) {
+    std::vector<std::string> found;
+    for (const LayerRecords::Entry& entry : records.entries)
+      if (entry.record == kind) found.push_back(entry.tensor.name);
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  using Names = std::vector<std::string>;
+  const LayerRecords plain = block_of({});
+  CHECK(names(plain, RecordKind::saved_for_input) == Names{"attention.lse", "attention.qkv", "ffn.hidden", "mid",
+                                                           "norm1.mean", "norm1.rstd", "norm2.mean", "norm2.rstd"});
+  CHECK(names(plain, RecordKind::saved_for_weight) == Names{"attention.o", "attention.qkv.x", "ffn.in.x", "ffn.out.x"});
+  CHECK(names(plain, RecordKind::gradients) ==
+        Names{"attention.qkv.dy", "d_mid", "ffn.in.dy", "norm1.sums", "norm1.sums", "norm2.sums", "norm2.sums"});
+  CHECK(plain.weight_reads_output_gradient);
+  CHECK(plain.use(backward_weight).reads.contains(LayerBuffer::d_output));
+  // 76 rows, widths 36, 108 and 144, f32; statistics of 304 bytes take 512, sums of 36 f64 likewise.
+  const auto matrix = [](int64_t width) { return align_up(76 * width * 4); };
+  CHECK(plain.saved_for_input_bytes == matrix(108) + matrix(144) + matrix(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
+  CHECK(plain.saved_for_weight_bytes == 3 * matrix(36) + matrix(144));
+  CHECK(plain.gradients_bytes == matrix(108) + matrix(36) + matrix(144) + 4 * 512);
+
+  const LayerRecords dropped = block_of({"model.dropout=0.1"});
+  CHECK(names(dropped, RecordKind::gradients) == Names{"attention.out.dy", "attention.qkv.dy", "ffn.in.dy",
+                                                       "ffn.out.dy", "norm1.sums", "norm1.sums", "norm2.sums",
+                                                       "norm2.sums"});
+  CHECK(!dropped.weight_reads_output_gradient);
+  CHECK(!dropped.use(backward_weight).reads.contains(LayerBuffer::d_output));
+}
