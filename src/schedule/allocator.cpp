@@ -5,6 +5,7 @@
 #include <iterator>
 #include <map>
 #include <span>
+#include <utility>
 
 namespace gptrain {
 namespace {
@@ -104,20 +105,116 @@ Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAc
   return placement;
 }
 
+// The largest first, each at the lowest offset where nothing lies that is alive with it. O(n^2).
+Placement by_size(const std::vector<Lifetime>& lifetimes) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < lifetimes.size(); ++i) {
+    if (is_placed(lifetimes[i])) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
+  Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
+  std::vector<size_t> placed;  // by offset
+  for (const size_t i : order) {
+    int64_t offset = 0;
+    for (const size_t other : placed) {
+      if (lifetimes[other].last < lifetimes[i].first || lifetimes[i].last < lifetimes[other].first) continue;
+      if (placement.offsets[other] >= offset + lifetimes[i].bytes) break;
+      offset = std::max(offset, placement.offsets[other] + lifetimes[other].bytes);
+    }
+    placement.offsets[i] = offset;
+    placement.bytes = std::max(placement.bytes, offset + lifetimes[i].bytes);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), offset,
+                                   [&](int64_t at, size_t other) { return at < placement.offsets[other]; }),
+                  i);
+  }
+  return placement;
+}
+
+// Of what begins in one action, what lives longer lies lower: what is above it is free again sooner. That suits the
+// passes of a step, which end in the reverse order of their beginnings; where sizes differ much, the largest first may
+// leave smaller gaps. Takes the best, and tries no more once nothing can be better.
+Placement best_placement(const std::vector<Lifetime>& lifetimes) {
+  constexpr size_t most_by_size = 4096;
+  const int64_t least = most_alive_bytes(lifetimes);
+  ByAction beginning(lifetimes, &Lifetime::first);
+  ByAction ending(lifetimes, &Lifetime::last);
+  Placement best =
+      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
+  const auto try_another = [&](const auto& placement_of) {
+    if (best.bytes == least) return;
+    Placement other = placement_of();
+    if (other.bytes < best.bytes) best = std::move(other);
+  };
+  try_another([&] {
+    return scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
+  });
+  if (lifetimes.size() <= most_by_size) try_another([&] { return by_size(lifetimes); });
+  return best;
+}
+
+// Lifetimes that share no action with any other, as a micro-batch's do on one stage, with actions in which none begins
+// or ends left out: equal ones are placed alike.
+class Stretches {
+ public:
+  explicit Stretches(const std::vector<Lifetime>& lifetimes) : lifetimes_(lifetimes) {
+    ByAction beginning(lifetimes, &Lifetime::first);
+    int32_t last = -1;
+    for (size_t action = 0; action < beginning.num_actions(); ++action) {
+      const std::span<size_t> begins = beginning.of(action);
+      if (begins.empty()) continue;
+      if (static_cast<int32_t>(action) > last) starts_.push_back(order_.size());
+      for (const size_t i : begins) {
+        order_.push_back(i);
+        last = std::max(last, lifetimes[i].last);
+      }
+    }
+    starts_.push_back(order_.size());
+  }
+
+  size_t count() const { return starts_.size() - 1; }
+  std::span<const size_t> members(size_t stretch) const {
+    return {order_.data() + starts_[stretch], starts_[stretch + 1] - starts_[stretch]};
+  }
+  std::vector<Lifetime> lifetimes(size_t stretch) const {
+    std::vector<Lifetime> result;
+    std::vector<int32_t> actions;
+    for (const size_t i : members(stretch)) {
+      result.push_back(lifetimes_[i]);
+      actions.push_back(lifetimes_[i].first);
+      actions.push_back(lifetimes_[i].last);
+    }
+    std::sort(actions.begin(), actions.end());
+    actions.erase(std::unique(actions.begin(), actions.end()), actions.end());
+    const auto place_of = [&](int32_t action) {
+      return static_cast<int32_t>(std::lower_bound(actions.begin(), actions.end(), action) - actions.begin());
+    };
+    for (Lifetime& lifetime : result) lifetime = {place_of(lifetime.first), place_of(lifetime.last), lifetime.bytes};
+    return result;
+  }
+
+ private:
+  const std::vector<Lifetime>& lifetimes_;
+  std::vector<size_t> order_;   // of what is placed
+  std::vector<size_t> starts_;  // in `order_`; the last is the end
+};
+
 }  // namespace
 
 Placement place(const std::vector<Lifetime>& lifetimes) {
-  // Of what begins in one action, what lives longer lies lower: what is above it is free again sooner. That suits the
-  // passes of a step, which end in the reverse order of their beginnings; where sizes differ much, the largest first
-  // may leave smaller gaps.
-  ByAction beginning(lifetimes, &Lifetime::first);
-  ByAction ending(lifetimes, &Lifetime::last);
-  Placement longest =
-      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
-  if (longest.bytes == most_alive_bytes(lifetimes)) return longest;
-  Placement largest =
-      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
-  return longest.bytes <= largest.bytes ? longest : largest;
+  Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
+  const Stretches stretches(lifetimes);
+  std::vector<Lifetime> last;
+  Placement last_placement;
+  for (size_t stretch = 0; stretch < stretches.count(); ++stretch) {
+    std::vector<Lifetime> next = stretches.lifetimes(stretch);
+    if (next != last) last_placement = best_placement(next);
+    last = std::move(next);
+    const std::span<const size_t> members = stretches.members(stretch);
+    for (size_t i = 0; i < members.size(); ++i) placement.offsets[members[i]] = last_placement.offsets[i];
+    placement.bytes = std::max(placement.bytes, last_placement.bytes);
+  }
+  return placement;
 }
 
 int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes) {

@@ -12,6 +12,8 @@ struct Lifetime {
   int32_t first = -1;
   int32_t last = -1;
   int64_t bytes = 0;  // a multiple of memory_alignment
+
+  bool operator==(const Lifetime&) const = default;
 };
 
 struct Placement {
@@ -19,8 +21,8 @@ struct Placement {
   int64_t bytes = 0;             // of the arena that holds all
 };
 
-// Offsets at which no two lifetimes that share an action share a byte. Equal stretches of a schedule that begin with
-// nothing alive are placed alike. O(n) but for the number of gaps.
+// Offsets at which no two lifetimes that share an action share a byte. Stretches of a schedule between which nothing is
+// alive are placed by themselves, and equal ones alike.
 Placement place(const std::vector<Lifetime>& lifetimes);
 
 // The most bytes that are alive in one action: no placement takes less.

@@ -12,8 +12,8 @@ namespace {
 // Lets equal actions run once: the plan counts an action that it has seen as often as it comes.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(PlanBackend& backend, GroupTraffic& traffic, const Schedule& schedule)
-      : backend_(backend), traffic_(traffic), schedule_(schedule) {}
+  PlanObserver(PlanBackend& backend, GroupTraffic& traffic, const StepDesign& design)
+      : backend_(backend), traffic_(traffic), design_(design) {}
 
   bool before(const Action& action) override {
     key_ = key(action);
@@ -54,20 +54,21 @@ class PlanObserver : public ActionObserver {
   static void subtract(GroupTraffic& to, const GroupTraffic& from) { combine(to, from, -1); }
   void add_traffic(const GroupTraffic& from) { combine(traffic_, from, 1); }
 
-  // Actions with equal keys run equal ops: units of one kind are alike, the first micro-batch overwrites gradients where
+  // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
-  using Key = std::tuple<ActionKind, UnitKind, bool, bool>;
+  using Key = std::tuple<ActionKind, int32_t, bool, bool>;
   Key key(const Action& action) const {
-    const UnitKind unit = action.unit < 0 ? UnitKind::embedding : schedule_.traits(action.unit).kind;
+    const Schedule& schedule = design_.training->schedule;
+    const int32_t unit = action.unit < 0 ? -1 : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
-    const bool prepares = prepared >= 0 && &action == &schedule_.actions[static_cast<size_t>(
-                                                          schedule_.buffers[static_cast<size_t>(prepared)].first)];
+    const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
+                                                          schedule.buffers[static_cast<size_t>(prepared)].first)];
     return {action.kind, unit, action.micro_batch == 0, prepares};
   }
 
   PlanBackend& backend_;
   GroupTraffic& traffic_;
-  const Schedule& schedule_;
+  const StepDesign& design_;
   Key key_;
   OpTable ops_before_{};
   GroupTraffic traffic_before_{};
@@ -146,7 +147,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   // Room without end: the run itself tells how much it takes.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
-  PlanObserver observer(backend, plan.traffic, design->training->schedule);
+  PlanObserver observer(backend, plan.traffic, *design);
   NoMicroBatches source;
   step.run(0, source, &observer);
   plan.ops = backend.ops();

@@ -109,6 +109,19 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Shard
   return design;
 }
 
+// By unit: the first one of an equal design.
+std::vector<int32_t> find_alike(const Model& model) {
+  std::vector<int32_t> firsts, alike;
+  for (int32_t unit = 0; unit < model.num_layers(); ++unit) {
+    const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int32_t first) {
+      return model.layer(first).design() == model.layer(unit).design();
+    });
+    alike.push_back(same == firsts.end() ? unit : *same);
+    if (same == firsts.end()) firsts.push_back(unit);
+  }
+  return alike;
+}
+
 // The model of a plan, for what its layers say of themselves: it exchanges nothing.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
   return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
@@ -155,6 +168,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
+    design.first_alike = find_alike(model);
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;

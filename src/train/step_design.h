@@ -34,6 +34,8 @@ struct StepDesign {
   ParameterLayout layout;
   std::vector<PartialSum> partial_sums;
   StepShape training_shape, evaluation_shape;
+  // By unit: the first unit of an equal design in training, whose actions run the same ops.
+  std::vector<int32_t> first_alike;
   std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
 };
