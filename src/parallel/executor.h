@@ -39,17 +39,6 @@ struct ArenaMemory {
   std::byte* fp8_weights = nullptr;
 };
 
-// Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
-// NormUse and TensorShard::replicas_first).
-struct PartialSum {
-  int64_t unit;
-  int64_t first;  // elements from the unit's start
-  int64_t count;
-  GroupKind group;
-};
-std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                     const ParameterLayout& layout, bool sequence);
-
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
 // and where that is not f32 the norms' masters. The ticket is of both.
 CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
@@ -62,9 +51,9 @@ using UnitTickets = std::vector<CollectiveStream::Ticket>;
 // backend's memory is the host's.
 class Executor {
  public:
-  Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule,
-           const std::vector<PartialSum>& partial_sums, ArenaMemory arenas, Workspace& workspace, Backend& backend,
-           RankGroups& groups, UnitTickets& gathers, UpdateRule* update, MicroBatchUploads* uploads = nullptr);
+  Executor(Units& units, const ParameterStore& parameters, const Schedule& schedule, ArenaMemory arenas,
+           Workspace& workspace, Backend& backend, RankGroups& groups, UnitTickets& gathers, UpdateRule* update,
+           MicroBatchUploads* uploads = nullptr);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
@@ -86,7 +75,6 @@ class Executor {
   Units& units_;
   const ParameterStore& parameters_;
   const Schedule& schedule_;
-  const std::vector<PartialSum>& partial_sums_;
   SlotMap slots_;
   ArenaMemory arenas_;
   Workspace& workspace_;

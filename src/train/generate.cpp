@@ -85,7 +85,6 @@ struct Model {
   std::unique_ptr<World> world;
   RankGroups groups;
   UnitTickets gathers;
-  std::vector<PartialSum> no_sums;
 };
 
 // A forward pass over one sequence of fixed length, and the logits of one of its positions.
@@ -112,7 +111,7 @@ class Inference {
     scratch_ = backend.allocate(align_up(std::max(scratch_bytes_, int64_t{1})));
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_, model_.no_sums,
+    executor_ = std::make_unique<Executor>(units_, model_.parameters, schedule_,
                                            ArenaMemory{activations_->data(), data_->data(), nullptr, nullptr},
                                            workspace_, backend, model_.groups, model_.gathers, nullptr);
   }
@@ -152,7 +151,7 @@ class Inference {
     PlanBackend plan(backend_.target());
     Units units(units_.shape(), model_.spec, model_.shards, model_.layout, {}, plan);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(units, model_.parameters, schedule_, model_.no_sums, {}, unlimited, plan, model_.groups,
+    Executor executor(units, model_.parameters, schedule_, {}, unlimited, plan, model_.groups,
                       model_.gathers, nullptr);
     executor.play(source_, nullptr);
     scratch_bytes_ = plan.scratch_bytes();

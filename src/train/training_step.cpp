@@ -131,17 +131,20 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
   const Sharding sharding = make_sharding(config, groups);
-  const ParameterLayout layout = make_layout(spec, shards, sharding.data_size);
+  const TensorParallel tensor = tensor_parallel(config, groups);
+  const ParameterLayout layout = make_layout(spec, shards, sharding.data_size, tensor.sequence);
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
+  const StateColumns columns = optimizer.columns(config.optimizer);
   PlanBackend backend(target);
-  const Units units(step_shape(config, target, true), spec, shards, layout, tensor_parallel(config, groups), backend);
+  const Units units(step_shape(config, target, true), spec, shards, layout, tensor, backend);
   const SlotMap slots(units, one_stage_schedule(schedule_options(config, groups)));
-  const ParameterBytes parameters = parameter_bytes(layout, sharding);
-  const ParameterStore store(spec, shards, layout, sharding, {});
+  const ParameterBytes parameters = parameter_bytes(layout, sharding, columns);
+  const ParameterStore store(spec, shards, layout, sharding, {}, columns);
   MemoryPlan memory;
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
   memory[MemoryClass::master] = parameters.master;
-  memory[MemoryClass::moments] = parameters.moments;
+  memory[MemoryClass::optimizer] = parameters.state;
   memory[MemoryClass::gathered] = parameters.gathered_weights;
   memory[MemoryClass::buckets] = parameters.gradient_buckets + parameters.reduce_buckets;
   memory[MemoryClass::fp8_weights] = units.fp8_weights_bytes() * (sharding.zero == 3 ? 1 : config.model.num_layers);
@@ -149,7 +152,8 @@ MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target
   const int64_t landing = memory_apart(target) ? micro_batch_bytes(config) : 0;
   memory[MemoryClass::data] = slots.data_bytes() + landing + all_rings_bytes(config, target);
   memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
-  memory[MemoryClass::state] = align_up(sizeof(StepState)) + AdamWRule::table_bytes(spec, shards, store);
+  memory[MemoryClass::state] = align_up(sizeof(StepState)) + StepAgreement::table_bytes(spec, shards, store) +
+                               optimizer.table_bytes(spec, shards, store);
   return memory;
 }
 
@@ -160,7 +164,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
       spec_(make_spec(config.model)),
       shards_(shard_tensors(spec_, groups.tensor_place())),
       sharding_(make_sharding(config, groups)),
-      layout_(make_layout(spec_, shards_, sharding_.data_size)),
+      layout_(make_layout(spec_, shards_, sharding_.data_size, tensor_parallel(config, groups).sequence)),
       schedule_(one_stage_schedule(schedule_options(config, groups))),
       evaluation_(evaluation_schedule(schedule_options(config, groups))),
       copies_(backend.make_side_queue()),
@@ -169,7 +173,6 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
       state_(nullptr),
       gathers_(spec_.units.size(), CollectiveStream::done) {
   const TensorParallel tensor = tensor_parallel(config, groups);
-  partial_sums_ = partial_sums(spec_, shards_, layout_, tensor.sequence);
   MemoryPlan own = memory.arenas;
   // The ring of micro-batches is host memory and belongs to whoever reads them.
   own[MemoryClass::data] -= all_rings_bytes(config_, backend_.target());
@@ -181,34 +184,42 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
-  std::byte* const reduce_buckets = arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_).gradient_buckets;
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
+  const StateColumns columns = optimizer.columns(config.optimizer);
+  std::byte* const reduce_buckets =
+      arena(MemoryClass::buckets) + parameter_bytes(layout_, sharding_, columns).gradient_buckets;
   parameters_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
-                                                                  .moments = arena(MemoryClass::moments),
+                                                                  .state = arena(MemoryClass::optimizer),
                                                                   .gathered_weights = arena(MemoryClass::gathered),
                                                                   .gradient_buckets = arena(MemoryClass::buckets),
-                                                                  .reduce_buckets = reduce_buckets});
+                                                                  .reduce_buckets = reduce_buckets},
+                                                 columns);
   units_ =
       std::make_unique<Units>(step_shape(config, backend_.target(), true), spec_, shards_, layout_, tensor, backend_);
   evaluation_units_ =
       std::make_unique<Units>(step_shape(config, backend_.target(), false), spec_, shards_, layout_, tensor, backend_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, spec_, shards_,
-                                        *parameters_, arena(MemoryClass::state) + align_up(sizeof(StepState)), state_,
-                                        groups_, backend_, copies_.get());
+  const UpdateContext context{spec_, shards_, *parameters_, state_, backend_};
+  std::byte* const tables = arena(MemoryClass::state) + align_up(sizeof(StepState));
+  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window, tables, groups_,
+                                               copies_.get());
+  optimizer_ = optimizer.make(config.optimizer, context, config.run.seed,
+                              tables + StepAgreement::table_bytes(spec_, shards_, *parameters_));
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(*copies_, data.data() + data.bytes() - micro_batch_bytes(config),
                                                    config.batch.micro, config.model.sequence_length,
                                                    config.data.mask_documents);
   }
-  executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, partial_sums_, arena_memory(), workspace_,
-                                         backend_, groups_, gathers_, update_.get(), uploads_.get());
+  executor_ = std::make_unique<Executor>(*units_, *parameters_, schedule_, arena_memory(), workspace_, backend_,
+                                         groups_, gathers_, update_.get(), uploads_.get());
   evaluation_executor_ =
-      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, partial_sums_, arena_memory(),
-                                 workspace_, backend_, groups_, gathers_, nullptr, uploads_.get());
+      std::make_unique<Executor>(*evaluation_units_, *parameters_, evaluation_, arena_memory(), workspace_, backend_,
+                                 groups_, gathers_, nullptr, uploads_.get());
 }
 
 TrainingStep::~TrainingStep() {
@@ -240,7 +251,7 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 uint32_t TrainingStep::weights_checksum() const {
   if (sharding_.zero == 3) return 0;
   groups_.stream().wait_all();
-  return checksum(arena(MemoryClass::weights), parameter_bytes(layout_, sharding_).weights, 0);
+  return checksum(arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -298,7 +309,7 @@ void TrainingStep::choose_algorithms() {
 }
 
 void TrainingStep::clear_state() {
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::moments})
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
@@ -370,9 +381,9 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
-  update_->ask_for_stop(stop_wanted);
+  agreement_->ask_for_stop(stop_wanted);
   executor_->play(source, observer);
-  readback_.queue(state_, update_->stops());
+  readback_.queue(state_, agreement_->stops());
 }
 
 StepResult TrainingStep::end() {

@@ -31,7 +31,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   const auto backend = make_cpu_backend(1);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
-  const ParameterLayout layout = make_layout(spec, shards, 1);
+  const ParameterLayout layout = make_layout(spec, shards, 1, config.parallel.sequence);
   Bytes weights = room(layout.elements * 4);
   Bytes gradients = room(layout.elements * 4);
   // Any weights will do that are the same each time.
@@ -63,9 +63,8 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   StepState state;
   state.inverse_tokens = 1e-2F;
   UnitTickets gathers(spec.units.size(), CollectiveStream::done);
-  const std::vector<PartialSum> sums = partial_sums(spec, shards, layout, config.parallel.sequence);
-  Executor executor(units, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
-                    groups, gathers, nullptr);
+  Executor executor(units, store, schedule, {aligned(activations), aligned(data), &state}, workspace, *backend, groups,
+                    gathers, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));
