@@ -4,27 +4,27 @@
 
 namespace gptrain {
 
-std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                     const ParameterLayout& layout, bool sequence) {
-  std::vector<PartialSum> sums;
-  for (size_t i = 0; i < spec.tensors.size(); ++i) {
-    const TensorSpec& tensor = spec.tensors[i];
-    const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-    const bool partial = tensor.norm_use == NormUse::of_heads || (tensor.norm_use == NormUse::of_rows && sequence);
-    if (partial) sums.push_back({tensor.unit, start, shards[i].count(), GroupKind::tensor});
-    if (shards[i].replicas_count > 0) {
-      sums.push_back({tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
-    }
+namespace {
+
+GroupKind kind_of(ReductionGroup group) {
+  switch (group) {
+    case ReductionGroup::tensor:
+      return GroupKind::tensor;
+    case ReductionGroup::kv_heads:
+      return GroupKind::replicas;
+    case ReductionGroup::data:
+      return GroupKind::data;
   }
-  return sums;
+  return GroupKind::count;
 }
 
-Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters,
-                   const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update)
+}  // namespace
+
+Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
+                   UpdateRule* update)
     : model_(model),
       program_(program),
       parameters_(parameters),
-      partial_sums_(partial_sums),
       place_(place),
       sums_(program.schedule.options.units.size(), CollectiveStream::done),
       update_(update) {}
@@ -165,6 +165,7 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
 
 CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
                                       RankGroups& groups, Backend& backend) {
+  if (parameters.piece_elements(unit) == 0) return CollectiveStream::done;
   CollectiveStream& stream = groups.stream();
   Communicator* const data = groups.device_group(GroupKind::data);
   const UnitParameters whole = parameters.whole(unit, gathered);
@@ -190,26 +191,24 @@ void Executor::reduce(const Action& action) {
   const int64_t unit = action.unit;
   CollectiveStream& stream = place_.groups->stream();
   CollectiveStream::Ticket& ticket = sums_[static_cast<size_t>(unit)];
-  auto* const gradients = reinterpret_cast<float*>(whole(action.unit, action).gradients);
-  ticket = CollectiveStream::done;
-  for (const PartialSum& sum : partial_sums_) {
-    if (sum.unit == unit)
-      ticket = std::max(
-          ticket, stream.all_reduce(place_.groups->device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
-  }
-  if (parameters_.sharding().narrows_gradients()) {
-    // The sums over tensor ranks are f32 and come before the rounding.
-    stream.wait(ticket);
-    ticket = reduce_narrow(action);
-    return;
-  }
-  Communicator* const data = place_.groups->device_group(GroupKind::data);
+  auto* const gradients = reinterpret_cast<float*>(whole(unit, action).gradients);
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(action.unit);
-  ticket = std::max(
-      ticket, sharding.zero == 0
-                  ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
-                  : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
+  ticket = CollectiveStream::done;
+  for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
+    Communicator* const group = place_.groups->device_group(kind_of(sum.group));
+    const bool in_pieces = sum.group == ReductionGroup::data;
+    if (in_pieces && sharding.narrows_gradients()) {
+      // The sums over tensor ranks are f32 and come before the rounding.
+      stream.wait(ticket);
+      ticket = reduce_narrow(action);
+    } else if (in_pieces && sharding.zero > 0) {
+      const int64_t piece = parameters_.piece_elements(unit);
+      ticket = std::max(ticket, stream.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece,
+                                                      DType::f32));
+    } else {
+      ticket = std::max(ticket, stream.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
+    }
+  }
 }
 
 CollectiveStream::Ticket Executor::reduce_narrow(const Action& action) {

@@ -32,16 +32,6 @@ class ActionObserver {
   virtual void after(const Action& action) = 0;
 };
 
-// Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
-// NormUse and TensorShard::replicas_first).
-struct PartialSum {
-  int64_t unit;
-  int64_t first;  // elements from the unit's start
-  int64_t count;
-  GroupKind group;
-};
-std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                     const ParameterLayout& layout, bool sequence);
 
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
 // with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
@@ -65,8 +55,8 @@ struct Workplace {
 // Borrows everything it is given. `update` may be null for schedules without norm and updates.
 class Executor {
  public:
-  Executor(Model& model, const Program& program, const ParameterStore& parameters,
-           const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update);
+  Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
+           UpdateRule* update);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
@@ -93,7 +83,6 @@ class Executor {
   Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
-  const std::vector<PartialSum>& partial_sums_;
   const Workplace place_;
   UnitTickets sums_;  // by unit
   UpdateRule* update_;

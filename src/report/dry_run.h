@@ -58,7 +58,7 @@ std::string dry_run_json(const DryRunInput& input);
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 
-// Bytes of one checkpoint's tensors: weights and both moments, f32 (with bf16-pure weights of bf16 but for norms).
-int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision);
+// Bytes of one checkpoint's tensors: weights, f32 (with bf16-pure bf16 but for norms), and the optimizer's columns.
+int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
 
 }  // namespace gptrain

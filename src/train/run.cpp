@@ -133,7 +133,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       world_(world),
       leads_(groups.rank() == 0),
       place_{groups.data_rank(), groups.data_size()},
-      start_(choose_start(config, options, checkpoint_bytes(plan.design->spec, config.precision),
+      start_(choose_start(config, options, checkpoint_bytes(plan.design->spec, config),
                           groups.group(GroupKind::world), world)),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),

@@ -24,8 +24,8 @@ struct RunProgress {
 // with the message on rank 0.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world);
-// Weights, moments, update count and loss scale as saved, whatever the layout of the ranks that saved them; returns how
-// far the run had come. Collective over the world; errors as for save_state.
+// Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them;
+// returns how far the run had come. Collective over the world; errors as for save_state.
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                        const World& world);
 

@@ -73,18 +73,24 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
   parameters_ = std::make_unique<ParameterStore>(design_->spec, design_->shards, design_->layout, design_->sharding,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
-                                                                  .moments = arena(MemoryClass::moments)});
+                                                                  .state = arena(MemoryClass::optimizer)},
+                                                 design_->columns);
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, design_->spec,
-                                        design_->shards, *parameters_,
-                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
-                                        backend_, copies_.get());
+  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_};
+  std::byte* const tables = arena(MemoryClass::state) + align_up(sizeof(StepState));
+  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window, tables, groups_,
+                                               copies_.get());
+  optimizer_ =
+      optimizer.make(config.optimizer, context, config.run.seed,
+                     tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_));
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
@@ -98,10 +104,9 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .groups = &groups_,
                         .gathers = &gathers_,
                         .uploads = uploads_.get()};
-  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, design_->partial_sums, place,
-                                         update_.get());
-  evaluation_executor_ = std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_,
-                                                    design_->partial_sums, place, nullptr);
+  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
+  evaluation_executor_ =
+      std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
 }
 
 TrainingStep::~TrainingStep() {
@@ -133,7 +138,7 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
   groups_.stream().wait_all();
-  return checksum(arena(MemoryClass::weights), parameter_bytes(design_->layout, design_->sharding).weights, 0);
+  return checksum(arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -193,7 +198,7 @@ void TrainingStep::choose_algorithms() {
 }
 
 void TrainingStep::clear_state() {
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::moments})
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
@@ -265,9 +270,9 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
-  update_->ask_for_stop(stop_wanted);
+  agreement_->ask_for_stop(stop_wanted);
   executor_->play(source, observer);
-  readback_.queue(state_, update_->stops());
+  readback_.queue(state_, agreement_->stops());
 }
 
 StepResult TrainingStep::end() {

@@ -72,7 +72,7 @@ void for_each_value(const TrainingStep& step, const Visit& visit) {
     const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;
-    float* const data[] = {piece.weight, piece.exp_avg, piece.exp_avg_sq};
+    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1)};
     for (int64_t i = 0; i < piece.count(); ++i) {
       const int64_t index =
           (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);

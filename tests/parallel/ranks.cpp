@@ -14,10 +14,15 @@
 namespace gptrain::testing {
 namespace {
 
-constexpr const char* kinds[] = {"weight", "exp_avg", "exp_avg_sq"};
+// Kind 0 is the weights, the others are the optimizer's columns.
+size_t num_kinds(const TrainingStep& step) { return 1 + step.parameters().columns().size(); }
+
+std::string name_of(const TrainingStep& step, size_t kind, const TensorSpec& tensor) {
+  return fmt::format("{}/{}", kind == 0 ? "weight" : step.parameters().columns()[kind - 1].name, tensor.name);
+}
 
 const float* data_of(const StatePiece& piece, size_t kind) {
-  return kind == 0 ? piece.weight : kind == 1 ? piece.exp_avg : piece.exp_avg_sq;
+  return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
 
 // Calls body(index in the global tensor, index in the piece) for each element.
@@ -59,8 +64,8 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
 void collect(const TrainingStep& step, GlobalState& state, std::map<std::string, std::vector<int>>& owners) {
   for (const StatePiece& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
-      std::vector<float>& values = state[fmt::format("{}/{}", kinds[kind], tensor.name)];
+    for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      std::vector<float>& values = state[name_of(step, kind, tensor)];
       values.resize(static_cast<size_t>(tensor.count()));
       const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { values[global] = data[local]; });
@@ -76,8 +81,8 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   std::string torn;
   for (const StatePiece& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
-      const std::vector<float>& values = state.at(fmt::format("{}/{}", kinds[kind], tensor.name));
+    for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      const std::vector<float>& values = state.at(name_of(step, kind, tensor));
       const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
         if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))

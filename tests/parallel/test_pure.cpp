@@ -235,7 +235,7 @@ TEST_CASE("without masters, a step that is not finite changes no bit, on no rank
         for (const StatePiece& piece : rank.step.state()) {
           for (int64_t i = 0; i < piece.count(); ++i) {
             values.push_back(piece.weight != nullptr ? piece.weight[i] : to_float(piece.narrow_weight[i]));
-            values.insert(values.end(), {piece.exp_avg[i], piece.exp_avg_sq[i]});
+            values.insert(values.end(), {column(piece, 0)[i], column(piece, 1)[i]});
           }
         }
         return values;

@@ -65,7 +65,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     arenas.push_back(room(program->memory.bytes[c]));
     place.arenas[c] = aligned(arenas.back());
   }
-  Executor executor(*model, *program, store, design.partial_sums, place, nullptr);
+  Executor executor(*model, *program, store, place, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));
