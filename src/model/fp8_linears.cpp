@@ -78,7 +78,7 @@ Matrix Units::whole_amax(const Factor& factor, bool is_part, WorkspaceFrame& fra
     backend_.run(Amax{.x = factor.x, .amax = amax});
   }
   if (is_part && is_split())
-    tensor_.stream->wait(tensor_.stream->all_reduce(tensor_.group, amax.data, amax.count(), amax.dtype, ReduceOp::max));
+    tensor_.lane->wait(tensor_.lane->all_reduce(tensor_.group, amax.data, amax.count(), amax.dtype, ReduceOp::max));
   return amax;
 }
 

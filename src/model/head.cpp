@@ -24,10 +24,10 @@ void Units::loss(const UnitCall& call) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix part = tensor_.sequence ? frame.take(d_norm.dtype, shape_.rows(), d_norm.cols) : d_norm;
   sum_losses(call, part);
-  CollectiveStream& stream = *tensor_.stream;
-  stream.wait(tensor_.sequence
-                  ? stream.reduce_scatter(tensor_.group, part.data, d_norm.data, d_norm.count(), d_norm.dtype)
-                  : stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+  Lane& lane = *tensor_.lane;
+  lane.wait(tensor_.sequence
+                ? lane.reduce_scatter(tensor_.group, part.data, d_norm.data, d_norm.count(), d_norm.dtype)
+                : lane.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
 }
 
 void Units::evaluate(const UnitCall& call) { sum_losses(call, {}); }
@@ -73,7 +73,7 @@ void Units::cross_entropy(const UnitCall& call, int64_t first, const Matrix& log
                                         .targets = targets,
                                         .logits = logits,
                                         .statistics = own});
-    tensor_.stream->wait(tensor_.stream->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
+    tensor_.lane->wait(tensor_.lane->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
   }
   backend_.run(CrossEntropy{.vocab_size = shape_.model.vocab_size,
                             .z_loss = shape_.model.z_loss,

@@ -9,23 +9,23 @@ Matrix Units::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const
 
 Units::Gathering Units::begin_gather(const Matrix& rows, const Matrix& whole) {
   if (!tensor_.sequence) return {rows};
-  return {whole, tensor_.stream->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
+  return {whole, tensor_.lane->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
 }
 
 Matrix Units::wait(const Gathering& gathering) {
-  if (tensor_.stream != nullptr) tensor_.stream->wait(gathering.ticket);
+  if (tensor_.lane != nullptr) tensor_.lane->wait(gathering.ticket);
   return gathering.whole;
 }
 
 Units::Reduction Units::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
   if (!is_split()) return {part};
-  if (!tensor_.sequence) return {part, tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
+  if (!tensor_.sequence) return {part, tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
   const Matrix rows = frame.take(part.dtype, stream_rows(), part.cols);
-  return {rows, tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
+  return {rows, tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
 }
 
 Matrix Units::wait(const Reduction& reduction) {
-  if (tensor_.stream != nullptr) tensor_.stream->wait(reduction.ticket);
+  if (tensor_.lane != nullptr) tensor_.lane->wait(reduction.ticket);
   return reduction.rows;
 }
 
@@ -53,15 +53,15 @@ void Units::column_linear(const UnitCall& call, const Factor& factor, int64_t w,
   const int64_t own = tensor_.place.rank;
   const auto send = [&](int64_t rank) {
     void* const data = rank == own ? x.data : piece(rank).data;
-    return tensor_.stream->broadcast(tensor_.group, data, x.count(), x.dtype, static_cast<int>(rank));
+    return tensor_.lane->broadcast(tensor_.group, data, x.count(), x.dtype, static_cast<int>(rank));
   };
   // Every rank issues the pieces in the same order, one ahead of the product that needs it.
-  CollectiveStream::Ticket next = send(0);
+  Lane::Ticket next = send(0);
   product(x, own * x.rows);
   for (int64_t rank = 0; rank < tensor_.place.size; ++rank) {
-    const CollectiveStream::Ticket ready = next;
+    const Lane::Ticket ready = next;
     if (rank + 1 < tensor_.place.size) next = send(rank + 1);
-    tensor_.stream->wait(ready);
+    tensor_.lane->wait(ready);
     if (rank != own) product(piece(rank), rank * x.rows);
   }
 }

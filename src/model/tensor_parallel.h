@@ -1,7 +1,7 @@
 // What the model's layers know of the tensor axis (arXiv 1909.08053; sequence parallelism: arXiv 2205.05198).
 #pragma once
 
-#include "comm/collective_stream.h"
+#include "comm/lane.h"
 #include "model/spec/shard.h"
 
 namespace gptrain {
@@ -12,8 +12,8 @@ namespace gptrain {
 struct TensorParallel {
   TensorPlace place;
   bool sequence = false;
-  Communicator* group = nullptr;       // null: one rank
-  CollectiveStream* stream = nullptr;  // null: one rank
+  Communicator* group = nullptr;  // of the lane; null: one rank
+  Lane* lane = nullptr;           // null: one rank
 };
 
 }  // namespace gptrain

@@ -240,9 +240,9 @@ void Units::embedding_forward(const UnitCall& call) {
                                 .first_token = first_token(),
                                 .num_tokens = is_split() ? tensor_.place.size * weight(call, token_table_).rows : 0});
   if (!is_split()) return;
-  CollectiveStream& stream = *tensor_.stream;
-  stream.wait(tensor_.sequence ? stream.reduce_scatter(tensor_.group, part.data, out.data, out.count(), out.dtype)
-                               : stream.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+  Lane& lane = *tensor_.lane;
+  lane.wait(tensor_.sequence ? lane.reduce_scatter(tensor_.group, part.data, out.data, out.count(), out.dtype)
+                             : lane.all_reduce(tensor_.group, part.data, part.count(), part.dtype));
 }
 
 void Units::embedding_backward(const UnitCall& call) {

@@ -179,7 +179,7 @@ class Units {
   // A matrix of all rows [N, cols], and the tickets of its parts that are still on their way.
   struct Gathering {
     Matrix whole;
-    CollectiveStream::Ticket ticket = CollectiveStream::done;
+    Lane::Ticket ticket = Lane::done;
   };
   // All rows of what each rank holds its rows of. Without sequence parallelism that is `rows` itself; else it goes to
   // `whole`.
@@ -190,7 +190,7 @@ class Units {
   // parallelism, else it goes to `rows`.
   struct Reduction {
     Matrix rows;
-    CollectiveStream::Ticket ticket = CollectiveStream::done;
+    Lane::Ticket ticket = Lane::done;
   };
   Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);
   Matrix wait(const Reduction& reduction);

@@ -97,7 +97,7 @@ AdamWRule::AdamWRule(const OptimizerConfig& config, int64_t loss_scale_window, u
       state_(state),
       groups_(groups),
       backend_(backend),
-      copies_(groups.group(GroupKind::world) != nullptr ? copies : nullptr) {
+      copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
   const Segments segments = make_segments(spec, shards, parameters, seed);
   num_norm_segments_ = static_cast<int64_t>(segments.norm.size());
   first_update_ = segments.first_update;
@@ -131,9 +131,9 @@ void AdamWRule::look_for_stop() {
 
 bool AdamWRule::agree_to_stop(bool wanted) {
   put_stop(wanted);
-  CollectiveStream& stream = groups_.stream();
-  stream.wait(
-      stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const all = groups_.group(LaneKind::gradients, GroupKind::world);
+  lane.wait(lane.all_reduce(all, tables_.partials + num_tensors_, 1, DType::f64));
   double count = 0;
   backend_.download(&count, stops(), sizeof count);
   backend_.synchronize();
@@ -152,11 +152,12 @@ void AdamWRule::norm() {
   } else {
     put_stop(stop_wanted_ && stop_wanted_());
   }
-  CollectiveStream& stream = groups_.stream();
-  stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  const auto group = [&](GroupKind kind) { return groups_.group(LaneKind::gradients, kind); };
+  lane.all_reduce(group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   // Ranks of a tensor group have the same loss.
-  stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64);
-  stream.wait_all();
+  lane.all_reduce(group(GroupKind::copies), &state_->loss_sum, 1, DType::f64);
+  lane.wait_all();
   backend_.run(PrepareUpdate{.partials = partials,
                              .clip_norm = config_.clip_norm,
                              .beta1 = config_.beta1,

@@ -33,7 +33,7 @@ Executor::Executor(Units& units, const ParameterStore& parameters, const Schedul
       backend_(backend),
       groups_(groups),
       gathers_(gathers),
-      sums_(static_cast<size_t>(schedule.num_units), CollectiveStream::done),
+      sums_(static_cast<size_t>(schedule.num_units), Lane::done),
       update_(update),
       uploads_(uploads) {}
 
@@ -114,7 +114,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       gathers_[static_cast<size_t>(action.unit)] = begin_gather(parameters_, action.unit, groups_, backend_);
       return;
     case ActionKind::await_weights:
-      return groups_.stream().wait(gathers_[static_cast<size_t>(action.unit)]);
+      return groups_.lane(LaneKind::weights).wait(gathers_[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
       return reduce(action.unit);
     case ActionKind::await_gradients:
@@ -138,10 +138,10 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   if (shape.mask_documents) backend_.upload(device.document_starts, host.document_starts, token_bytes);
 }
 
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
                                       Backend& backend) {
-  CollectiveStream& stream = groups.stream();
-  Communicator* const data = groups.device_group(GroupKind::data);
+  Lane& lane = groups.lane(LaneKind::weights);
+  Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
   const UnitParameters whole = parameters.whole(unit);
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
     // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
@@ -155,48 +155,48 @@ CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t 
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
-    stream.all_reduce(data, whole.norms, count, DType::f32);
+    lane.all_reduce(data, whole.norms, count, DType::f32);
   }
-  return stream.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+  return lane.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                            parameters.sharding().compute);
 }
 
 void Executor::reduce(int64_t unit) {
-  CollectiveStream& stream = groups_.stream();
-  CollectiveStream::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
   auto* const gradients = reinterpret_cast<float*>(parameters_.whole(unit).gradients);
-  ticket = CollectiveStream::done;
+  ticket = Lane::done;
   for (const PartialSum& sum : partial_sums_) {
-    if (sum.unit == unit)
-      ticket = std::max(
-          ticket, stream.all_reduce(groups_.device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
+    if (sum.unit != unit) continue;
+    Communicator* const group = groups_.group(LaneKind::gradients, sum.group);
+    ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
   }
   if (parameters_.sharding().narrows_gradients()) {
     // The sums over tensor ranks are f32 and come before the rounding.
-    stream.wait(ticket);
+    lane.wait(ticket);
     ticket = reduce_narrowed(unit);
     return;
   }
-  Communicator* const data = groups_.device_group(GroupKind::data);
+  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::copies);
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);
   ticket = std::max(
       ticket, sharding.zero == 0
-                  ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
-                  : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
+                  ? lane.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
+                  : lane.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
 }
 
-CollectiveStream::Ticket Executor::reduce_narrowed(int64_t unit) {
+Lane::Ticket Executor::reduce_narrowed(int64_t unit) {
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);
   std::byte* const bucket = parameters_.reduce_bucket(unit);
   backend_.run(Cast{.from = Matrix(parameters_.whole(unit).gradients, DType::f32, sharding.data_size, piece),
                     .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
-  CollectiveStream& stream = groups_.stream();
-  Communicator* const data = groups_.device_group(GroupKind::data);
-  if (sharding.zero == 0) return stream.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::copies);
+  if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
   std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
-  return stream.reduce_scatter(data, bucket, own, piece, sharding.reduce);
+  return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
 }
 
 // Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
@@ -212,7 +212,7 @@ void Executor::widen(int64_t unit) {
 }
 
 void Executor::await_gradients(const Action& action) {
-  groups_.stream().wait(sums_[static_cast<size_t>(action.unit)]);
+  groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(action.unit)]);
   if (parameters_.sharding().narrows_gradients()) widen(action.unit);
   if (schedule_.zero < 2) return;
   const int64_t piece = parameters_.piece_elements(action.unit);

@@ -52,11 +52,11 @@ std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<Te
 
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
 // and where that is not f32 the norms' masters. The ticket is of both.
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
                                       Backend& backend);
 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
-using UnitTickets = std::vector<CollectiveStream::Ticket>;
+using UnitTickets = std::vector<Lane::Ticket>;
 
 // Borrows everything it is given. `update` may be null for schedules without norm and updates, `uploads` where the
 // backend's memory is the host's.
@@ -79,7 +79,7 @@ class Executor {
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
   void reduce(int64_t unit);
-  CollectiveStream::Ticket reduce_narrowed(int64_t unit);
+  Lane::Ticket reduce_narrowed(int64_t unit);
   void widen(int64_t unit);
   void await_gradients(const Action& action);
 

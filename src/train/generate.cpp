@@ -60,7 +60,7 @@ struct Model {
         parameters(spec, shards, layout, Sharding{}, ParameterBuffers{.weights = weights->data()}),
         world(std::move(make_local_world(1).front())),
         groups(run_config, *world),
-        gathers(spec.units.size(), CollectiveStream::done) {}
+        gathers(spec.units.size(), Lane::done) {}
 
   void load(const fs::path& checkpoint) {
     auto* const start = reinterpret_cast<float*>(weights->data());

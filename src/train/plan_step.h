@@ -14,7 +14,7 @@ namespace gptrain {
 struct StepPlan {
   StepMemory memory;
   OpTable ops{};           // of the whole step
-  GroupTraffic traffic{};  // that the rank sends
+  LaneTraffic traffic{};  // that the rank sends
   std::string warnings;    // lines, as of Backend::take_warnings
   ModelSpec spec;
 

@@ -75,9 +75,9 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
 }
 
 TensorParallel tensor_parallel(const RunConfig& config, RankGroups& groups) {
-  const bool split = groups.group(GroupKind::tensor) != nullptr;
-  return {groups.tensor_place(), split && config.parallel.sequence, groups.device_group(GroupKind::tensor),
-          split ? &groups.stream() : nullptr};
+  const bool split = groups.num_ranks(GroupKind::tensor) > 1;
+  return {groups.tensor_place(), split && config.parallel.sequence, groups.group(LaneKind::tensor, GroupKind::tensor),
+          split ? &groups.lane(LaneKind::tensor) : nullptr};
 }
 
 }  // namespace
@@ -109,9 +109,9 @@ std::vector<bool> recomputed_units(const RunConfig& config) {
 
 // Over one data rank a piece is the whole, whatever the stage.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
-  return {groups.data_size() > 1 ? config.parallel.zero : 0,
-          groups.data_size(),
-          groups.data_rank(),
+  return {groups.num_copies() > 1 ? config.parallel.zero : 0,
+          groups.num_copies(),
+          groups.copy_rank(),
           config.precision.compute,
           config.precision.reduce,
           config.precision.pure};
@@ -124,7 +124,7 @@ ScheduleOptions schedule_options(const RunConfig& config, const RankGroups& grou
           .zero = static_cast<int32_t>(sharding.zero),
           .narrowed_sums = sharding.narrows_gradients(),
           .tied_head = config.model.tied_head,
-          .joint_backward = groups.group(GroupKind::tensor) != nullptr};
+          .joint_backward = groups.num_ranks(GroupKind::tensor) > 1};
 }
 
 MemoryPlan arena_bytes(const RunConfig& config, RankGroups& groups, const Target& target) {
@@ -167,7 +167,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
       readback_(backend, copies_.get()),
       counted_tokens_(config.batch.global * config.model.sequence_length),
       state_(nullptr),
-      gathers_(spec_.units.size(), CollectiveStream::done) {
+      gathers_(spec_.units.size(), Lane::done) {
   const TensorParallel tensor = tensor_parallel(config, groups);
   partial_sums_ = partial_sums(spec_, shards_, layout_, tensor.sequence);
   MemoryPlan own = memory.arenas;
@@ -213,7 +213,7 @@ TrainingStep::TrainingStep(const RunConfig& config, const StepMemory& memory, Ba
 
 TrainingStep::~TrainingStep() {
   try {
-    groups_.stream().wait_all();
+    groups_.wait_all();
     backend_.synchronize();
   } catch (const std::exception&) {
     // A group that has failed has been reported where it was waited for; its transfers are over.
@@ -221,7 +221,7 @@ TrainingStep::~TrainingStep() {
 }
 
 std::vector<StatePiece> TrainingStep::state(bool written_only) const {
-  groups_.stream().wait_all();
+  groups_.wait_all();
   return parameters_->state(written_only);
 }
 
@@ -239,13 +239,13 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 
 uint32_t TrainingStep::weights_checksum() const {
   if (sharding_.zero == 3) return 0;
-  groups_.stream().wait_all();
+  groups_.wait_all();
   return checksum(arena(MemoryClass::weights), parameter_bytes(layout_, sharding_).weights, 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
   if (sharding_.zero == 3) return 0;
-  groups_.stream().wait_all();
+  groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const int64_t elements = layout_.units[static_cast<size_t>(unit)].norm_elements;
@@ -397,8 +397,9 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   host_state_.loss_sum = 0;
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
-  CollectiveStream& stream = groups_.stream();
-  stream.wait(stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64));
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const copies = groups_.group(LaneKind::gradients, GroupKind::copies);
+  lane.wait(lane.all_reduce(copies, &state_->loss_sum, 1, DType::f64));
   backend_.download(&host_state_, state_, sizeof(StepState));
   backend_.synchronize();
   return host_state_.loss_sum;

@@ -40,8 +40,9 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
     initial_values(spec.tensors[i], 3, 0, std::min(shards[i].count(), spec.tensors[i].count()),
                    first_weight + layout.segments[i].offset);
   const ParameterStore store(spec, shards, layout, {}, {.weights = aligned(weights), .gradients = aligned(gradients)});
-  const TensorParallel tensor{groups.tensor_place(), config.parallel.sequence, groups.group(GroupKind::tensor),
-                              &groups.stream()};
+  const TensorParallel tensor{groups.tensor_place(), config.parallel.sequence,
+                              groups.group(LaneKind::tensor, GroupKind::tensor),
+                              &groups.lane(LaneKind::tensor)};
   Units units({.model = config.model,
                .precision = config.precision,
                .batch = config.batch.micro,
@@ -62,7 +63,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, con
   Workspace workspace(aligned(frames), plenty);
   StepState state;
   state.inverse_tokens = 1e-2F;
-  UnitTickets gathers(spec.units.size(), CollectiveStream::done);
+  UnitTickets gathers(spec.units.size(), Lane::done);
   const std::vector<PartialSum> sums = partial_sums(spec, shards, layout, config.parallel.sequence);
   Executor executor(units, store, schedule, sums, {aligned(activations), aligned(data), &state}, workspace, *backend,
                     groups, gathers, nullptr);
