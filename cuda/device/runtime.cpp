@@ -153,7 +153,10 @@ class CudaSideQueue final : public SideQueue {
 
 CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
     : device_(device), ops_(ops), checks_(std::move(checks)) {
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for copies");
+  // Before the ops wherever both have blocks to run: what moves data for other ranks, or for later ops, is short.
+  int least = 0, greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities of streams");
+  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "making a stream beside the ops");
   for (auto* const events : {&ops_at_, &work_at_}) {
     for (cudaEvent_t& event : *events)
       check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");

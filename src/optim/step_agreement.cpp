@@ -50,7 +50,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
       loss_scale_window_(loss_scale_window),
       num_tensors_(static_cast<int64_t>(context.spec.tensors.size())),
       groups_(groups),
-      copies_(groups.group(GroupKind::world) != nullptr ? copies : nullptr) {
+      copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
   const std::vector<SquaredNorm::Segment> segments = make_segments(context.spec, context.shards, context.parameters);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
@@ -81,9 +81,9 @@ void StepAgreement::look_for_stop() {
 
 bool StepAgreement::agree_to_stop(bool wanted) {
   put_stop(wanted);
-  CollectiveStream& stream = groups_.stream();
-  stream.wait(
-      stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials + num_tensors_, 1, DType::f64));
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const all = groups_.group(LaneKind::gradients, GroupKind::world);
+  lane.wait(lane.all_reduce(all, tables_.partials + num_tensors_, 1, DType::f64));
   double count = 0;
   context_.backend.download(&count, stops(), sizeof count);
   context_.backend.synchronize();
@@ -102,11 +102,12 @@ void StepAgreement::agree() {
   } else {
     put_stop(stop_wanted_ && stop_wanted_());
   }
-  CollectiveStream& stream = groups_.stream();
-  stream.all_reduce(groups_.device_group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  const auto group = [&](GroupKind kind) { return groups_.group(LaneKind::gradients, kind); };
+  lane.all_reduce(group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   // Ranks of a tensor group have the same loss.
-  stream.all_reduce(groups_.device_group(GroupKind::data), &context_.state->loss_sum, 1, DType::f64);
-  stream.wait_all();
+  lane.all_reduce(group(GroupKind::copies), &context_.state->loss_sum, 1, DType::f64);
+  lane.wait_all();
   context_.backend.run(PrepareUpdate{.partials = partials,
                                      .clip_norm = clip_norm_,
                                      .state = context_.state,

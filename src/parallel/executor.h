@@ -35,11 +35,11 @@ class ActionObserver {
 
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
 // with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
                                       RankGroups& groups, Backend& backend);
 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
-using UnitTickets = std::vector<CollectiveStream::Ticket>;
+using UnitTickets = std::vector<Lane::Ticket>;
 
 // Where the executors of a rank work; all of it is the caller's.
 struct Workplace {
@@ -76,7 +76,7 @@ class Executor {
   // The parameters of the unit, which are those that the action works on.
   UnitParameters whole(int64_t unit, const Action& action) const;
   void reduce(const Action& action);
-  CollectiveStream::Ticket reduce_narrow(const Action& action);
+  Lane::Ticket reduce_narrow(const Action& action);
   void widen(const Action& action);
   void await_gradients(const Action& action);
 

@@ -129,6 +129,19 @@ std::string_view link_class(const DryRunInput& input, GroupKind kind) {
   return one_node ? "within a node" : "between nodes";
 }
 
+// body(lane, group, operation, traffic) for what the rank sends at all.
+template <typename Body>
+void for_each_traffic(const DryRunInput& input, const Body& body) {
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+      for (size_t operation = 0; operation < num_operations; ++operation) {
+        const Traffic& traffic = input.world.traffic[lane][kind][operation];
+        if (traffic.calls > 0) body(lane, kind, operation, traffic);
+      }
+    }
+  }
+}
+
 std::string ranks_section(const DryRunInput& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
@@ -148,15 +161,12 @@ std::string ranks_section(const DryRunInput& input) {
         fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
                     input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    for (size_t i = 0; i < num_collectives; ++i) {
-      const Traffic& traffic = input.world.traffic[kind][i];
-      if (traffic.calls == 0) continue;
-      text += row(fmt::format("{} {}", group_names[kind], collective_names[i]), format_grouped(traffic.sent_bytes),
-                  fmt::format("{}, {}, {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
-                              format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind))));
-    }
-  }
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    text += row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
+                fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
+                            format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
+                            lane_names[lane]));
+  });
   return text;
 }
 
@@ -169,17 +179,14 @@ Json world_json(const DryRunInput& input) {
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    for (size_t i = 0; i < num_collectives; ++i) {
-      const Traffic& traffic = input.world.traffic[kind][i];
-      if (traffic.calls == 0) continue;
-      json["traffic"].push_back({{"group", group_names[kind]},
-                                 {"collective", collective_names[i]},
-                                 {"calls", traffic.calls},
-                                 {"sent_bytes", traffic.sent_bytes},
-                                 {"link", link_class(input, static_cast<GroupKind>(kind))}});
-    }
-  }
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    json["traffic"].push_back({{"lane", lane_names[lane]},
+                               {"group", group_names[kind]},
+                               {"collective", operation_names[operation]},
+                               {"calls", traffic.calls},
+                               {"sent_bytes", traffic.sent_bytes},
+                               {"link", link_class(input, static_cast<GroupKind>(kind))}});
+  });
   return json;
 }
 

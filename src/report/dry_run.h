@@ -33,7 +33,7 @@ struct SourceForecast {
 // The ranks that are planned for, and what rank 0 sends in a step.
 struct WorldForecast {
   Mesh mesh{{{1, 1, 1, 1, 1}}, 1};
-  GroupTraffic traffic{};
+  LaneTraffic traffic{};
   int64_t largest_rank = 0;  // the one whose memory is shown
 };
 

@@ -73,7 +73,7 @@ class Inference {
       : design_(design_inference(config, backend.target(), groups, length)),
         backend_(backend),
         groups_(groups),
-        gathers_(design_.spec.units.size(), CollectiveStream::done),
+        gathers_(design_.spec.units.size(), Lane::done),
         source_(length) {
     activations_ = backend.allocate(design_.memory.arenas[MemoryClass::activations]);
     data_ = backend.allocate(design_.memory.arenas[MemoryClass::data]);

@@ -132,7 +132,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       groups_(groups),
       world_(world),
       leads_(groups.rank() == 0),
-      place_{groups.data_rank(), groups.data_size()},
+      place_{groups.sample_rank(), groups.num_sample_ranks()},
       start_(choose_start(config, options, checkpoint_bytes(plan.design->spec, config),
                           groups.group(GroupKind::world), world)),
       profiler_(profiler),
@@ -257,7 +257,7 @@ void Run::print_machine() const {
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
     fmt::print("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
-               ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
+               ranks, groups_.mesh().size(MeshAxis::tensor), groups_.num_copies(), config_.parallel.zero,
                config_.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
                dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups_.exchange_amid_ops())
@@ -371,7 +371,7 @@ void Run::compare_replicas() {
           progress_.step, what, rank, world_.host(rank), ranks[0], world_.host(static_cast<int>(ranks[0])));
     }
   };
-  if (groups_.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step_->weights_checksum());
+  if (groups_.group(GroupKind::copies) != nullptr) compare(GroupKind::copies, "weights", step_->weights_checksum());
   if (groups_.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step_->norms_checksum());
   agree_on(groups_.group(GroupKind::world), world_, [&] {
     if (!fault.empty()) throw Error(ExitCode::device, "{}", fault);
@@ -524,7 +524,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;
-  if (options.profile_step) profiler.emplace(*device.backend).set_stream(groups.stream());
+  if (options.profile_step) profiler.emplace(*device.backend).set_lanes(groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;
   return Run(config, options, signals, backend, profiler ? &*profiler : nullptr, plan, groups, world).loop();
 }

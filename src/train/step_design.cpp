@@ -49,9 +49,9 @@ std::vector<bool> recomputed_units(const RunConfig& config) {
 
 // Over one data rank a piece is the whole, whatever the stage.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
-  return {groups.data_size() > 1 ? config.parallel.zero : 0,
-          groups.data_size(),
-          groups.data_rank(),
+  return {groups.num_copies() > 1 ? config.parallel.zero : 0,
+          groups.num_copies(),
+          groups.copy_rank(),
           config.precision.compute,
           config.precision.reduce,
           config.precision.pure};
@@ -155,8 +155,8 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
   const bool split = design.tensor.size > 1;
   return std::make_unique<Model>(
       shape, design.spec, design.shards, design.layout,
-      TensorParallel{design.tensor, design.sequence, split ? groups.device_group(GroupKind::tensor) : nullptr,
-                     split ? &groups.stream() : nullptr},
+      TensorParallel{design.tensor, design.sequence, split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
+                     split ? &groups.lane(LaneKind::tensor) : nullptr},
       backend);
 }
 

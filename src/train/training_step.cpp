@@ -59,7 +59,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       readback_(backend, copies_.get()),
       counted_tokens_(design_->config.batch.global * design_->config.model.sequence_length),
       state_(nullptr),
-      gathers_(design_->spec.units.size(), CollectiveStream::done) {
+      gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
   MemoryPlan own = memory.arenas;
@@ -111,7 +111,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
 
 TrainingStep::~TrainingStep() {
   try {
-    groups_.stream().wait_all();
+    groups_.wait_all();
     backend_.synchronize();
   } catch (const std::exception&) {
     // A group that has failed has been reported where it was waited for; its transfers are over.
@@ -119,7 +119,7 @@ TrainingStep::~TrainingStep() {
 }
 
 std::vector<StatePiece> TrainingStep::state(bool written_only) const {
-  groups_.stream().wait_all();
+  groups_.wait_all();
   return parameters_->state(written_only);
 }
 
@@ -137,13 +137,13 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
-  groups_.stream().wait_all();
+  groups_.wait_all();
   return checksum(arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
   if (design_->sharding.zero == 3) return 0;
-  groups_.stream().wait_all();
+  groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
@@ -297,8 +297,9 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   host_state_.loss_sum = 0;
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
-  CollectiveStream& stream = groups_.stream();
-  stream.wait(stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64));
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const copies = groups_.group(LaneKind::gradients, GroupKind::copies);
+  lane.wait(lane.all_reduce(copies, &state_->loss_sum, 1, DType::f64));
   backend_.download(&host_state_, state_, sizeof(StepState));
   backend_.synchronize();
   return host_state_.loss_sum;

@@ -132,7 +132,7 @@ void load_under(const RunConfig& config, const Layout& layout, const fs::path& c
     loaded.elements += elements;
     loaded.different += different;
     // Adam's bias corrections go on from the updates, not from the steps.
-    RandomBatches batches(config, 0, groups.data_rank(), groups.data_size());
+    RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
     for_each_value(step, [](float& value, float) { value = 0.01F; });
     if (step.run(1e-3, batches).updates != 5) loaded.goes_on = false;
   });

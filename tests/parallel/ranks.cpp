@@ -105,15 +105,13 @@ class Leaving {
   std::barrier<>& barrier_;
 };
 
-// The kinds of groups with more than one rank, in the order in which RankGroups makes them.
-std::vector<GroupKind> kinds_of_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
+// The lanes' groups with more than one rank, in the order in which RankGroups makes them; others come after them.
+std::vector<LaneGroup> made_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
   const Mesh mesh = make_mesh(config, world_size);
-  std::vector<GroupKind> result;
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    if (group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)).size() > 1)
-      result.push_back(static_cast<GroupKind>(kind));
-  }
-  return result;
+  std::vector<LaneGroup> groups = lane_groups(config);
+  std::erase_if(groups,
+                [&](const LaneGroup& group) { return group_ranks(config, mesh, rank, group.group).size() == 1; });
+  return groups;
 }
 
 }  // namespace
@@ -122,9 +120,10 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
               const std::function<void(RankContext&)>& body) {
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     const int64_t rank = world.rank();
-    const std::vector<GroupKind> group_kinds = kinds_of_groups(config, world_size, rank);
+    const std::vector<LaneGroup> made = made_groups(config, world_size, rank);
     WrappingWorld wrapped(world, [&](size_t index, std::unique_ptr<Communicator> group) {
-      return wrapping.group ? wrapping.group(rank, group_kinds.at(index), std::move(group)) : std::move(group);
+      if (!wrapping.group || index >= made.size()) return group;
+      return wrapping.group(rank, made[index].lane, made[index].group, std::move(group));
     });
     RankGroups groups(config, wrapped);
     const auto device = wrapping.device ? wrapping.device(rank) : make_cpu_backend(1);
@@ -148,7 +147,7 @@ Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, c
   std::barrier all_collected(world_size);
   on_ranks(config, world_size, start, wrapping, [&](RankContext& rank) {
     const Leaving leaving(all_collected);
-    RandomBatches batches(config, first_sample, rank.groups.data_rank(), rank.groups.data_size());
+    RandomBatches batches(config, first_sample, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
     for (int i = 0; i < steps; ++i) {
       const StepResult result = rank.step.run(1e-3, batches);
       if (rank.groups.rank() == 0) {

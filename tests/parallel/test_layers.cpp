@@ -107,7 +107,7 @@ class Player {
                 .seed = config.run.seed},
                spec_, shards_, layout_,
                {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
-                groups.group(GroupKind::tensor), &groups.stream()},
+                groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
                *backend_),
         config_(config) {
     backend_->set_scratch(scratch_.data(), plenty);

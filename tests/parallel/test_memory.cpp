@@ -185,7 +185,7 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
 
 void check_touched(RankContext& rank, const RunConfig& config, const std::vector<DeviceMemory*>& arenas,
                    std::mutex& mutex) {
-  const int64_t unit_padding = segment_multiple * rank.groups.data_size() * dtype_bytes(DType::f32);
+  const int64_t unit_padding = segment_multiple * rank.groups.num_copies() * dtype_bytes(DType::f32);
   const std::lock_guard lock(mutex);
   REQUIRE(arenas.size() == num_memory_classes);
   for (size_t c = 0; c < num_memory_classes; ++c) {
@@ -287,7 +287,7 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
           return backend;
         };
         on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-          RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+          RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
           rank.step.run(1e-3, batches);
           rank.step.run(1e-3, batches);
           rank.step.state();  // waits for what is still being gathered

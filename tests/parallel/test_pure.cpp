@@ -240,7 +240,7 @@ TEST_CASE("without masters, a step that is not finite changes no bit, on no rank
         }
         return values;
       };
-      RandomBatches batches(config, 0, rank.groups.data_rank(), 2);
+      RandomBatches batches(config, 0, rank.groups.sample_rank(), 2);
       REQUIRE_FALSE(rank.step.run(1e-3, batches).skipped);
       for (const StatePiece& piece : rank.step.state()) {
         const TensorSpec& tensor = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)];
