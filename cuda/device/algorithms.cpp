@@ -33,6 +33,19 @@ std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
   return algorithm;
 }
 
+// For people.
+std::string describe_algorithm(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto setting = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    int32_t value = -1;
+    size_t written = 0;
+    cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof value, &written);
+    return value;
+  };
+  return fmt::format("algorithm {}, tile {}, split-K {}, reduction scheme {}", setting(CUBLASLT_ALGO_CONFIG_ID),
+                     setting(CUBLASLT_ALGO_CONFIG_TILE_ID), setting(CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                     setting(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME));
+}
+
 // Within the planned workspace, and sums of parts, if any, whole and in f32 by a step of their own.
 bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, int64_t depth) {
   if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, depth))
@@ -86,7 +99,16 @@ float Algorithms::Event::milliseconds_since(const Event& before) const {
 }
 
 Algorithms::Algorithms(Stream stream)
-    : stream_(stream), record_(empty_record()), timed_(record_), cache_file_(timed_.cache_file()) {
+    : stream_(stream),
+      check_(stream,
+             [stream](void* host, const void* device, int64_t bytes) {
+               check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+                          "checking an algorithm");
+               check_cuda(cudaStreamSynchronize(stream), "checking an algorithm");
+             }),
+      record_(empty_record()),
+      timed_(record_),
+      cache_file_(timed_.cache_file()) {
   if (!cache_file_.empty()) warn(timed_.read(cache_file_));
   check_cublas(cublasLtCreate(&library_), "starting the library");
 }
@@ -123,7 +145,9 @@ bool Algorithms::run(Served& served, const LtOperands& operands) {
   return false;
 }
 
-std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const LtOperands& operands) const {
+std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const LtOperands& operands,
+                                                         const Expected& expected) {
+  static_assert(product_check_bytes <= gpu_product_workspace_bytes);
   std::vector<Candidate> found = candidates(served);
   std::erase_if(found, [&](const Candidate& candidate) {
     return try_to_start(served, operands, candidate.algorithm) != CUBLAS_STATUS_SUCCESS;
@@ -134,15 +158,20 @@ std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const L
       candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(run));
     }
   }
-  std::optional<Candidate> best;
-  for (const Candidate& candidate : found)
-    if (!best || candidate.milliseconds < clearly * best->milliseconds) best = candidate;
-  return best;
+  const auto fault_of = [&](const Candidate& candidate) {
+    const auto run = [&] { start(served, operands, candidate.algorithm); };
+    return check_.fault(expected.product, expected.bias_gradient, run, operands.workspace);
+  };
+  const auto strike = [&](const Candidate& candidate, const std::string& fault) {
+    warn(fmt::format("{} ({}): cuBLASLt's {} is not used: {}", served.text, served.name,
+                     describe_algorithm(candidate.algorithm), fault));
+  };
+  return fastest_sound(std::move(found), clearly, fault_of, strike);
 }
 
-void Algorithms::choose(Served& served, const LtOperands& operands) {
+void Algorithms::choose(Served& served, const LtOperands& operands, const Expected& expected) {
   if (served.known) return;
-  const std::optional<Candidate> best = fastest(served, operands);
+  const std::optional<Candidate> best = fastest(served, operands, expected);
   if (!best) return settle(served, std::nullopt);  // not kept on disk: the next run asks again
   settle_timed(served, best->algorithm);
 }

@@ -15,6 +15,7 @@
 #include "algorithm_record.h"
 #include "base/dtype.h"
 #include "device/cublas.h"
+#include "product_check.h"
 #include "stream.h"
 
 namespace gptrain {
@@ -54,6 +55,12 @@ struct LtOperands {
   std::byte* workspace;
 };
 
+// What the product must come to (see ProductCheck::fault).
+struct Expected {
+  ExpectedProduct product;
+  Matrix bias_gradient;
+};
+
 // All functions that take a product want its descriptors complete. Throws Error(device).
 class Algorithms {
  public:
@@ -76,12 +83,13 @@ class Algorithms {
     cublasLtMatmulAlgo_t algorithm;
     float milliseconds;
   };
-  // None where the library has none that starts.
-  std::optional<Candidate> fastest(Served& served, const LtOperands& operands) const;
+  // Of those that start and compute what they must, twice the same bits; none where there is none. Those that do not
+  // are warned of.
+  std::optional<Candidate> fastest(Served& served, const LtOperands& operands, const Expected& expected);
   // Queues the product. Throws where the library does not take it with this algorithm.
   void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
   // Finds and settles the fastest, where nothing is known yet.
-  void choose(Served& served, const LtOperands& operands);
+  void choose(Served& served, const LtOperands& operands, const Expected& expected);
   // None: what is there otherwise.
   void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
   // The same, for this run and later ones on such a device.
@@ -125,6 +133,7 @@ class Algorithms {
   }
 
   Stream stream_;
+  ProductCheck check_;
   cublasLtHandle_t library_ = nullptr;
   AlgorithmRecord record_;  // of all that was run or chosen here, or taken over
   AlgorithmRecord timed_;   // by this run and earlier ones on such a device

@@ -130,6 +130,21 @@ LtOperands operands_of(const Call& call) {
   return {product.b.data, product.a.data, product.c.data, product.accumulate, call.workspace};
 }
 
+Expected expected_of(const Call& call) {
+  Expected expected{.product = {.product = call.product, .pre_activation = call.pre_activation}, .bias_gradient = {}};
+  // What the library is given, which may be rounded.
+  if (call.product.bias.given())
+    expected.product.product.bias = Matrix(call.bias, call.product.c.dtype, 1, call.product.c.cols);
+  if (call.epilogue == Epilogue::gelu || call.epilogue == Epilogue::gelu_bias) {
+    expected.product.end = ProductEnd::gelu;
+  } else if (call.epilogue == Epilogue::gelu_gradient) {
+    expected.product.end = ProductEnd::gelu_slope;
+  } else if (call.epilogue == Epilogue::bias_gradient) {
+    expected.bias_gradient = Matrix(call.bias, call.product.c.dtype, 1, call.product.c.rows);
+  }
+  return expected;
+}
+
 void describe(const ProductKey& key, const Call& call, Served& served) {
   served.text = call.text();
   served.name = key.text();
@@ -199,7 +214,7 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   if (served.known && served.algorithm) return;
   choose_product(product_alone(timed), scratch, scratch_bytes);
   if (served.known) return;
-  const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call));
+  const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call), expected_of(call));
   if (!best) return algorithms_.settle(served, std::nullopt);
   const bool is_apart = is_faster_apart(timed, call, served, best->algorithm, scratch, scratch_bytes);
   algorithms_.settle_timed(served, is_apart ? std::nullopt : std::optional(best->algorithm));
@@ -212,13 +227,13 @@ bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& se
   float apart_milliseconds = together_milliseconds;
   for (int round = 0; round < Algorithms::timing_rounds; ++round) {
     together_milliseconds = std::min(together_milliseconds, algorithms_.milliseconds([&] {
-                                       algorithms_.start(served, operands_of(fused), algorithm);
-                                       finish(op, fused, stream_);
-                                     }));
+      algorithms_.start(served, operands_of(fused), algorithm);
+      finish(op, fused, stream_);
+    }));
     apart_milliseconds = std::min(apart_milliseconds, algorithms_.milliseconds([&] {
-                                    run_product(product_alone(op), scratch, scratch_bytes);
-                                    run_rest(op, stream_, scratch);
-                                  }));
+      run_product(product_alone(op), scratch, scratch_bytes);
+      run_rest(op, stream_, scratch);
+    }));
   }
   return apart_milliseconds < Algorithms::clearly * together_milliseconds;
 }
@@ -226,7 +241,7 @@ bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& se
 template <typename Op>
 void CublasProducts::choose_product(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
   const Call call = call_of(op, scratch, scratch_bytes);
-  algorithms_.choose(served(call), operands_of(call));
+  algorithms_.choose(served(call), operands_of(call), expected_of(call));
 }
 
 Served& CublasProducts::served(const Call& call) {
