@@ -15,6 +15,7 @@
 #include "algorithm_record.h"
 #include "base/dtype.h"
 #include "device/cublas.h"
+#include "ops/gpu_scratch.h"
 #include "product_check.h"
 #include "stream.h"
 
@@ -47,13 +48,22 @@ struct Served {
   void lay_out(cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols, int64_t ld) const;
 };
 
-// What one run of a product works on. `workspace`: gpu_product_workspace_bytes.
+// What one run of a product works on.
 struct LtOperands {
   const void *a, *b;
   void* d;
   bool accumulate;
   std::byte* workspace;
+  int64_t workspace_bytes = gpu_product_workspace_bytes;
 };
+
+// What the library calls an algorithm's settings, for people.
+struct AlgorithmSettings {
+  int32_t id = -1, tile = -1, stages = -1, split_k = -1, reduction_scheme = -1, cluster = -1;
+
+  std::string text() const;
+};
+AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
 
 // What the product must come to (see ProductCheck::fault).
 struct Expected {
@@ -86,6 +96,16 @@ class Algorithms {
   // Of those that start and compute what they must, twice the same bits; none where there is none. Those that do not
   // are warned of.
   std::optional<Candidate> fastest(Served& served, const LtOperands& operands, const Expected& expected);
+  // Whatever the rules say, for benches: all that the library offers within operands.workspace_bytes, timed.
+  struct Surveyed {
+    Candidate candidate;
+    int64_t workspace_bytes;
+    bool allowed;  // by the rules, which `fastest` keeps
+  };
+  std::vector<Surveyed> survey(Served& served, const LtOperands& operands) const;
+  // As ProductCheck::fault has it.
+  std::string fault_of(Served& served, const LtOperands& operands, const Expected& expected,
+                       const cublasLtMatmulAlgo_t& algorithm) const;
   // Queues the product. Throws where the library does not take it with this algorithm.
   void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
   // Finds and settles the fastest, where nothing is known yet.
@@ -126,7 +146,17 @@ class Algorithms {
   };
 
   bool still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
+  struct Offers {
+    int64_t workspace_bytes;
+    uint32_t reduction_schemes;  // a mask; unsplit sums are allowed with any
+    int count;
+  };
+  std::vector<cublasLtMatmulHeuristicResult_t> ask(Served& served, const Offers& offers) const;
   std::vector<Candidate> candidates(Served& served) const;
+  // Times those that start, and leaves the others out.
+  template <typename Entry, typename CandidateOf>
+  void time_all(Served& served, const LtOperands& operands, std::vector<Entry>& entries,
+                const CandidateOf& candidate_of) const;
   cublasStatus_t try_to_start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
   void warn(const std::string& line) {
     if (!line.empty()) warnings_ += line + '\n';
