@@ -96,14 +96,13 @@ class Probe:
             self.note(f"tool {tool}", "there" if shutil.which(tool) else "not there", "", shutil.which(tool) or "")
         return compiler
 
-    def headers(self, compiler, folder):
-        def compiles(text):
-            file = folder / f"{abs(hash(text))}.cpp"
-            file.write_text(text, encoding="utf-8")
-            return run(compiler, "-std=c++20", "-E", "-o", os.devnull, file)[0] == 0
-
+    def headers(self, compiler, folder, includes):
+        """`includes`: folders of CUDA's headers, which those of cudnn-frontend include."""
         def has(header):
-            return compiles(f"#include <{header}>\n")
+            file = folder / f"{header.replace('/', '-')}.cpp"
+            file.write_text(f"#include <{header}>\n", encoding="utf-8")
+            places = [part for include in includes for part in ("-isystem", include)]
+            return run(compiler, "-std=c++20", *places, "-E", "-o", os.devnull, file)[0] == 0
 
         frontend = run(sys.executable, HERE / "find_cudnn_frontend.py")[1].strip()
         with ThreadPoolExecutor() as pool:
@@ -183,12 +182,14 @@ def main():
     probe.gpu()
     with tempfile.TemporaryDirectory(prefix="gptrain-probe-") as scratch:
         folder = Path(scratch)
-        compiler = probe.tools()
-        probe.headers(compiler, folder)
+        compiler, found = probe.tools(), {}
         nvcc = shutil.which("nvcc")
         if probe.require("nvcc", nvcc is not None, nvcc or "the CUDA toolkit's compiler, on the path"):
             probe.note("version of nvcc", (re.findall(r"V([\d.]+)", run(nvcc, "--version")[1]) or ["?"])[0])
-            probe.kernel(nvcc, compiler, probe.cuda_libraries(nvcc), folder)
+            found = probe.cuda_libraries(nvcc)
+        probe.headers(compiler, folder, list(dict.fromkeys(include for include, _ in found.values() if include)))
+        if nvcc:
+            probe.kernel(nvcc, compiler, found, folder)
     for package in ("torch", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cudnn-frontend"):
         try:
             probe.note(f"Python package {package}", importlib.metadata.version(package))
