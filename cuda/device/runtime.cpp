@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "device/status.h"
 #include "device/upload_ring.h"
+#include "ops/cuda_devices.h"
 
 namespace gptrain {
 namespace {
@@ -270,6 +271,14 @@ int num_cuda_devices() {
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
   return 0;
+}
+
+std::string why_no_cuda_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  cudaGetLastError();
+  return fmt::format("this process sees no CUDA device ({})",
+                     status == cudaSuccess ? "CUDA_VISIBLE_DEVICES may hide them" : cudaGetErrorString(status));
 }
 
 Target cuda_target(int device) {
