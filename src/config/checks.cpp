@@ -18,6 +18,9 @@ namespace {
 
 constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 
+// A step's schedule is a list of what is done with each of its micro-batches.
+constexpr int64_t max_micro_batches = int64_t{1} << 21;
+
 // The largest divisor of a data rank's sequences up to 8.
 int64_t default_micro(int64_t sequences) {
   int64_t micro = std::min<int64_t>(8, sequences);
@@ -209,6 +212,12 @@ class Settler {
                    fmt::format("{}", accumulation));
     }
     batch.accumulation = accumulation;
+    if (accumulation > max_micro_batches) {
+      return fault("batch.micro",
+                   fmt::format("leaves {} micro-batches a step, must be at most {}", accumulation, max_micro_batches),
+                   nearest_integers(batch.micro, (sequences + max_micro_batches - 1) / max_micro_batches, sequences,
+                                    [&](int64_t n) { return sequences % n == 0; }));
+    }
     check_sequence_rows();
   }
 

@@ -57,7 +57,8 @@ TEST_CASE("who knows the secret is let in, with what he says") {
 
 TEST_CASE("another secret, another purpose or none of it is turned away, by both sides") {
   Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
-  for (const auto& [secret, for_what] : {std::pair{"another secret", purpose}, {"", purpose}, {"a secret", "a toast"}}) {
+  for (const auto& [secret, for_what] :
+       {std::pair{"another secret", purpose}, {"", purpose}, {"a secret", "a toast"}}) {
     CallEnd end = CallEnd::proven;
     std::thread caller([&, &secret = secret, &for_what = for_what] { end = call_as(gate, secret, for_what, "hello"); });
     CHECK_FALSE(gate.admit(Clock::now() + 300ms));
