@@ -33,10 +33,12 @@ void write_out(std::string_view text) { write_to(stdout, text); }
 void write_err(std::string_view text) { write_to(stderr, text); }
 
 std::string flush_out() {
+  const int before = errno;
   errno = 0;
   if (std::fflush(stdout) != 0 && out_error == 0) out_error = errno;
   if (out_error == 0 && std::ferror(stdout) == 0) return "";
-  return out_error != 0 ? std::strerror(out_error) : "an earlier write failed";
+  // A library that wrote there by itself, as that of options does, has left no more than errno.
+  return std::strerror(out_error != 0 ? out_error.load() : before);
 }
 
 void give_up_out() {
