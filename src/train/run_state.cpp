@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <memory>
 
+#include "base/amount.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
@@ -80,7 +82,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, Device
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world) {
+                const RankGroups& groups, const World& world, const fs::path& chosen) {
   Communicator* const all = groups.group(GroupKind::world);
   const bool leads = groups.rank() == 0;
   const Manifest manifest{.step = progress.step,
@@ -94,7 +96,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .build = version,
                           .algorithms = step.backend().algorithms(),
                           .loss_scale = step.loss_scale()};
-  const fs::path out = config.run.out;
+  const fs::path out = chosen.empty() ? fs::path(config.run.out) : chosen;
   DeviceState memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
   agree_on(all, world, [&] {
@@ -102,8 +104,9 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
   });
   try {
     // Nobody's part is missing or not yet synced when the manifest is written.
-    const std::vector<std::string> parts = agree(
-        all, world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory)); });
+    const std::vector<std::string> parts = agree(all, world, [&] {
+      return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory));
+    });
     agree_on(all, world, [&] {
       const size_t num_tensors = step.spec().tensors.size() * (1 + step.parameters().columns().size());
       if (leads) publish_checkpoint(out, manifest, static_cast<int64_t>(num_tensors), parts);
@@ -158,11 +161,15 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   try {
     manifest = read_manifest(checkpoint);
     verify_checkpoint(checkpoint);
+    check_model(checkpoint);
   } catch (const Error& error) {
     throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
   }
-  const RunConfig saved =
-      parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
+  const RunConfig saved = saved_config(checkpoint, manifest);
+  if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
+                (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
+  }
   const std::string conflicts = resume_conflicts(saved, config);
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
@@ -182,7 +189,11 @@ std::optional<fs::path> checkpoint_to_start_from(const RunConfig& config, const 
         "run.out",
         out.string(), found.back().step);
   }
-  if (!fs::equivalent(fs::canonical(*checkpoint).parent_path(), out / "checkpoints")) {
+  std::error_code error;
+  const fs::path folder = fs::canonical(*checkpoint, error).parent_path();
+  const bool is_of_run = !error && fs::equivalent(folder, out / "checkpoints", error);
+  if (error) throw Error(ExitCode::checkpoint, "cannot read {}: {}", checkpoint->string(), error.message());
+  if (!is_of_run) {
     throw Error(ExitCode::usage, "run.out = {}: holds checkpoints of another run than {}; choose another run.out",
                 out.string(), checkpoint->string());
   }
@@ -195,8 +206,10 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
     if (info.step <= step) continue;
     fs::path aside = info.path;
     aside += ".abandoned";
-    for (int n = 2; fs::exists(aside); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
-    fs::rename(info.path, aside);
+    std::error_code error;
+    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
+    if (!error) fs::rename(info.path, aside, error);
+    if (error) throw Error(ExitCode::checkpoint, "cannot rename {}: {}", info.path.string(), error.message());
     names.push_back(aside.filename().string());
   }
   return names;

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files.h"
 #include "comm/agree.h"
 #include "train/run_state.h"
 
@@ -46,8 +45,9 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
 
 // What tells two checkpoints apart: the manifest has the checksums of everything in them.
 std::string describe_checkpoint(const fs::path& checkpoint) {
-  std::ifstream file(checkpoint / "manifest.json", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const InputFile file(checkpoint / "manifest.json");
+  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  file.read(0, text.data(), file.bytes());
   return fmt::format("of step {}, checksum {:08x}", read_manifest(checkpoint).step, crc32c(text.data(), text.size()));
 }
 
@@ -107,7 +107,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
 RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
   const int64_t length = config.model.sequence_length;
   const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
-    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle);
+    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle, config.data.checksums);
   };
   std::optional<RunData> data;
   const std::vector<std::string> found = agree(all, world, [&] {
