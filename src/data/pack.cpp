@@ -128,8 +128,8 @@ class Packer {
   PackResult run() {
     if (result_.was_finished) return result_;
     BlockReader reader(
-        inputs_, options_.field,
-        [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); }, start_);
+        inputs_, options_.field, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
+        start_);
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
     while (const std::optional<IngestPipeline::Item> item = pipeline.next()) write(*item);

@@ -18,10 +18,10 @@ struct PackOptions {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string field = "text";  // of JSON objects and CSV records
   bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
-  int64_t shard_tokens = 0;    // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
-  int threads = 1;             // that encode; the output does not depend on it
-  bool resume = false;         // goes on behind the last shard of a pack that was killed
-  bool skip_faults = false;    // documents that cannot be read are left out and counted; else the first one is an error
+  int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
+  int threads = 1;           // that encode; the output does not depend on it
+  bool resume = false;       // goes on behind the last shard of a pack that was killed
+  bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
   bool replace_invalid_utf8 = false;
   int part = 1;  // of the input files, every num_parts-th, from the part-th on
   int num_parts = 1;
@@ -39,9 +39,9 @@ struct PackResult {
 };
 
 // Ids are stored as u16 where the vocabulary is below 65500, else as i32, as Megatron-LM does it. Empty documents are
-// left out. `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total; a total of 0 is
-// not known. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output that
-// cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX.
+// left out. `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total; a total of 0
+// is not known. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output
+// that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX.
 PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
 // What `data inspect` prints: counts, document length histogram, the most frequent tokens, unigram entropy in nats.

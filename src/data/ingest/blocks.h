@@ -27,14 +27,14 @@ constexpr size_t block_padding = 64;
 // A piece of an input: whole lines of JSONL, whole records of CSV, the whole of a JSON input, or a part of a text that
 // ends where a tokenizer parts it anyway.
 struct Block {
-  size_t input = 0;         // number of the InputFile
+  size_t input = 0;  // number of the InputFile
   InputKind kind = InputKind::text;
-  std::string bytes;        // with block_padding behind
-  int64_t first_line = 1;   // of the input, from 1
-  int64_t offset = 0;       // of the first byte in the input, without its compression and header
-  size_t csv_column = 0;    // of the documents
-  size_t csv_columns = 0;   // of each record
-  bool ends_document = true;  // of text: the document ends here
+  std::string bytes;            // with block_padding behind
+  int64_t first_line = 1;       // of the input, from 1
+  int64_t offset = 0;           // of the first byte in the input, without its compression and header
+  size_t csv_column = 0;        // of the documents
+  size_t csv_columns = 0;       // of each record
+  bool ends_document = true;    // of text: the document ends here
   int64_t file_bytes_read = 0;  // of all inputs, up to the end of this block
 
   std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
@@ -52,8 +52,8 @@ struct BlockPosition {
 class BlockReader {
  public:
   // `safe_cut` gives where a text may be cut, as last_safe_cut(). `field` is the member or column with the text.
-  BlockReader(const std::vector<InputFile>& inputs, std::string field,
-              std::function<size_t(std::string_view)> safe_cut, BlockPosition from = {});
+  BlockReader(const std::vector<InputFile>& inputs, std::string field, std::function<size_t(std::string_view)> safe_cut,
+              BlockPosition from = {});
 
   // The next block; none at the end. Throws Error(data) naming the file, and the line where there is one.
   std::optional<Block> next();
@@ -79,8 +79,8 @@ class BlockReader {
   int64_t bytes_before_ = 0;  // of the inputs before the open one
 };
 
-// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end in
-// `text` (unless `at_end`, when the end of the text ends it).
+// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end
+// in `text` (unless `at_end`, when the end of the text ends it).
 size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields);
 
 }  // namespace gptrain

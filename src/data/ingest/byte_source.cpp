@@ -29,7 +29,9 @@ ByteSource::ByteSource(std::filesystem::path path) : path_(std::move(path)), buf
     decoder_ = make_gzip_decoder();
   } else if (start.starts_with("\x28\xB5\x2F\xFD")) {
     decoder_ = make_zstd_decoder();
-  } else if (start.starts_with(std::string_view("\xFD" "7zXZ\0", 6))) {
+  } else if (start.starts_with(std::string_view("\xFD"
+                                                "7zXZ\0",
+                                                6))) {
     decoder_ = make_xz_decoder();
   }
 }

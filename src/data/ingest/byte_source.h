@@ -21,8 +21,8 @@ class ByteSource {
   ByteSource(const ByteSource&) = delete;
   ByteSource& operator=(const ByteSource&) = delete;
 
-  // Reads up to `room` bytes, fewer only at the end. Throws Error(data) naming the file if it cannot be read, is damaged,
-  // or ends inside of compressed data.
+  // Reads up to `room` bytes, fewer only at the end. Throws Error(data) naming the file if it cannot be read, is
+  // damaged, or ends inside of compressed data.
   size_t read(char* out, size_t room);
 
   int64_t file_bytes_read() const { return file_bytes_read_; }  // as they lie on the disk

@@ -14,7 +14,7 @@ namespace gptrain {
 
 struct EncodeOptions {
   std::string field = "text";
-  std::optional<int32_t> end_token;  // put behind each document
+  std::optional<int32_t> end_token;   // put behind each document
   bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
 };
 

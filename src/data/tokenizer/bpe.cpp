@@ -92,7 +92,8 @@ void Bpe::encode_short(Scratch& scratch) const {
     const auto at = static_cast<size_t>(best - ranks.begin());
     ids[at] = results[at];
     const auto remove_after = [&](auto& values, size_t size) {
-      std::copy(values.begin() + static_cast<std::ptrdiff_t>(at) + 2, values.begin() + static_cast<std::ptrdiff_t>(size),
+      std::copy(values.begin() + static_cast<std::ptrdiff_t>(at) + 2,
+                values.begin() + static_cast<std::ptrdiff_t>(size),
                 values.begin() + static_cast<std::ptrdiff_t>(at) + 1);
     };
     remove_after(ids, count);

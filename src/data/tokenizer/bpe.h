@@ -21,8 +21,8 @@ struct Merge {
 // Vocabulary and merges. Immutable; safe from several threads.
 class Bpe {
  public:
-  // tokens[id] are a token's bytes; an empty one is an id that the merges do not know. Every single byte must be a token.
-  // `merges`: the earlier wins; of a pair that stands twice, the later, as in Hugging Face tokenizers. With
+  // tokens[id] are a token's bytes; an empty one is an id that the merges do not know. Every single byte must be a
+  // token. `merges`: the earlier wins; of a pair that stands twice, the later, as in Hugging Face tokenizers. With
   // ignore_merges a piece that is a token is that token, whatever the merges say.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges);
 
@@ -41,8 +41,8 @@ class Bpe {
     std::vector<Candidate> heap;
   };
 
-  // Puts the ids of a piece, at least 1 byte, into scratch.ids: of all adjacent pairs that merge, always the earliest in
-  // the list, and of several such the leftmost.
+  // Puts the ids of a piece, at least 1 byte, into scratch.ids: of all adjacent pairs that merge, always the earliest
+  // in the list, and of several such the leftmost.
   void encode(std::string_view piece, Scratch& scratch) const;
 
  private:

@@ -42,10 +42,17 @@ std::vector<std::pair<int32_t, std::string>> special_of_llama3() {
   constexpr int32_t first = 128000;
   constexpr int32_t count = 256;
   std::vector<std::pair<int32_t, std::string>> special;
-  const std::array<std::string_view, 11> names = {
-      "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
-      "<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>",
-      "<|python_tag|>"};
+  const std::array<std::string_view, 11> names = {"<|begin_of_text|>",
+                                                  "<|end_of_text|>",
+                                                  "<|reserved_special_token_0|>",
+                                                  "<|reserved_special_token_1|>",
+                                                  "<|finetune_right_pad_id|>",
+                                                  "<|step_id|>",
+                                                  "<|start_header_id|>",
+                                                  "<|end_header_id|>",
+                                                  "<|eom_id|>",
+                                                  "<|eot_id|>",
+                                                  "<|python_tag|>"};
   for (const std::string_view name : names) {
     special.emplace_back(first + static_cast<int32_t>(special.size()), std::string(name));
   }

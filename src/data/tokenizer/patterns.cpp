@@ -74,8 +74,8 @@ size_t contraction_end(std::string_view text, size_t at, bool any_case) {
   if (first == 's' || first == 't' || first == 'm' || first == 'd') return at + 2;
   if (any_case && text.substr(at + 1, 2) == "\xC5\xBF") return at + 3;
   const char second = byte(at + 2);
-  const bool is_pair = (first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
-                       (first == 'l' && second == 'l');
+  const bool is_pair =
+      (first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l');
   return is_pair ? at + 3 : 0;
 }
 

@@ -10,8 +10,8 @@
 
 namespace gptrain {
 
-// A table of fixed size for pieces of 1 to 8 * words - 1 bytes, whose text is the key. A new piece takes the place of an
-// older one. One thread at a time.
+// A table of fixed size for pieces of 1 to 8 * words - 1 bytes, whose text is the key. A new piece takes the place of
+// an older one. One thread at a time.
 template <size_t words>
 class PieceCache {
  public:

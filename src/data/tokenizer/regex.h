@@ -14,8 +14,8 @@ namespace gptrain {
 // time.
 class Regex {
  public:
-  // `where` names the pattern's place in messages. Throws Error(usage) naming the construct that is not matched exactly,
-  // the fault in the pattern, or the package that this build lacks.
+  // `where` names the pattern's place in messages. Throws Error(usage) naming the construct that is not matched
+  // exactly, the fault in the pattern, or the package that this build lacks.
   Regex(std::string_view pattern, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
@@ -24,8 +24,8 @@ class Regex {
     size_t begin;
     size_t end;
   };
-  // The first match at or after `from`; begin = end = text.size() where there is none. Throws Error(data) if the pattern
-  // matches no characters, or needs more steps than PCRE2 allows.
+  // The first match at or after `from`; begin = end = text.size() where there is none. Throws Error(data) if the
+  // pattern matches no characters, or needs more steps than PCRE2 allows.
   Match find(std::string_view text, size_t from);
 
  private:

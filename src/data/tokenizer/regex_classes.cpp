@@ -185,9 +185,9 @@ class Translator {
   // {n,m}+ is possessive in PCRE2, and a repeat of a repeat in Oniguruma.
   void repeat() {
     const size_t close = pattern_.find('}', at_);
-    const bool is_repeat = close != std::string_view::npos &&
-                           pattern_.substr(at_ + 1, close - at_ - 1).find_first_not_of("0123456789,") ==
-                               std::string_view::npos;
+    const bool is_repeat =
+        close != std::string_view::npos &&
+        pattern_.substr(at_ + 1, close - at_ - 1).find_first_not_of("0123456789,") == std::string_view::npos;
     if (!is_repeat) refuse("a brace that is no repeat", "must be written \\{");
     if (pattern_.substr(at_ + 1, 1) == ",") refuse("{,n}", "is a repeat to some engines only");
     if (close + 1 < pattern_.size() && (pattern_[close + 1] == '+' || pattern_[close + 1] == '?')) {

@@ -63,7 +63,8 @@ Regex::Match Regex::find(std::string_view text, size_t from) {
   const int result = pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                                  PCRE2_NO_UTF_CHECK, impl_->match, impl_->context);
   if (result == PCRE2_ERROR_NOMATCH) return {text.size(), text.size()};
-  if (result < 0) throw Error(ExitCode::data, "{}: the pattern cannot be matched: {}", impl_->where, message_of(result));
+  if (result < 0)
+    throw Error(ExitCode::data, "{}: the pattern cannot be matched: {}", impl_->where, message_of(result));
   const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(impl_->match);
   if (ends[0] == ends[1]) {
     throw Error(ExitCode::data, "{}: the pattern matches an empty piece of a text, which parts nothing", impl_->where);

@@ -24,8 +24,8 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
     if (token.size() == 1) bytes[static_cast<uint8_t>(token[0])] = true;
   }
   if (const auto missing = std::find(bytes.begin(), bytes.end(), false); missing != bytes.end()) {
-    throw Error(ExitCode::usage, "{}: no token is the byte 0x{:02x}: texts with it could not be encoded",
-                parts_.source, missing - bytes.begin());
+    throw Error(ExitCode::usage, "{}: no token is the byte 0x{:02x}: texts with it could not be encoded", parts_.source,
+                missing - bytes.begin());
   }
   bpe_ = std::make_unique<Bpe>(parts_.tokens, parts_.merges, parts_.ignore_merges);
   size_t size = parts_.tokens.size();

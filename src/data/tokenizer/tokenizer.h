@@ -64,7 +64,8 @@ class Tokenizer {
 
   // The id of an added token, or of a token with these bytes.
   std::optional<int32_t> id_of(std::string_view text) const;
-  // The token that ends a document: 256 of "bytes"; else the special token <|endoftext|>, <|end_of_text|>, </s>, <eos> or
+  // The token that ends a document: 256 of "bytes"; else the special token <|endoftext|>, <|end_of_text|>, </s>, <eos>
+  // or
   // <|eot|>, the first of these that there is.
   std::optional<int32_t> end_of_document_id() const;
 

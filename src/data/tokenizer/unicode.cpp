@@ -42,8 +42,7 @@ DecodedCharacter decode_utf8(std::string_view text) {
     return code < 0x800 || (code >= 0xD800 && code < 0xE000) ? invalid : DecodedCharacter{code, 3};
   }
   if (!continues(3)) return invalid;
-  const uint32_t code =
-      (lead & 7U) << 18 | (byte(1) & 0x3FU) << 12 | (byte(2) & 0x3FU) << 6 | (byte(3) & 0x3FU);
+  const uint32_t code = (lead & 7U) << 18 | (byte(1) & 0x3FU) << 12 | (byte(2) & 0x3FU) << 6 | (byte(3) & 0x3FU);
   return code < 0x10000 || code >= num_code_points ? invalid : DecodedCharacter{code, 4};
 }
 
