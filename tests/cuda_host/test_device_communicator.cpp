@@ -49,6 +49,57 @@ class HostLinks final : public Links {
   Communicator& host_;
 };
 
+// One rank of a group of many, each of which has its own number in every element. Peers send it until they have been
+// sent to by all, and then the sum.
+class ManyLinks final : public Links {
+ public:
+  static constexpr int rank_of_test = 3;
+
+  explicit ManyLinks(int size) : size_(size) {}
+
+  static double value(int rank) { return 1.0 / static_cast<double>(rank + 1); }
+
+  int rank() const override { return rank_of_test; }
+  int size() const override { return size_; }
+  Stream stream() const override { return {}; }
+  void exchange(std::span<const Transfer> transfers) override {
+    const simt::DeviceAccess access;
+    // Slices are sent from all of the data, results from this rank's own.
+    const void* first_sent = nullptr;
+    bool gathers = true;
+    for (const Transfer& t : transfers) {
+      if (t.in != nullptr && first_sent == nullptr) first_sent = t.in;
+      gathers = gathers && (t.in == nullptr || t.in == first_sent);
+    }
+    gathers = gathers && reduced_;
+    for (const Transfer& t : transfers)
+      if (t.out != nullptr) fill(t.out, t.bytes, gathers ? sum() : value(t.peer));
+    reduced_ = true;
+  }
+  void all_gather(const void* in, void* out, int64_t bytes) override {
+    const simt::DeviceAccess access;
+    for (int rank = 0; rank < size_; ++rank) {
+      auto* const piece = static_cast<std::byte*>(out) + rank * bytes;
+      if (piece != in) fill(piece, bytes, reduced_ ? sum() : value(rank));
+    }
+  }
+  void broadcast(void*, int64_t, int) override {}
+  void synchronize() override {}
+
+ private:
+  static void fill(void* data, int64_t bytes, double value) {
+    std::fill_n(static_cast<double*>(data), bytes / static_cast<int64_t>(sizeof value), value);
+  }
+  double sum() const {
+    double sum = 0;
+    for (int rank = 0; rank < size_; ++rank) sum += value(rank);
+    return sum;
+  }
+
+  int size_;
+  bool reduced_ = false;
+};
+
 template <typename T>
 constexpr DType dtype_of = std::is_same_v<T, float>     ? DType::f32
                            : std::is_same_v<T, double>  ? DType::f64
@@ -184,6 +235,24 @@ TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every
              group->barrier();
            })) {
         REQUIRE(message == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("a group of any number of ranks reduces, in scratch for one element of each") {
+  for (const int size : {725, 3000}) {
+    Device device;
+    for (const int64_t bytes : {int64_t{8} * size, int64_t{1} << 20}) {
+      const auto scratch = device.scratch(bytes);
+      for (const int64_t count : {1, 700, 1501, 7001}) {
+        INFO(size << " ranks, " << count << " elements, " << bytes << " bytes");
+        const auto group = make_device_communicator(std::make_unique<ManyLinks>(size), *scratch);
+        std::vector<double> data(static_cast<size_t>(count), ManyLinks::value(ManyLinks::rank_of_test));
+        device.with<double>(data, [&](double* at) { group->all_reduce(at, count, DType::f64, ReduceOp::sum); });
+        double sum = 0;
+        for (int rank = 0; rank < size; ++rank) sum += ManyLinks::value(rank);
+        for (const double value : data) REQUIRE(value == sum);
       }
     }
   }

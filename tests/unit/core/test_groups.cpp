@@ -31,6 +31,79 @@ TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
   CHECK(group_ranks(config, mesh, 5, GroupKind::replicas) == Ranks{4, 5});
 }
 
+TEST_CASE("stages of a pipeline are far apart, and its ends hold a tied table") {
+  RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2", "model.tied_head=true"}, 4);
+  config.parallel.pipeline = 3;
+  const Mesh mesh = make_mesh(config, 12);
+  CHECK(mesh.size(MeshAxis::pipeline) == 3);
+  CHECK(mesh.size(MeshAxis::data) == 2);
+  CHECK(group_ranks(config, mesh, 6, GroupKind::pipeline) == Ranks{2, 6, 10});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::copies) == Ranks{4, 6});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{6, 7});
+  CHECK(group_ranks(config, mesh, 3, GroupKind::tied) == Ranks{3, 11});
+  CHECK(group_ranks(config, mesh, 11, GroupKind::tied) == Ranks{3, 11});
+  CHECK(group_ranks(config, mesh, 7, GroupKind::tied) == Ranks{7});
+}
+
+TEST_CASE("stages pass numbers on and back, and sum what both ends of a pipeline hold") {
+  RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2", "model.tied_head=true"}, 4);
+  config.parallel.pipeline = 3;
+  run_local_ranks(12, [&](World& world) {
+    RankGroups groups(config, world);
+    Communicator* const forward = groups.group(LaneKind::pipeline_forward, GroupKind::pipeline);
+    Communicator* const backward = groups.group(LaneKind::pipeline_backward, GroupKind::pipeline);
+    Lane& to_next = groups.lane(LaneKind::pipeline_forward);
+    Lane& to_previous = groups.lane(LaneKind::pipeline_backward);
+    Lane& gradients = groups.lane(LaneKind::gradients);
+    const int stage = forward->rank();
+    int64_t output = 100 * world.rank(), gradient = output, input = -1, d_output = -1;
+    float table = static_cast<float>(world.rank());
+    Communicator* const ends = groups.group(LaneKind::gradients, GroupKind::tied);
+    gradients.all_reduce(ends, &table, 1, DType::f32);
+    if (stage < 2) to_next.send(forward, &output, 1, DType::i64, stage + 1);
+    if (stage > 0) to_previous.send(backward, &gradient, 1, DType::i64, stage - 1);
+    // After the sends: on each lane the next stage's receive comes behind its own send, down to the last one's.
+    if (stage > 0) to_next.receive(forward, &input, 1, DType::i64, stage - 1);
+    if (stage < 2) to_previous.receive(backward, &d_output, 1, DType::i64, stage + 1);
+    groups.wait_all();
+    const auto expect = [](bool condition) {
+      if (!condition) throw Error(ExitCode::device, "a wrong number");
+    };
+    expect((ends == nullptr) == (stage == 1));
+    expect(table == static_cast<float>(stage == 1 ? world.rank() : 2 * (world.rank() % 4) + 8));
+    expect(stage == 0 || input == 100 * (world.rank() - 4));
+    expect(stage == 2 || d_output == 100 * (world.rank() + 4));
+    expect(groups.exchanged_bytes() == 0);  // threads reduce where the data are
+  });
+}
+
+TEST_CASE("ranks along the context, expert and data axes hold the same parameters") {
+  const Mesh mesh({{2, 2, 2, 3, 2}}, 48);
+  const RunConfig config = small_config(Family::gpt2);
+  CHECK(group_ranks(config, mesh, 25, GroupKind::copies) ==
+        Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
+}
+
+TEST_CASE("a lane has what its largest group takes, and only lanes that reduce take anything") {
+  const RunConfig config = small_config(
+      Family::llama, {"parallel.tensor=4", "batch.micro=2", "parallel.zero=1", "precision.compute=bf16"}, 8);
+  LaneTraffic traffic{};
+  const RankGroups groups(config, 8, 5, traffic);
+  CHECK(groups.ranks_that_reduce(LaneKind::tensor) == 4);
+  CHECK(groups.ranks_that_reduce(LaneKind::gradients) == 8);
+  CHECK(groups.ranks_that_reduce(LaneKind::weights) == 2);
+  CHECK_FALSE(groups.works(LaneKind::pipeline_forward));
+  Target processes;
+  processes.of_processes = true;
+  CHECK(planned_exchange_bytes(processes, groups) == (4 + 8 + 2) * (int64_t{256} << 10));
+  RunConfig in_stages = config;
+  in_stages.parallel.pipeline = 2;
+  const RankGroups staged(in_stages, 16, 5, traffic);
+  CHECK(staged.works(LaneKind::pipeline_backward));
+  CHECK(staged.ranks_that_reduce(LaneKind::pipeline_backward) == 1);
+  CHECK(planned_exchange_bytes(processes, staged) == (4 + 16 + 2) * (int64_t{256} << 10));
+}
+
 TEST_CASE("without fewer heads than ranks a group of replicas is the rank alone") {
   const RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2"}, 4);
   const Mesh mesh = make_mesh(config, 4);
