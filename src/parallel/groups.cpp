@@ -103,16 +103,23 @@ int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
 
 }  // namespace
 
-int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups) {
-  int64_t bytes = 0;
+ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups) {
+  ExchangeBytes bytes{};
+  const bool apart = target.kind == Target::Kind::gpu;
+  int64_t& on_host = bytes[static_cast<size_t>(apart ? MemoryPlace::host : MemoryPlace::device)];
   bool any = false;
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     const auto lane = static_cast<LaneKind>(kind);
     any = any || groups.works(lane);
-    if (target.of_processes) bytes += exchange_scratch_bytes(static_cast<int>(groups.ranks_that_reduce(lane)));
+    if (target.of_processes) on_host += exchange_scratch_bytes(static_cast<int>(groups.ranks_that_reduce(lane)));
   }
-  if (target.kind == Target::Kind::cpu || !any) return bytes;
-  return bytes + (target.device_links ? device_exchange_bytes : staging_bytes);
+  if (!apart || !any) return bytes;
+  if (target.device_links) {
+    bytes[static_cast<size_t>(MemoryPlace::device)] += device_exchange_bytes;
+  } else {
+    on_host += staging_bytes;
+  }
+  return bytes;
 }
 
 int64_t RankGroups::sample_rank() const {
@@ -214,11 +221,14 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
   start_lanes(!linked_);
 }
 
-int64_t RankGroups::exchanged_bytes() const {
-  int64_t bytes = 0;
+ExchangeBytes RankGroups::exchanged_bytes() const {
+  ExchangeBytes bytes{};
   for (const RankLane& lane : lanes_) {
-    bytes += lane.exchanged ? lane.exchanged->bytes() : 0;
-    bytes += lane.scratch ? lane.scratch->bytes() : 0;
+    const bool apart = lane.queue != nullptr;
+    int64_t& on_device = bytes[static_cast<size_t>(MemoryPlace::device)];
+    int64_t& on_host = apart ? bytes[static_cast<size_t>(MemoryPlace::host)] : on_device;
+    if (lane.exchanged) (linked_ ? on_device : on_host) += lane.exchanged->bytes();
+    if (lane.scratch) on_host += lane.scratch->bytes();
   }
   return bytes;
 }

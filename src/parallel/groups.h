@@ -16,6 +16,7 @@
 #include "model/tensor_parallel.h"
 #include "ops/backend.h"
 #include "ops/side_queue.h"
+#include "parallel/memory.h"
 
 namespace gptrain {
 
@@ -68,6 +69,8 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
 // made.
 std::vector<LaneGroup> lane_groups(const RunConfig& config);
 
+using ExchangeBytes = std::array<int64_t, num_memory_places>;
+
 // Not copied: what is issued on the lanes refers to the groups.
 class RankGroups {
  public:
@@ -112,8 +115,8 @@ class RankGroups {
   bool exchange_amid_ops() const { return on(LaneKind::tensor).ranks > 1; }
   // Whether groups on devices exchange from device to device.
   bool has_links() const { return linked_; }
-  // The memory that exchanges pass through, and receive in.
-  int64_t exchanged_bytes() const;
+  // The memory that exchanges pass through, and receive in, by place.
+  ExchangeBytes exchanged_bytes() const;
   // Ranks of the largest group of a lane that reduces; 1: none does.
   int64_t ranks_that_reduce(LaneKind kind) const { return on(kind).ranks_that_reduce; }
   // Whether the lane has any group.
@@ -150,6 +153,6 @@ class RankGroups {
 };
 
 // What exchanged_bytes of a rank with such groups will be on that target.
-int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups);
+ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups);
 
 }  // namespace gptrain

@@ -4,6 +4,15 @@
 
 namespace gptrain {
 
-int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
+int64_t MemoryPlan::total(MemoryPlace place) const {
+  return std::accumulate(on(place).begin(), on(place).end(), int64_t{0});
+}
+
+MemoryPlan& MemoryPlan::operator+=(const MemoryPlan& other) {
+  for (size_t place = 0; place < num_memory_places; ++place) {
+    for (size_t c = 0; c < num_memory_classes; ++c) bytes_[place][c] += other.bytes_[place][c];
+  }
+  return *this;
+}
 
 }  // namespace gptrain

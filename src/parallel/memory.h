@@ -1,4 +1,4 @@
-// The classes of memory that a step takes.
+// The memory that a step takes, by place and class.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ enum class MemoryClass : uint8_t {
   fp8_weights,    // copies of blocks' weights for FP8 linears
   activations,    // the residual stream and its gradients, and what units keep between actions
   workspace,      // tensors inside one action, and ops' scratch
-  data,           // micro-batches on the device, and the ring they are read ahead into
-  communication,  // what collectives pass through, and receive in: the device's memory, or the host's
+  data,           // micro-batches, and the ring that they are read ahead into, which is the host's
+  communication,  // what collectives pass through, and receive in
   state,          // StepState, norm partials, segment tables
   count
 };
@@ -29,12 +29,32 @@ constexpr std::array<std::string_view, num_memory_classes> memory_class_names = 
     "weights",     "gradients",   "master",    "moments", "gathered",      "buckets",
     "fp8_weights", "activations", "workspace", "data",    "communication", "state"};
 
-struct MemoryPlan {
-  std::array<int64_t, num_memory_classes> bytes{};
+// Whose memory it is. Where a device's memory is the host's, all is the device's.
+enum class MemoryPlace : uint8_t {
+  device,
+  host,  // beside a device whose memory is apart, and pinned
+  count
+};
+constexpr size_t num_memory_places = static_cast<size_t>(MemoryPlace::count);
 
-  int64_t& operator[](MemoryClass c) { return bytes[static_cast<size_t>(c)]; }
-  int64_t operator[](MemoryClass c) const { return bytes[static_cast<size_t>(c)]; }
-  int64_t total() const;  // the peak: arenas are taken at start and kept
+// Bytes by place and class. Arenas are taken at start and kept, so that the sum is the peak.
+class MemoryPlan {
+ public:
+  using ByClass = std::array<int64_t, num_memory_classes>;
+
+  ByClass& on(MemoryPlace place) { return bytes_[static_cast<size_t>(place)]; }
+  const ByClass& on(MemoryPlace place) const { return bytes_[static_cast<size_t>(place)]; }
+  // On the device.
+  int64_t& operator[](MemoryClass c) { return on(MemoryPlace::device)[static_cast<size_t>(c)]; }
+  int64_t operator[](MemoryClass c) const { return on(MemoryPlace::device)[static_cast<size_t>(c)]; }
+  MemoryPlan& operator+=(const MemoryPlan& other);
+
+  int64_t total(MemoryPlace place = MemoryPlace::device) const;
+
+  bool operator==(const MemoryPlan&) const = default;
+
+ private:
+  std::array<ByClass, num_memory_places> bytes_{};
 };
 
 }  // namespace gptrain

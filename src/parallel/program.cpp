@@ -50,7 +50,7 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
     }
     const Placement placement = place(lifetimes);
     for (size_t i = 0; i < members[c].size(); ++i) program->offsets[members[c][i]] = placement.offsets[i];
-    program->memory.bytes[c] = placement.bytes;
+    program->memory.on(MemoryPlace::device)[c] = placement.bytes;
   }
   return program;
 }

@@ -88,7 +88,7 @@ std::string memory_section(const DryRunInput& input) {
   if (input.world.mesh.world_size() > 1)
     text += row("rank", format_grouped(input.world.largest_rank), "none takes more");
   for (size_t c = 0; c < num_memory_classes; ++c) {
-    const int64_t bytes = input.memory.bytes[c];
+    const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
     std::string remark = format_bytes(static_cast<double>(bytes));
     if (c == static_cast<size_t>(MemoryClass::optimizer)) remark += column_names(input.config.optimizer);
@@ -101,6 +101,12 @@ std::string memory_section(const DryRunInput& input) {
   text += row("peak", format_grouped(total),
               fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks, 100 * all / there,
                           input.target.name, format_bytes(there)));
+  const MemoryPlan::ByClass& on_host = input.memory.on(MemoryPlace::host);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    if (on_host[c] > 0)
+      text += row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
+                  format_bytes(static_cast<double>(on_host[c])));
+  }
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
 }
@@ -246,8 +252,9 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
   Json json;
   json["total_parameters"] = spec.parameters();
   for (size_t c = 0; c < num_memory_classes; ++c)
-    json[fmt::format("{}_bytes", memory_class_names[c])] = memory.bytes[c];
+    json[fmt::format("{}_bytes", memory_class_names[c])] = memory[static_cast<MemoryClass>(c)];
   json["peak_bytes"] = memory.total();
+  json["host_peak_bytes"] = memory.total(MemoryPlace::host);
   json["tokens_per_step"] = config.batch.global * config.model.sequence_length;
   return json;
 }

@@ -146,6 +146,15 @@ int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
   return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
 }
 
+MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged) {
+  MemoryPlan memory;
+  const MemoryPlace rings = memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
+  memory.on(rings)[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
+  for (size_t place = 0; place < num_memory_places; ++place)
+    memory.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::communication)] = exchanged[place];
+  return memory;
+}
+
 int64_t landing_bytes(const RunConfig& config, const Target& target) {
   return memory_apart(target) ? micro_batch_bytes(config) : 0;
 }
@@ -182,7 +191,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   }
   MemoryPlan& memory = design.memory.arenas;
   for (size_t c = 0; c < num_memory_classes; ++c)
-    memory.bytes[c] = std::max(design.training->memory.bytes[c], design.evaluation->memory.bytes[c]);
+    memory.on(MemoryPlace::device)[c] = std::max(design.training->memory.on(MemoryPlace::device)[c],
+                                                 design.evaluation->memory.on(MemoryPlace::device)[c]);
   const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
   design.columns = optimizer.columns(config.optimizer);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
@@ -190,12 +200,13 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::gradients] = parameters.gradients;
   memory[MemoryClass::master] = parameters.master;
   memory[MemoryClass::optimizer] = parameters.state;
-  memory[MemoryClass::data] += landing_bytes(config, target) + all_rings_bytes(config, target);
-  memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
+  memory[MemoryClass::data] += landing_bytes(config, target);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) +
                                StepAgreement::table_bytes(design.spec, design.shards, store) +
                                optimizer.table_bytes(design.spec, design.shards, store);
+  design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
+  memory += design.memory.outside;
   return design;
 }
 

@@ -20,6 +20,7 @@ namespace gptrain {
 // The memory of a rank's step. The workspace is known when the step has run on the `plan` backend.
 struct StepMemory {
   MemoryPlan arenas;
+  MemoryPlan outside;         // of `arenas`, what others take: see memory_outside
   int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
 };
@@ -63,6 +64,10 @@ PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
 // One ring for training, and one for validation where the config has some.
 int64_t all_rings_bytes(const RunConfig& config, const Target& target);
+
+// What a step does not take itself: the rings, which belong to whoever reads micro-batches, and what its groups exchange
+// through.
+MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged);
 
 // Where an uploaded micro-batch lands on a device whose memory is apart; 0 elsewhere.
 int64_t landing_bytes(const RunConfig& config, const Target& target);

@@ -62,11 +62,10 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
-  MemoryPlan own = memory.arenas;
-  // The ring of micro-batches is host memory and belongs to whoever reads them.
-  own[MemoryClass::data] -= all_rings_bytes(config, backend_.target());
-  own[MemoryClass::communication] = 0;  // the groups have it
-  for (size_t c = 0; c < num_memory_classes; ++c) arenas_[c] = backend_.allocate(own.bytes[c]);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const auto memory_class = static_cast<MemoryClass>(c);
+    arenas_[c] = backend_.allocate(memory.arenas[memory_class] - memory.outside[memory_class]);
+  }
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
   workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, memory.arenas[MemoryClass::workspace] - scratch);
@@ -153,10 +152,8 @@ uint32_t TrainingStep::norms_checksum() const {
 }
 
 MemoryPlan TrainingStep::taken() const {
-  MemoryPlan taken;
-  for (size_t c = 0; c < num_memory_classes; ++c) taken.bytes[c] = arenas_[c]->bytes();
-  taken[MemoryClass::data] += all_rings_bytes(design_->config, backend_.target());
-  taken[MemoryClass::communication] = groups_.exchanged_bytes();
+  MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
+  for (size_t c = 0; c < num_memory_classes; ++c) taken[static_cast<MemoryClass>(c)] += arenas_[c]->bytes();
   return taken;
 }
 

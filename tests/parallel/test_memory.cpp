@@ -190,7 +190,7 @@ void check_touched(RankContext& rank, const RunConfig& config, const std::vector
   REQUIRE(arenas.size() == num_memory_classes);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     INFO("rank " << rank.groups.rank() << " " << memory_class_names[c]);
-    int64_t planned = rank.plan.memory().arenas.bytes[c];
+    int64_t planned = rank.plan.memory().arenas[static_cast<MemoryClass>(c)];
     if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config, rank.step.backend().target());
     CHECK(arenas[c]->bytes() == planned);
     const int64_t touched = touched_bytes(*arenas[c]);

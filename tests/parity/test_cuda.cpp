@@ -75,7 +75,7 @@ class Trainer {
     step_.weights_changed();
   }
   std::string take_warnings() { return backend_->take_warnings(); }
-  bool took_what_was_planned() const { return step_.taken().bytes == design_->memory.arenas.bytes; }
+  bool took_what_was_planned() const { return step_.taken() == design_->memory.arenas; }
   void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
     config.run.out = out.string();

@@ -79,7 +79,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
       REQUIRE(backend.arenas.size() == num_memory_classes);
       for (size_t c = 0; c < num_memory_classes; ++c) {
         INFO(memory_class_names[c] << " " << (overrides.empty() ? "" : overrides.back()));
-        int64_t planned = plan.memory().arenas.bytes[c];
+        int64_t planned = plan.memory().arenas[static_cast<MemoryClass>(c)];
         if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config, backend.target());
         // Nothing writes the gradients' padding after the last tensor, which is up to one segment multiple.
         const int64_t untouched = planned - touched_bytes(*backend.arenas[c]);
