@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "config/key_table.h"
 #include "config/load.h"
 
 namespace gptrain {
@@ -32,6 +33,9 @@ void add_config_commands(CLI::App& app) {
   show_command->callback(
       [arguments] { fmt::print("{}", show_config(load_config(arguments->file, arguments->overrides))); });
   config->add_subcommand("schema", "JSON schema of the config")->callback([] { fmt::print("{}", config_schema()); });
+  config->add_subcommand("keys", "every key with its default and meaning, as a Markdown table")->callback([] {
+    fmt::print("{}", config_key_table());
+  });
 }
 
 }  // namespace gptrain
