@@ -124,8 +124,9 @@ class Output(CliCase):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full here")
         config = self.write_run()
-        for arguments in [["config", "schema"], ["config", "keys"], ["config", "show", config], ["train", config, "--dry-run"],
-                          ["data", "inspect", "corpus"], ["--help"], ["--version"], ["train", "--help"]]:
+        for arguments in [["config", "schema"], ["config", "keys"], ["config", "show", config],
+                          ["train", config, "--dry-run"], ["data", "inspect", "corpus"], ["--help"], ["--version"],
+                          ["train", "--help"]]:
             with self.subTest(arguments=arguments), open("/dev/full", "wb") as full:
                 done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE,
                                       check=False, timeout=60)
