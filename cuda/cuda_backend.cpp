@@ -140,7 +140,7 @@ class CudaBackend final : public Backend {
     fused_attention_->run(op, nullptr, scratch_);
   }
 
-  // That f32, dropout and the like are the own kernels' is no news; that room for documents is of no use is.
+  // cuDNN never serves f32 or dropout, so no warning says so. A warning says where data.max_documents has no effect.
   template <typename Op>
   AttentionPieces pieces_of(const Op& op) {
     if (fused_attention_shape(op)) return fused_attention_->pieces(op);

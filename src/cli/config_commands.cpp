@@ -5,6 +5,7 @@
 
 #include "base/output.h"
 #include "cli/commands.h"
+#include "config/key_table.h"
 #include "config/load.h"
 
 namespace gptrain {
@@ -32,6 +33,9 @@ void add_config_commands(CLI::App& app) {
   add_file(show_command);
   show_command->callback([arguments] { write_out(show_config(load_config(arguments->file, arguments->overrides))); });
   config->add_subcommand("schema", "JSON schema of the config")->callback([] { write_out(config_schema()); });
+  config->add_subcommand("keys", "every key with its default and meaning, as a Markdown table")->callback([] {
+    write_out(config_key_table());
+  });
 }
 
 }  // namespace gptrain

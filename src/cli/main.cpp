@@ -26,7 +26,7 @@ std::string_view option_without_value(int argc, char** argv) {
   return {};
 }
 
-// The exit code of a command that ends with `code`: output that nobody got is no success.
+// The exit code of a command that ends with `code`. A command whose output could not be written has not succeeded.
 int end_output(int code) {
   const std::string why = flush_out();
   if (why.empty()) return code;
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // CLI11 misses a subcommand before it looks at the word that stands in its place.
+    // CLI11 reports a missing subcommand before it looks at the unknown word in its place.
     const std::vector<std::string> words = app.remaining(true);
     if (error.get_name() == "RequiredError" && !words.empty() &&
         std::string_view(error.what()).find("subcommand") != std::string_view::npos) {

@@ -59,7 +59,7 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   return TokenRate{*middle, fmt::format("measured in {}", out.string())};
 }
 
-// Epochs need the files; a dry run does not.
+// Epochs are computed from the token files, which a dry run may do without.
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
@@ -114,7 +114,7 @@ void dry_run(const TrainArguments& arguments) {
   write_out(arguments.json ? dry_run_json(input) : dry_run_text(input));
 }
 
-// The config of the ranks that this process is one of, or starts.
+// The config, for as many ranks as the launcher started or this process will start.
 RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
   if (launch.size > 1 && arguments.ranks > 1) {
     throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave it out",

@@ -51,7 +51,7 @@ class Settler {
  private:
   bool is_given(const std::string& path) const { return given_.contains(path); }
 
-  // What a preset that is none leaves open is as little to be relied on as what has a fault itself.
+  // Whether rules may use the values of the paths: none has a fault, and none comes from a preset that does not exist.
   bool sound(std::initializer_list<const char*> paths) const {
     return std::none_of(paths.begin(), paths.end(), [&](const char* path) {
       const bool of_preset = std::string_view(path).starts_with("model.") && !is_given(path);
@@ -154,7 +154,7 @@ class Settler {
     }
   }
 
-  // Ranks that see other samples. A world that the mesh does not divide into is another fault, found with the mesh.
+  // Ranks that see other samples. That the mesh does not fit the number of ranks is reported where the mesh is made.
   int64_t data_ranks() const {
     const int64_t model_ranks = config_.parallel.tensor * config_.parallel.pipeline;
     return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;
@@ -256,7 +256,7 @@ class Settler {
     }
   }
 
-  // `dtype`: the word that does without FP8.
+  // `dtype`: the value of precision.linears that works without FP8.
   void check_fp8_linears(const std::string& dtype) {
     if (config_.precision.compute != DType::bf16)
       return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);

@@ -105,7 +105,7 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
 
 constexpr const char* pure = "bf16-pure";
 
-// That is bf16 with a mark of its own: nothing but the update knows the difference.
+// "bf16-pure" is bf16 and a flag. Only the update reads the flag.
 Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refused) {
   Builder builder = words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute,
                                                   dtypes, std::move(refused),
@@ -233,8 +233,8 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("data.mask_documents", &RunConfig::data, &DataConfig::mask_documents, BooleanRule{},
                 "a token attends to the tokens of its own document only; positions count on through a sample"),
           field("data.max_documents", &RunConfig::data, &DataConfig::max_documents, IntegerRule{0, 1 << 24, {}},
-                "documents per sample for which cuDNN has room, on average over those that it takes at once; samples "
-                "with more, and all with 0, are masked by the own kernels")
+                "documents per sample for which cuDNN has room, on average over the samples that it takes at once; "
+                "gptrain's own kernels mask samples with more, and with 0 all samples")
               .usually("8")
               .only_with({"data.mask_documents", "data.mask_documents is true",
                           [](const RunConfig& config) { return config.data.mask_documents; }})

@@ -15,7 +15,7 @@
 namespace gptrain {
 namespace {
 
-// Counting takes one number per id; an id above this is a damaged file and not a vocabulary.
+// Counting takes a number for each id. No vocabulary is so large: an id above this means that the file is damaged.
 constexpr int64_t max_vocab_size = int64_t{1} << 24;
 constexpr int64_t chunk_tokens = int64_t{1} << 16;
 constexpr size_t num_frequent_tokens = 10;

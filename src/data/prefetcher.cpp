@@ -40,7 +40,7 @@ struct Prefetcher::Impl {
   MicroBatch& slot(int64_t micro_batch) { return slots[static_cast<size_t>(micro_batch) % slots.size()]; }
 
   void run() {
-    // On Linux this sets the one thread. Refused or not: it is a courtesy to the threads that compute.
+    // On Linux this sets this thread only. It leaves the cores to the threads that compute; a refusal does not matter.
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 19);
     try {
       for (int64_t k = 0; wait_for_room(k); ++k) {

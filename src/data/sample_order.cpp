@@ -56,7 +56,7 @@ SampleOrder::SampleOrder(std::span<const int64_t> slots, std::vector<int64_t> sa
   const PhiloxKey cycle_key = random_key(seed, RandomUse::data_order, 0, cycle_site);
   std::vector<uint16_t> owned(slots.size(), 0);
   for (int64_t position = 0; position < slots_per_cycle; ++position) {
-    // Sources are interleaved without shuffle too: else the first 65,536 samples could all be of one.
+    // Sources are interleaved without shuffle too. Otherwise one source could give all of the first 65,536 samples.
     const int64_t slot = permute(true, cycle_key, 0, slots_per_cycle, position);
     const auto source =
         static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());

@@ -229,7 +229,7 @@ std::string render_run_page(const std::string& title, const std::string& config_
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      // The browser holds the page to its word: nothing is loaded, nothing is run.
+      // This policy makes the browser load nothing and run nothing.
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
   out += fmt::format("<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
                      page_css, plot_style_css(), safe_title);

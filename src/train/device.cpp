@@ -47,11 +47,11 @@ void require_products(const RunConfig& config, const Target& target, ExitCode co
   Faults faults;
   if (config.precision.compute == DType::bf16 && !target.bf16_products) {
     faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
-               target.name + " has no bf16, which is had on GPUs of compute capability 8.0 and later", "\"fp16\"");
+               target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp16\"");
   }
   if (is_fp8(config.precision.linears) && !target.fp8_products) {
     faults.add("precision.linears", "fp8",
-               target.name + " has no FP8 matrix products, which are had on GPUs of compute capability 8.9 and later",
+               target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on",
                target.bf16_products ? "\"bf16\"" : "\"fp16\"");
   }
   if (!faults.empty()) throw Error(code, faults.text());
@@ -90,7 +90,7 @@ void require_same_models(const RunConfig& config, Communicator* all, const World
 
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
   RankDevice device;
-  // A launcher may show every rank another device as number 0: what tells them apart is their identity.
+  // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config, world, num_threads);
     require_products(config, device.backend->target(), ExitCode::device);

@@ -19,7 +19,7 @@ namespace gptrain {
 namespace fs = std::filesystem;
 
 FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
-  // Another run that is refused may remove a folder that it has made between any two of these calls.
+  // Another run may have made the folder. If it is refused, it may remove the folder between any two of these calls.
   constexpr int max_attempts = 100;
   std::error_code fault;
   bool made = false;
@@ -34,7 +34,7 @@ FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
     }
     if (fault == std::errc::operation_would_block)
       throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    // Also that it exists: so says create_directories of a folder that goes while it looks what it is.
+    // create_directories reports file_exists, too, where the folder is removed during the call.
     if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory &&
         fault != std::errc::file_exists)
       break;
@@ -49,7 +49,7 @@ void FolderLock::note_missing_folders(const fs::path& out) {
   std::error_code error;
   for (fs::path folder = out; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path())
     missing.push_back(folder);
-  // Of one attempt to the next: the outer ones may still be there.
+  // The longest list counts: outer folders that an earlier attempt made may still be there.
   if (missing.size() > made_folders_.size()) made_folders_ = std::move(missing);
 }
 
@@ -122,7 +122,7 @@ fs::path FolderLock::place_to_save() const {
 
 void FolderLock::remove_what_was_made() const {
   std::error_code error;
-  // In a folder that was not there, the lock is another's who was refused.
+  // In a folder that this run made, the lock file belongs to another run that was refused.
   const bool is_ours = made_lock_ || !made_folders_.empty();
   if (descriptor_ >= 0 && is_ours) fs::remove(path_, error);
   // A folder that has something in it stays.
@@ -150,7 +150,7 @@ std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t k
   const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));
   // Doubles, as many large checkpoints are more than 63 bits.
   const auto one = static_cast<double>(bytes), all = one * static_cast<double>(more);
-  // What is kept back for root is left out of `available`, though root may take it.
+  // `available` leaves out the blocks that are reserved for root, although root may use them.
   if (more > 0 && one > static_cast<double>(space.free))
     throw Error(ExitCode::checkpoint, "run.out = {}: no room for a checkpoint, which takes {}: {} are free there",
                 config.run.out, format_bytes(one), format_bytes(static_cast<double>(space.free)));

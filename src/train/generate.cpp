@@ -35,7 +35,7 @@ class OneSequence : public MicroBatchSource {
       : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
     batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
   }
-  // The last `tokens` fit; the rest is padding that no earlier position attends to.
+  // Only the last tokens fit. Behind them is padding, to which no earlier position attends.
   void set(const std::vector<int32_t>& sequence, int64_t first) {
     std::fill(tokens_.begin(), tokens_.end(), 0);
     std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
@@ -183,7 +183,7 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   load_weights(shortest, checkpoint, *weights);
 
   emit(options.prompt);
-  // A document starts after the end of another.
+  // The prompt follows the end of a document, as documents do in training.
   std::vector<int32_t> sequence = {end_of_document};
   for (const char c : options.prompt) sequence.push_back(static_cast<unsigned char>(c));
   std::unique_ptr<Inference> inference;

@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-// Lets equal actions run once: the plan counts an action that it has seen as often as it comes.
+// Runs equal actions once: the plan runs the first of them and counts it for each of the others.
 class PlanObserver : public ActionObserver {
  public:
   PlanObserver(PlanBackend& backend, LaneTraffic& traffic, const StepDesign& design)
@@ -146,14 +146,14 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like));
   plan.design = design;
   StepMemory& memory = design->memory;
-  // Room without end: the run itself tells how much it takes.
+  // The arena has no limit: running the pass shows how much it takes.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
   PlanObserver observer(backend, plan.traffic, *design);
   NoMicroBatches source;
   step.run(0, source, &observer);
   plan.ops = backend.ops();
-  // Without dropout attention may go to a library that does not take it in training, and wants scratch of its own.
+  // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   const LaneTraffic traffic = plan.traffic;
   step.evaluate(1, source);
   plan.traffic = traffic;

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// On its way to a file, state comes through two pieces of pinned memory: one is filled while the other is written.
+// State goes to a file through two pieces of pinned memory: one is filled while the other is written.
 class DeviceState final : public SliceMemory {
  public:
   explicit DeviceState(Backend& backend) : backend_(backend) {}
@@ -103,7 +103,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
     if (leads) begin_checkpoint(out, progress.step);
   });
   try {
-    // Nobody's part is missing or not yet synced when the manifest is written.
+    // The manifest is written after every rank has written and synced its part.
     const std::vector<std::string> parts = agree(all, world, [&] {
       return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory));
     });
@@ -137,7 +137,7 @@ fs::path resolve_checkpoint(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path / "manifest.json", error)) return path;
   if (error) throw Error(ExitCode::checkpoint, "{}: {}", path.string(), error.message());
-  // A plain file has no checkpoints; asked for them, it would be called unreadable.
+  // A plain file holds no checkpoints. Listing it as a folder would report that it cannot be read.
   const std::vector<CheckpointInfo> found =
       fs::is_regular_file(path, error) ? std::vector<CheckpointInfo>{} : list_checkpoints(path);
   if (found.empty()) {

@@ -29,7 +29,7 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options, 
   return last;
 }
 
-// Of the disk of the run's folder, which is this process' own. `done`: steps.
+// Checks the disk of the run's folder, which this process has locked. `done`: steps.
 std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes) {
   const fs::path out = config.run.out;
   remove_unfinished_checkpoints(out);  // their room is free; of those that stay, saving warns
@@ -38,7 +38,7 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
       std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= done; });
   std::error_code unknown;
   const fs::space_info space = fs::space(out, unknown);
-  // Some network file systems do not know, and say so by a disk of no size.
+  // Some network file systems do not know their size, and report 0.
   if (unknown || space.capacity == 0) return "";
   return checkpoint_shortage(config, done, kept, bytes, space);
 }

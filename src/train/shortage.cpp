@@ -11,7 +11,7 @@
 namespace gptrain {
 namespace {
 
-// Rows of logits past which more are hardly faster on any device.
+// With more rows of logits than this, no device is noticeably faster.
 constexpr int64_t small_chunk = 2048;
 
 using Change = std::function<void(RunConfig&)>;

@@ -19,7 +19,7 @@ std::atomic<bool> ending = false;
 std::atomic<bool> left_terminal = false;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
-// nohup has a run outlive its terminal.
+// nohup lets a run outlive its terminal.
 bool is_handled(int number) {
   struct sigaction action {};
   return number != SIGHUP || (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN);

@@ -109,7 +109,7 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Shard
   return design;
 }
 
-// By unit: the first one of an equal design.
+// For each unit, the first unit that has an equal design.
 std::vector<int32_t> find_alike(const Model& model) {
   std::vector<int32_t> firsts, alike;
   for (int32_t unit = 0; unit < model.num_layers(); ++unit) {

@@ -9,7 +9,7 @@ from cli_case import EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, tiny_con
 
 COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["checkpoint"], ["checkpoint", "inspect"],
             ["checkpoint", "verify"], ["checkpoint", "export"], ["generate"], ["config"], ["config", "check"],
-            ["config", "show"], ["config", "schema"], ["bench"], ["bench", "comm"]]
+            ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"]]
 SCREEN_LINES = 30
 SCREEN_COLUMNS = 100
 
@@ -123,8 +123,9 @@ class Output(CliCase):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full here")
         config = self.write_run()
-        for arguments in [["config", "schema"], ["config", "show", config], ["train", config, "--dry-run"],
-                          ["data", "inspect", "corpus"], ["--help"], ["--version"], ["train", "--help"]]:
+        for arguments in [["config", "schema"], ["config", "keys"], ["config", "show", config],
+                          ["train", config, "--dry-run"], ["data", "inspect", "corpus"], ["--help"], ["--version"],
+                          ["train", "--help"]]:
             with self.subTest(arguments=arguments), open("/dev/full", "wb") as full:
                 done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE,
                                       check=False, timeout=60)

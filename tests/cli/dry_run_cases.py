@@ -169,10 +169,10 @@ class DryRun(CliCase):
                 self.assertIn(warning, self.plan(config, *arguments)["warnings"])
                 self.assertIn(f"\nwarnings\n  {warning}\n", self.succeed("train", config, "--dry-run", *arguments))
             for compute in ["bf16", "bf16-pure"]:
-                self.refuse(USAGE, f"gptrain: precision.compute = {compute}: {target} has no bf16, which is had on "
-                            'GPUs of compute capability 8.0 and later (try "fp16")\n', "train", config, "--dry-run",
+                self.refuse(USAGE, f"gptrain: precision.compute = {compute}: {target} has no bf16: GPUs have it "
+                            'from compute capability 8.0 on (try "fp16")\n', "train", config, "--dry-run",
                             "--target", target, *overrides(f"precision.compute={compute}"))
-        self.refuse(USAGE, ["precision.compute = bf16: v100-32g", 'and later (try "fp16")\nprecision.linears = fp8: '],
+        self.refuse(USAGE, ["precision.compute = bf16: v100-32g", '8.0 on (try "fp16")\nprecision.linears = fp8: '],
                     "train", self.write_config(tiny_config(model={"hidden_size": 32})), "--dry-run", "--target",
                     "v100-32g", *overrides("precision.compute=bf16", "precision.linears=fp8"))
         self.assertEqual(self.plan(config, "--target", "a100-80g")["warnings"], [])

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""README.md says what gptrain does: its commands are run and what it lists is compared with the program.
+"""The pages say what gptrain does: their commands are run, and what they list is compared with the program.
 
 Run as test_readme.py SOURCE_ROOT GPTRAIN. Prints each fault.
+Run as test_readme.py --write SOURCE_ROOT GPTRAIN, it writes the table of keys and the counts of lines anew.
 
-Every ```sh block is run, in order, in one copy of the source tree where build/gptrain is GPTRAIN. The first line of a
-block may be
+README.md comes first, then every other page (*.md) of the tree. Every ```sh block is run, in order, in one copy of the
+tree where build/gptrain is GPTRAIN: what README.md left behind is there for the other pages. A command may stand in a
+```sh block only. The first line of a block may be
     # takes minutes    not run: its scripts must exist and parse
     # needs a cluster  the same
     # needs a GPU      the same
@@ -23,10 +25,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+README_BYTES = 12 * 1024
 RUN = "runs/tiny"  # run.out of the walk-through
-PAGES = ["src/data/README.md"]  # their blocks are run, too, and name commands and options
 LOSS = re.compile(r"\bloss (\d+\.\d+)")
 EXACT = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
+# What a shell would run.
+COMMAND = re.compile(r"\$ |(?:build\S*/)?gptrain [a-z]|tools/\S|"
+                     r"(?:python3?|bash|meson|ninja|srun|sbatch|mpirun|export) ")
 NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]?\d+)?[kMGTPE]?(?: ?(?:ms|s|m|h|d|B|KiB|MiB|GiB|TiB)\b)?")
 
 
@@ -58,6 +63,15 @@ def fenced_blocks(text):
         elif line.strip():
             follows = False
     return blocks
+
+
+def read_pages(root):
+    """{path: text}, README.md first."""
+    folders = [path for path in sorted(root.iterdir())
+               if path.is_dir() and not path.name.startswith((".", "build", "runs", "shared"))]
+    paths = [root / "README.md", *(page for folder in folders for page in sorted(folder.rglob("*.md"))
+                                   if page.relative_to(root).parts[:2] != ("data", "corpus"))]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def without_blocks(text):
@@ -125,12 +139,15 @@ def output_faults(shown, printed):
     return []
 
 
-def run_blocks(text, folder, page="README.md"):
-    """Runs the blocks in `folder`; yields faults."""
+def run_blocks(page, text, folder):
+    """Runs the blocks of a page in `folder`; yields faults."""
     environment = dict(os.environ, OMP_WAIT_POLICY="passive")  # other tests want the cores, too
     printed = None
     for language, lines, number, follows in fenced_blocks(text):
         where = f"{page}:{number}"
+        if language not in ("sh", "text"):
+            yield from (f"{where}: a command in a block that is not run: {line}" for line in lines
+                        if COMMAND.match(line))
         if language == "text" and follows and printed is not None:
             yield from (f"{where}: {fault}" for fault in output_faults(lines, printed))
         printed = None
@@ -155,45 +172,60 @@ def run_blocks(text, folder, page="README.md"):
             yield f"{where}: exit code {done.returncode}, not {status}:\n{printed}"
 
 
-def config_rows(schema):
-    """The rows of README's table of keys."""
-    def row(path, field, required):
-        meaning, *notes = field["description"].split("; only with: ")
-        meaning, _, derived = meaning.partition("; default: ")
-        if "default" in field:
-            default = f"`{json.dumps(field['default'])}`"
-        elif derived:
-            default = derived
-        else:
-            default = "required" if required or notes else "-"
-        if "enum" in field and path != "model.preset":
-            meaning = f"{', '.join(f'`{word}`' for word in field['enum'])}: {meaning}"
-        return f"| `{path}` | {default} | {meaning}{''.join(f' (only if {note})' for note in notes)} |"
-
-    for section, content in schema["properties"].items():
-        required = set(content.get("required", []))
-        if section == "model":
-            required.update(*(choice["required"] for choice in content["anyOf"] if choice["required"] != ["preset"]))
-        for key, field in content["properties"].items():
-            yield row(f"{section}.{key}", field, key in required)
-    sources = schema["properties"]["data"]["properties"]
-    for key, field in sources["train"]["items"]["properties"].items():
-        yield row(f"data.train[].{key}", field, key in sources["train"]["items"]["required"])
+def key_table(text):
+    """The table of keys, with the lines of its head."""
+    return re.search(r"^\| key \| default \|.*\n(?:\|.*\n)*", section_of(text, "Every key"), re.MULTILINE).group()
 
 
 def config_faults(text, program):
-    schema = json.loads(program.output("config", "schema"))
-    rows = list(config_rows(schema))
-    for row in rows:
-        if row not in text.splitlines():
-            yield f"the table of keys lacks this row: {row}"
-    described = {row.split("`")[1] for row in rows}
-    for key in table_keys(section_of(text, "Every key")) - described:
-        yield f"the table of keys has a key that does not exist: {key}"
+    shown, printed = key_table(text).splitlines(), program.output("config", "keys").splitlines()
+    yield from (f"the table of keys lacks this row: {row}" for row in printed if row not in shown)
+    yield from (f"no key has this row: {row}" for row in shown if row not in printed)
+    if not set(shown) ^ set(printed) and shown != printed:
+        yield "the rows of the table of keys are in another order than gptrain config keys prints them"
     presets = section_of(text, "Presets")
+    schema = json.loads(program.output("config", "schema"))
     for preset in schema["properties"]["model"]["properties"]["preset"]["enum"]:
         if f"`{preset}`" not in presets:
             yield f"the preset {preset} is not named"
+
+
+READING = "To understand training, read"
+READING_ROW = re.compile(r"^\| `([\w./]+)` \| ([\d,]+) \|", re.MULTILINE)
+READING_SUM = re.compile(r"^\| together \| ([\d,]+) \|", re.MULTILINE)
+
+
+def lines_of(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def reading_faults(text, root):
+    """The files that one reads to understand training, and how long they are."""
+    section = section_of(text, READING)
+    total = 0
+    for name, shown in READING_ROW.findall(section):
+        if not (root / name).is_file():
+            yield f"to understand training: there is no {name}"
+            continue
+        count = lines_of(root / name)
+        total += count
+        if shown != f"{count:,}":
+            yield f"to understand training: {name} has {count:,} lines, not {shown} (--write corrects it)"
+    shown = READING_SUM.search(section).group(1)
+    if shown != f"{total:,}":
+        yield f"to understand training: {total:,} lines together, not {shown} (--write corrects it)"
+
+
+def write_pages(root, program):
+    """The table of keys and the counts of lines, as they are."""
+    page = root / "configs" / "README.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace(key_table(text), program.output("config", "keys")), encoding="utf-8")
+    page = root / "README.md"
+    text = page.read_text(encoding="utf-8")
+    counts = {name: lines_of(root / name) for name, _ in READING_ROW.findall(section_of(text, READING))}
+    text = READING_ROW.sub(lambda row: f"| `{row[1]}` | {counts[row[1]]:,} |" if row[1] in counts else row[0], text)
+    page.write_text(READING_SUM.sub(f"| together | {sum(counts.values()):,} |", text), encoding="utf-8")
 
 
 def command_faults(text, program):
@@ -213,7 +245,7 @@ def command_faults(text, program):
     table = dict(re.findall(r"^\| (\d+) \| ([^|]+?) \|", section_of(text, "Exit codes"), re.MULTILINE))
     for code in sorted(codes.keys() | table.keys(), key=int):
         if not table.get(code, "").startswith(codes.get(code, "?")):
-            yield f"exit code {code}: \"{codes.get(code)}\" in the help, \"{table.get(code)}\" in README.md"
+            yield f"exit code {code}: \"{codes.get(code)}\" in the help, \"{table.get(code)}\" in the table"
 
 
 def house_faults(text, root):
@@ -250,22 +282,49 @@ def run_faults(text, folder, program):
             yield f"the key {key} of the dry run's JSON is not named"
 
 
-def path_faults(text, folder):
-    """Paths that exist neither in the source tree nor after the walk-through."""
+def anchors(text):
+    """The fragments by which links reach the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", without_blocks(text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def path_faults(page, text, folder, pages):
+    """Paths that exist neither in the source tree nor after the walk-through, and links that lead nowhere."""
     prose = without_blocks(text)
-    paths = {path for path in re.findall(r"`([\w.*-]+(?:/[\w.*-]*)+)`", prose) if not path.startswith("OUT/")}
-    paths.update(link for link in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in link)
-    for path in sorted(paths):
-        if not list(folder.glob(path)) and not list((folder / RUN).glob(path)):
-            yield f"there is no {path}"
+    # The other pages name what a format or an older tree has.
+    named = re.findall(r"`([\w.*-]+(?:/[\w.*-]*)+)`", prose) if page.endswith("README.md") else []
+    here = (folder / page).parent
+    for path in sorted(set(named)):
+        if path.startswith(("OUT/", "data/corpus/")):  # what a run and the quickstart write
+            continue
+        if not any(list(start.glob(path)) for start in (folder, here, folder / RUN)):
+            yield f"{page}: there is no {path}"
+    for link in sorted(set(re.findall(r"\]\(([^)]+)\)", prose))):
+        if "://" in link:
+            continue
+        name, _, fragment = link.partition("#")
+        target = (here / name).resolve() if name else folder / page
+        if not target.is_file():
+            yield f"{page}: there is no {name}"
+        elif fragment and fragment not in anchors(pages.get(target.relative_to(folder.resolve()).as_posix(), "")
+                                                  if name else text):
+            yield f"{page}: no heading for the link {link}"
 
 
-def check_that_faults_are_found(text, root, folder, program):
+def check_that_faults_are_found(pages, root, folder, program):
     """A check that finds nothing must be one that would have found something."""
+    text = "\n".join(pages.values())
+
     def without(old, new=""):
         if old not in text:
-            sys.exit(f"README.md does not hold \"{old}\", which this test changes to see whether it notices")
+            sys.exit(f"no page holds \"{old}\", which this test changes to see whether it notices")
         return text.replace(old, new)
+
+    def paths(added):
+        return path_faults("README.md", pages["README.md"] + added, folder, pages)
+
+    def runs(added):
+        return run_blocks("README.md", added, folder)
 
     checks = [
         ("a default", config_faults(without("| `0.02` |", "| `0.03` |"), program)),
@@ -273,36 +332,47 @@ def check_that_faults_are_found(text, root, folder, program):
         ("an option", command_faults(without("--top-k"), program)),
         ("an exit code", command_faults(without("| 75 |", "| 76 |"), program)),
         ("a room", house_faults(without("src/mesh "), root)),
+        ("a count of lines", reading_faults(without("`src/ops/ops.h` | ", "`src/ops/ops.h` | 1"), root)),
         ("a metric", run_faults(without("`grad_norm`"), folder, program)),
-        ("a path", path_faults(text + "\n`src/base/nothing.h`\n", folder)),
-        ("a link", path_faults(text + "\n[a](nothing.md)\n", folder)),
-        ("an exit status", run_blocks("```sh\n# exits 3\nexit 2\n```\n", folder)),
-        ("an output", run_blocks("```sh\necho loss 1.5\n```\n```text\nlosses 1.5\n```\n", folder)),
-        ("a figure", run_blocks("```sh\necho peak 5,852,910,848\n```\n```text\npeak 5,852,910,849\n```\n", folder)),
+        ("a path", paths("\n`src/base/nothing.h`\n")),
+        ("a link", paths("\n[a](nothing.md)\n")),
+        ("a link to a heading", paths("\n[a](configs/README.md#nothing)\n")),
+        ("an exit status", runs("```sh\n# exits 3\nexit 2\n```\n")),
+        ("an output", runs("```sh\necho loss 1.5\n```\n```text\nlosses 1.5\n```\n")),
+        ("a figure", runs("```sh\necho peak 5,852,910,848\n```\n```text\npeak 5,852,910,849\n```\n")),
+        ("a block that is not run", runs("```\ngptrain train CONFIG\n```\n")),
         ("a script", check_scripts(folder, ["tools/nothing.sh"])),
     ]
-    return [f"the check of README.md does not notice {what} that is wrong" for what, faults in checks
+    return [f"the check of the pages does not notice {what} that is wrong" for what, faults in checks
             if not list(faults)]
 
 
 def main():
-    root, program = Path(sys.argv[1]), Program(os.path.abspath(sys.argv[2]))
-    text = (root / "README.md").read_text(encoding="utf-8")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--write"]
+    root, program = Path(arguments[0]).resolve(), Program(os.path.abspath(arguments[1]))
+    if "--write" in sys.argv[1:]:
+        write_pages(root, program)
+        return 0
+    pages = read_pages(root)
+    text = "\n".join(pages.values())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "gptrain"
         copy_source_tree(root, folder)
         (folder / "build").mkdir()
         (folder / "build" / "gptrain").symlink_to(program.path)
-        pages = {page: (root / page).read_text(encoding="utf-8") for page in PAGES}
-        faults = [*run_blocks(text, folder),
-                  *(fault for page, content in pages.items() for fault in run_blocks(content, folder, page)),
-                  *config_faults(text, program), *command_faults("\n".join([text, *pages.values()]), program),
-                  *house_faults(text, root)]
+        faults = [*config_faults(text, program), *command_faults(text, program),
+                  *house_faults(pages["README.md"], root), *reading_faults(pages["README.md"], root)]
+        for page, content in pages.items():
+            faults += run_blocks(page, content, folder)
         if (folder / RUN).is_dir():
-            faults += [*run_faults(text, folder, program), *path_faults(text, folder)]
+            faults += run_faults(text, folder, program)
+            for page, content in pages.items():
+                faults += path_faults(page, content, folder, pages)
+        if len(pages["README.md"].encode()) > README_BYTES:
+            faults.append(f"README.md has more than {README_BYTES} bytes: move what belongs to a room to its page")
         if not faults:
-            faults = check_that_faults_are_found(text, root, folder, program)
-    print("\n".join(faults) or "README.md and the program agree")
+            faults = check_that_faults_are_found(pages, root, folder, program)
+    print("\n".join(faults) or "the pages and the program agree")
     return 1 if faults else 0
 
 

@@ -1,0 +1,66 @@
+#include "config/key_table.h"
+
+#include <fmt/format.h>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "config/fields.h"
+
+namespace gptrain {
+namespace {
+
+std::string code(const std::string& text) { return "`" + text + "`"; }
+
+std::string row(const std::string& path, const std::string& default_value, const std::string& meaning) {
+  return fmt::format("| {} | {} | {} |\n", code(path), default_value, meaning);
+}
+
+// A description may end with "; default: " and the rule that a derived value follows.
+struct Meaning {
+  std::string text;
+  std::string derived_default;
+};
+
+Meaning split(const std::string& description) {
+  const std::string mark = "; default: ";
+  const size_t at = description.find(mark);
+  if (at == std::string::npos) return {description, "-"};
+  return {description.substr(0, at), description.substr(at + mark.size())};
+}
+
+std::string default_of(const Field& field, const Meaning& meaning) {
+  if (field.presence == Presence::required) return "required";
+  // A shorthand has no value of its own, and no preset is the default.
+  if (field.presence == Presence::derived || !field.get || field.path == "model.preset") return meaning.derived_default;
+  return code(json_text(field.get(RunConfig{})));
+}
+
+std::string field_row(const Field& field) {
+  const Meaning meaning = split(field.description);
+  std::string text = meaning.text;
+  const WordRule* words = std::get_if<WordRule>(&field.rule);
+  if (words != nullptr && field.path != "model.preset") {  // presets have a list of their own
+    std::vector<std::string> choices;
+    for (const std::string& word : words->words) choices.push_back(code(word));
+    text = join(choices, ", ") + ": " + text;
+  }
+  if (field.dependency) text += " (only if " + field.dependency->condition + ")";
+  return row(field.path, default_of(field, meaning), text);
+}
+
+}  // namespace
+
+std::string config_key_table() {
+  std::string table = "| key | default | meaning |\n|---|---|---|\n";
+  for (const Field& field : fields()) {
+    table += field_row(field);
+    if (field.path != "data.train") continue;  // data.validation has the same members
+    for (const SourceKey& key : source_keys()) {
+      table += row(field.path + "[]." + key.key, key.required ? "required" : code(key.example), key.description);
+    }
+  }
+  return table;
+}
+
+}  // namespace gptrain
