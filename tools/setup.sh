@@ -37,6 +37,7 @@ missing() {
   has_header fmt/format.h || echo 'libfmt-dev'
   has_header nlohmann/json.hpp || echo 'nlohmann-json3-dev'
   has_header CLI/CLI.hpp || echo 'libcli11-dev'
+  has_header sodium.h || echo 'libsodium-dev'
   has_header oneapi/dnnl/dnnl.hpp || echo 'libdnnl-dev libonednn-dev'
   if [[ $tests == yes ]]; then
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'

@@ -1,15 +1,82 @@
 #include "base/json.h"
 
+#include <fmt/format.h>
+
 namespace gptrain {
+namespace {
+
+using nlohmann::json;
+
+// Of what begins with `quote`: the place behind the string, in which a backslash takes the next character with it.
+size_t end_of_string(std::string_view text, size_t quote) {
+  for (size_t at = quote + 1; at < text.size(); ++at) {
+    if (text[at] == '\\')
+      ++at;
+    else if (text[at] == '"')
+      return at + 1;
+  }
+  return text.size();
+}
+
+size_t end_of_comment(std::string_view text, size_t slash) {
+  const bool of_line = text.substr(slash, 2) == "//";
+  if (!of_line && text.substr(slash, 2) != "/*") return slash + 1;
+  const size_t end = text.find(of_line ? "\n" : "*/", slash + 2);
+  return end == std::string_view::npos ? text.size() : end + 1;
+}
+
+// The place of the first bracket that opens one level too many; npos if there is none. Known before the parser begins,
+// so that nothing deep is ever built.
+size_t place_too_deep(std::string_view text) {
+  int depth = 0;
+  for (size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"') {
+      at = end_of_string(text, at);
+      continue;
+    }
+    if (c == '/') {
+      at = end_of_comment(text, at);
+      continue;
+    }
+    if ((c == '{' || c == '[') && ++depth > max_json_depth) return at;
+    if (c == '}' || c == ']') --depth;
+    ++at;
+  }
+  return std::string_view::npos;
+}
+
+json::other_error too_deep() {
+  return json::other_error::create(501, fmt::format("nested deeper than {} levels", max_json_depth), nullptr);
+}
+
+}  // namespace
 
 std::string json_text(const nlohmann::json& value, int indent) { return value.dump(indent); }
 
 std::string json_text(const nlohmann::ordered_json& value, int indent) { return value.dump(indent); }
 
-nlohmann::json parse_json(std::string_view text) { return nlohmann::json::parse(text); }
+json parse_json(std::string_view text, const JsonKey& on_key) {
+  if (place_too_deep(text) != std::string_view::npos) throw too_deep();
+  if (!on_key) return json::parse(text);
+  return json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::key && depth == 1) on_key(parsed.get_ref<const std::string&>());
+    return true;
+  });
+}
 
-nlohmann::json parse_json_or_discard(std::string_view text) {
-  return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+json parse_json_or_discard(std::string_view text) {
+  if (place_too_deep(text) != std::string_view::npos) return json(json::value_t::discarded);
+  return json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+void read_json_events(std::string_view text, nlohmann::json_sax<nlohmann::ordered_json>& events) {
+  if (const size_t place = place_too_deep(text); place != std::string_view::npos) {
+    events.parse_error(place + 1, "", too_deep());
+    return;
+  }
+  nlohmann::ordered_json::sax_parse(text, &events, nlohmann::ordered_json::input_format_t::json, /*strict=*/true,
+                                    /*ignore_comments=*/true);
 }
 
 }  // namespace gptrain

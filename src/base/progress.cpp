@@ -78,8 +78,7 @@ void Progress::update(int64_t done) {
   if (is_terminal_) {
     draw_bar(now);
   } else {
-    fmt::print(stream_, "{}\n", format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now)));
-    std::fflush(stream_);
+    write(format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now)) + '\n');
   }
   next_output_ = now + (is_terminal_ ? Clock::duration(bar_interval) : Clock::duration(line_interval));
 }
@@ -89,9 +88,15 @@ void Progress::finish() {
   const Clock::time_point now = Clock::now();
   if (total_ > 0) done_ = total_;
   // On a terminal the last line takes the place of the bar.
-  fmt::print(stream_, "{}{}{}\n", is_terminal_ ? "\r" : "",
-             format_progress_end(label_, done_, unit_, elapsed_seconds(now)), is_terminal_ ? clear_to_end_of_line : "");
+  write(fmt::format("{}{}{}\n", is_terminal_ ? "\r" : "",
+                    format_progress_end(label_, done_, unit_, elapsed_seconds(now)),
+                    is_terminal_ ? clear_to_end_of_line : ""));
   bar_is_open_ = false;
+}
+
+// A bar that cannot be shown is no fault of the work.
+void Progress::write(const std::string& text) {
+  std::fputs(text.c_str(), stream_);
   std::fflush(stream_);
 }
 
@@ -100,9 +105,8 @@ double Progress::elapsed_seconds(Clock::time_point now) const {
 }
 
 void Progress::draw_bar(Clock::time_point now) {
-  fmt::print(stream_, "\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now)),
-             clear_to_end_of_line);
-  std::fflush(stream_);
+  write(fmt::format("\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now)),
+                    clear_to_end_of_line));
   bar_is_open_ = true;
 }
 

@@ -29,6 +29,7 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   double elapsed_seconds(Clock::time_point now) const;
+  void write(const std::string& text);
   void draw_bar(Clock::time_point now);
 
   std::string label_;

@@ -169,18 +169,13 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
 
 void discard_checkpoint(const fs::path& out, int64_t step) { remove_folder(temporary_folder(out, step)); }
 
-namespace {
-
-// The step folders of a run with a manifest, or those without, oldest first.
-std::vector<CheckpointInfo> list_step_folders(const fs::path& out, bool with_manifest) {
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   const fs::path folder = checkpoints_folder(out);
   std::vector<CheckpointInfo> found;
   std::error_code error;
   fs::directory_iterator entries(folder, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const auto step = step_of_folder_name(entries->path().filename().string());
-    std::error_code no_manifest;
-    if (step && fs::exists(entries->path() / manifest_name, no_manifest) == with_manifest)
+    if (const auto step = step_of_folder_name(entries->path().filename().string()))
       found.push_back({entries->path(), *step});
   }
   if (error && error != std::errc::no_such_file_or_directory) {
@@ -189,12 +184,6 @@ std::vector<CheckpointInfo> list_step_folders(const fs::path& out, bool with_man
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
   return found;
 }
-
-}  // namespace
-
-std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) { return list_step_folders(out, true); }
-
-std::vector<CheckpointInfo> list_incomplete_checkpoints(const fs::path& out) { return list_step_folders(out, false); }
 
 Manifest read_manifest(const fs::path& checkpoint) {
   return with_hint(checkpoint, [&] { return read_manifest_and_sizes(checkpoint).manifest; });

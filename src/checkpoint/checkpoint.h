@@ -74,10 +74,10 @@ struct CheckpointInfo {
   int64_t step = 0;
 };
 
-// Complete checkpoints of a run's folder, oldest first, found by reading the folders. Temporary folders are not listed.
+// The checkpoints of a run's folder, oldest first, found by reading the folders. A folder that is named as one is one:
+// a save that was cut short leaves a temporary name, so that where a manifest is missing or cannot be read, a
+// checkpoint was damaged. Who reads it finds that out, and no older one takes its place unasked.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
-// The folders named as checkpoints that have no manifest, which no save leaves behind and everything passes over.
-std::vector<CheckpointInfo> list_incomplete_checkpoints(const std::filesystem::path& out);
 
 // Reads and checks a checkpoint: manifest fields, file sizes, headers, checksums. Throws Error(checkpoint) naming the
 // damaged file and what is wrong, and the newest older one of the same run that is complete.
@@ -94,9 +94,9 @@ void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slic
 std::string remove_unfinished_checkpoints(const std::filesystem::path& out);
 
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Unfinished ones are removed. Deletion first renames to a temporary folder, so that a crash
-// never leaves a damaged "complete" checkpoint. Never throws for a folder it cannot delete: returns a warning text,
-// else empty.
+// (0: none). Those without a readable manifest neither count nor go. Unfinished ones are removed. Deletion first
+// renames to a temporary folder, so that a crash never leaves a damaged "complete" checkpoint. Never throws for a
+// folder it cannot delete: returns a warning text, else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
 
 // What `checkpoint inspect` prints: step, samples, parameters, files, and a table of tensors with shape and dtype.

@@ -9,8 +9,8 @@
 #include "checkpoint/contents.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/hf_model.h"
+#include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
-#include "config/load.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;
@@ -106,7 +106,8 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
                    const std::function<void(int64_t, int64_t)>& progress) {
   refuse_existing(out);
   const Contents contents = read_contents(checkpoint);
-  const RunConfig config = parse_config(contents.stored.manifest.config, {}, (checkpoint / manifest_name).string());
+  const RunConfig config = saved_config(checkpoint, contents.stored.manifest);
+  check_model(contents, config);
   const HfModel model = hf_model(config, dtype);
   const fs::path target = plain_path(out);
   const fs::path temporary = target.parent_path() / (std::string(temporary_prefix) + target.filename().string());

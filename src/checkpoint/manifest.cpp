@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -33,7 +34,8 @@ std::string format_crc(uint32_t crc) { return fmt::format("{:08x}", crc); }
 // What is wrong; load_manifest adds the file's name.
 template <typename... Args>
 [[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Args>(args)...));
+  constexpr size_t max_bytes = 400;
+  throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
 }
 
 const json& member(const json& object, const std::string& key) {
@@ -198,6 +200,10 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
                 manifest_name);
   }
   const InputFile file(checkpoint / manifest_name);
+  if (file.bytes() > max_manifest_bytes) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are more than a manifest has", file.path().string(),
+                file.bytes());
+  }
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
   try {

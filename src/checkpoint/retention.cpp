@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <string_view>
 #include <system_error>
+#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"
@@ -41,7 +42,9 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   const fs::path folder = checkpoints_folder(out);
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
-    const auto checkpoints = list_checkpoints(out);
+    auto checkpoints = list_checkpoints(out);
+    std::erase_if(checkpoints,
+                  [](const CheckpointInfo& info) { return ::access((info.path / manifest_name).c_str(), R_OK) != 0; });
     const auto num_candidates = static_cast<int64_t>(checkpoints.size()) - std::max<int64_t>(keep_last, 0);
     for (int64_t i = 0; i < num_candidates; ++i) {
       const CheckpointInfo& old = checkpoints[static_cast<size_t>(i)];

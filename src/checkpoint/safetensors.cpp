@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "checkpoint/boxes.h"
 
 namespace gptrain {
@@ -19,8 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t length_bytes = 8;
-constexpr int64_t max_header_bytes = 100'000'000;  // limit of the format
-constexpr int64_t header_alignment = 8;            // so that every dtype is aligned when the file is mapped
+constexpr int64_t header_alignment = 8;  // so that every dtype is aligned when the file is mapped
 constexpr const char* metadata_key = "__metadata__";
 constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between checksum and write
 constexpr int64_t read_bytes = int64_t{1} << 20;
@@ -53,7 +53,8 @@ std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
 // What is wrong with a header; the caller adds the file's name.
 template <typename... Args>
 [[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Args>(args)...));
+  constexpr size_t max_bytes = 400;
+  throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
 }
 
 // The header's text without padding.
@@ -82,15 +83,12 @@ json parse_header(const std::string& text) {
   if (text.empty() || text.front() != '{') fault("the header does not begin with '{{'");
   // The parser keeps the last of equal keys; a file that says two things about one tensor is refused.
   std::set<std::string> keys;
-  const auto no_key_twice = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second) {
-      fault("the header names \"{}\" twice", parsed.get<std::string>());
-    }
-    return true;
+  const auto no_key_twice = [&](const std::string& key) {
+    if (!keys.insert(key).second) fault("the header names \"{}\" twice", key);
   };
   json header;
   try {
-    header = json::parse(text, no_key_twice);
+    header = parse_json(text, no_key_twice);
   } catch (const json::exception& e) {
     fault("the header is not valid JSON: {}", e.what());
   }
@@ -141,7 +139,7 @@ SafetensorsHeader read_header(const InputFile& file) {
   if (file.bytes() < length_bytes) fault("{} bytes are too few for a header", file.bytes());
   uint64_t length = 0;
   file.read(0, &length, length_bytes);
-  if (length > uint64_t{max_header_bytes}) fault("a header of {} bytes is beyond the format's limit", length);
+  if (length > uint64_t{max_tensor_header_bytes}) fault("a header of {} bytes is beyond the format's limit", length);
   const auto header_bytes = static_cast<int64_t>(length);
   if (header_bytes > file.bytes() - length_bytes) {
     fault("its header of {} bytes goes beyond the end of the file, which has {} bytes", header_bytes, file.bytes());
@@ -195,7 +193,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   const auto unpadded = static_cast<int64_t>(text.size());
   text.append(static_cast<size_t>((header_alignment - unpadded % header_alignment) % header_alignment), ' ');
   const uint64_t length = text.size();
-  if (length > uint64_t{max_header_bytes}) {
+  if (length > uint64_t{max_tensor_header_bytes}) {
     throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
                 path.string(), length);
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output.h"
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
@@ -28,16 +29,16 @@ struct CommArguments {
 };
 
 void print_row(const BenchRow& row) {
-  fmt::print("{:<16}{:>10}{:>14.2f}{:>14.2f}{:>14.2f}\n", row.operation, format_bytes(static_cast<double>(row.bytes)),
-             row.seconds * 1e6, row.algorithm_bandwidth / 1e9, row.bus_bandwidth / 1e9);
+  print_out("{:<16}{:>10}{:>14.2f}{:>14.2f}{:>14.2f}\n", row.operation, format_bytes(static_cast<double>(row.bytes)),
+            row.seconds * 1e6, row.algorithm_bandwidth / 1e9, row.bus_bandwidth / 1e9);
   std::fflush(stdout);
 }
 
 // All groups of a kind measure at the same time; that of rank 0 is shown.
 void bench_group(const BenchGroup& group, const CommArguments& arguments, bool shows, const std::string& title) {
   if (shows) {
-    fmt::print("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
-    fmt::print("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
+    print_out("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
+    print_out("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
   }
   bench_collectives(group, arguments.options, [&](const BenchRow& row) {
     if (shows) print_row(row);

@@ -2,10 +2,12 @@
 #include <memory>
 #include <string>
 
+#include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_export.h"
+#include "checkpoint/model_check.h"
 #include "cli/commands.h"
 #include "train/run_state.h"
 
@@ -27,12 +29,12 @@ void export_weights(const ExportArguments& arguments) {
         bar->update(done);
       });
   if (bar) bar->finish();
-  fmt::print("{}: {}, {}, {} parameters in {} ({})\n", arguments.out, written.architecture,
-             format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
-             format_bytes(static_cast<double>(written.bytes)));
-  if (!written.warning.empty()) fmt::print(stderr, "warning: {}\n", written.warning);
+  print_out("{}: {}, {}, {} parameters in {} ({})\n", arguments.out, written.architecture,
+            format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
+            format_bytes(static_cast<double>(written.bytes)));
+  if (!written.warning.empty()) print_err("warning: {}\n", written.warning);
   for (const std::string& key : written.left_out) {
-    fmt::print("left out: {}, which acts in training only and has no place in a {}\n", key, written.architecture);
+    print_out("left out: {}, which acts in training only and has no place in a {}\n", key, written.architecture);
   }
 }
 
@@ -44,15 +46,14 @@ void add_checkpoint_commands(CLI::App& app) {
   auto path = std::make_shared<std::string>();
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
-  inspect_command->callback([path] { fmt::print("{}", inspect_checkpoint(resolve_checkpoint(*path))); });
+  inspect_command->callback([path] { write_out(inspect_checkpoint(resolve_checkpoint(*path))); });
   CLI::App* verify_command = checkpoint->add_subcommand("verify", "check every file and checksum");
   verify_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
   verify_command->callback([path] {
     const auto directory = resolve_checkpoint(*path);
-    for (const CheckpointInfo& incomplete : list_incomplete_checkpoints(*path))
-      fmt::print("{}: incomplete (no manifest.json), passed over\n", incomplete.path.string());
     verify_checkpoint(directory);
-    fmt::print("{}: sound\n", directory.string());
+    check_model(directory);
+    print_out("{}: sound\n", directory.string());
   });
   auto exporting = std::make_shared<ExportArguments>();
   CLI::App* export_command = checkpoint->add_subcommand("export", "the weights as a Hugging Face folder");

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output.h"
 #include "cli/commands.h"
 #include "config/load.h"
 
@@ -25,13 +26,12 @@ void add_config_commands(CLI::App& app) {
   add_file(check_command);
   check_command->callback([arguments] {
     load_config(arguments->file, arguments->overrides);
-    fmt::print("{}: valid\n", arguments->file);
+    print_out("{}: valid\n", arguments->file);
   });
   CLI::App* show_command = config->add_subcommand("show", "every value after presets and defaults");
   add_file(show_command);
-  show_command->callback(
-      [arguments] { fmt::print("{}", show_config(load_config(arguments->file, arguments->overrides))); });
-  config->add_subcommand("schema", "JSON schema of the config")->callback([] { fmt::print("{}", config_schema()); });
+  show_command->callback([arguments] { write_out(show_config(load_config(arguments->file, arguments->overrides))); });
+  config->add_subcommand("schema", "JSON schema of the config")->callback([] { write_out(config_schema()); });
 }
 
 }  // namespace gptrain

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
@@ -28,8 +29,8 @@ void pack(const PackArguments& arguments) {
     bar->update(done);
   });
   if (bar) bar->finish();
-  fmt::print("{}: {}, {} tokens from {}\n", arguments.out, format_counted(packed.documents, "document"),
-             format_grouped(packed.tokens), format_bytes(static_cast<double>(packed.input_bytes)));
+  print_out("{}: {}, {} tokens from {}\n", arguments.out, format_counted(packed.documents, "document"),
+            format_grouped(packed.tokens), format_bytes(static_cast<double>(packed.input_bytes)));
 }
 
 }  // namespace
@@ -55,6 +56,19 @@ void add_data_commands(CLI::App& app) {
       ->check(known_tokenizer);
   pack_command->callback([packing] { pack(*packing); });
 
+  auto verifying = std::make_shared<std::string>();
+  CLI::App* verify_command = data->add_subcommand("verify", "check a token file's index and checksums");
+  verify_command->add_option("PREFIX", *verifying, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  verify_command->callback([verifying] {
+    std::unique_ptr<Progress> bar;
+    const std::string result = verify_tokens(*verifying, [&](int64_t done, int64_t total) {
+      if (!bar) bar = std::make_unique<Progress>("verifying blocks", total);
+      bar->update(done);
+    });
+    if (bar) bar->finish();
+    write_out(result);
+  });
+
   struct InspectArguments {
     std::string prefix;
     int64_t sample = -1;
@@ -65,7 +79,7 @@ void add_data_commands(CLI::App& app) {
   inspect_command->add_option("--sample", inspecting->sample, "print document N")
       ->check(whole_number_from(0))
       ->type_name("N");
-  inspect_command->callback([inspecting] { fmt::print("{}", inspect(inspecting->prefix, inspecting->sample)); });
+  inspect_command->callback([inspecting] { write_out(inspect(inspecting->prefix, inspecting->sample)); });
 }
 
 }  // namespace gptrain

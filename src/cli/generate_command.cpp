@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <memory>
 
+#include "base/output.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "train/generate.h"
@@ -33,10 +34,10 @@ void add_generate_command(CLI::App& app) {
       ->type_name("S");
   command->callback([options] {
     generate(*options, [](std::string_view text) {
-      fmt::print("{}", text);
+      write_out(text);
       std::fflush(stdout);
     });
-    fmt::print("\n");
+    print_out("\n");
   });
 }
 

@@ -1,17 +1,18 @@
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/output.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
 
 using gptrain::ExitCode;
+using gptrain::flush_out;
+using gptrain::print_err;
 
 namespace {
 
@@ -27,8 +28,9 @@ std::string_view option_without_value(int argc, char** argv) {
 
 // The exit code of a command that ends with `code`: output that nobody got is no success.
 int end_output(int code) {
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  fmt::print(stderr, "gptrain: cannot write to standard output: {}\n", std::strerror(errno));
+  const std::string why = flush_out();
+  if (why.empty()) return code;
+  print_err("gptrain: cannot write to standard output: {}\n", why);
   return static_cast<int>(ExitCode::device);
 }
 
@@ -36,8 +38,10 @@ int end_output(int code) {
 
 int main(int argc, char** argv) {
   gptrain::shorten_openmp_spinning(argv);
-  // A file beyond the process's limit is then an error of the write, like a full disk.
+  gptrain::open_missing_standard_streams();
+  // A file beyond the process's limit is then an error of the write, like a full disk; so is a pipe that nobody reads.
   std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
   app.set_version_flag("--version", gptrain::version);
   app.require_subcommand(1);
@@ -56,7 +60,7 @@ int main(int argc, char** argv) {
   gptrain::add_config_commands(app);
   gptrain::add_bench_command(app);
   if (const std::string_view word = option_without_value(argc, argv); !word.empty()) {
-    fmt::print(stderr, "gptrain: {}: a value must follow\n", word);
+    print_err("gptrain: {}: a value must follow\n", word);
     return static_cast<int>(ExitCode::usage);
   }
   try {
@@ -66,21 +70,21 @@ int main(int argc, char** argv) {
     const std::vector<std::string> words = app.remaining(true);
     if (error.get_name() == "RequiredError" && !words.empty() &&
         std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
-      fmt::print(stderr, "gptrain: unknown command \"{}\" (see --help)\n", words.front());
+      print_err("gptrain: unknown command \"{}\" (see --help)\n", words.front());
       return static_cast<int>(ExitCode::usage);
     }
     // Help and version are reported through the same exception, with code 0.
     return app.exit(error) == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const gptrain::Error& error) {
-    std::fflush(stdout);
-    if (*error.what() != '\0') fmt::print(stderr, "gptrain: {}\n", error.what());
+    flush_out();
+    if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "gptrain: the machine is out of memory\n");
+    print_err("gptrain: the machine is out of memory\n");
     return static_cast<int>(ExitCode::device);
   } catch (const std::exception& error) {
-    std::fflush(stdout);
-    fmt::print(stderr, "gptrain: internal error: {}\n", error.what());
+    flush_out();
+    print_err("gptrain: internal error: {}\n", error.what());
     return static_cast<int>(ExitCode::internal);
   }
   return end_output(static_cast<int>(result));

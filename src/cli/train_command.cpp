@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/output.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "comm/bootstrap.h"
@@ -19,6 +20,7 @@
 #include "train/plan_step.h"
 #include "train/run.h"
 #include "train/shortage.h"
+#include "train/signals.h"
 
 namespace gptrain {
 namespace {
@@ -109,7 +111,7 @@ void dry_run(const TrainArguments& arguments) {
   } else if (arguments.target.empty()) {
     input.rate = measured_rate(config.run.out);
   }
-  fmt::print("{}", arguments.json ? dry_run_json(input) : dry_run_text(input));
+  write_out(arguments.json ? dry_run_json(input) : dry_run_text(input));
 }
 
 // The config of the ranks that this process is one of, or starts.
@@ -138,8 +140,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
-  CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end")
-                           ->check(whole_number_from(1))
+  CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
+                           ->check(whole_number_from(0))
                            ->type_name("N");
   CLI::Option* profile_step = command
                                   ->add_option("--profile-step", arguments->profile_step,
@@ -189,6 +191,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);
+    flush_lines();
   });
 }
 

@@ -11,8 +11,10 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/output.h"
 #include "base/thread.h"
 #include "base/units.h"
+#include "comm/frames.h"
 
 namespace gptrain {
 namespace {
@@ -94,6 +96,8 @@ class Heartbeat::Watch {
       if (Clock::now() >= next_beat) {
         beat("beat");
         next_beat = Clock::now() + interval_;
+        // Strangers would fill the queue in which other ranks wait when rank 0 is lost.
+        meeting_.heartbeat_gate.serve();
       }
       const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
       const auto next_look = somebody_lost ? Clock::now() + gathering_time / 4 : next_silence();
@@ -149,9 +153,9 @@ class Heartbeat::Watch {
 
   void take(const std::string& frame, Member& member) {
     const Json message = parse_json_or_discard(frame);
-    const std::string kind = message.is_object() ? message.value("kind", "") : "";
+    const std::string kind = text_member(message, "kind");
     member.heard = Clock::now();
-    if (kind == "beat") member.doing = message.value("doing", "");
+    if (kind == "beat") member.doing = text_member(message, "doing");
     if (kind == "finished") set_condition(member, Condition::finished);
     if (kind == "failed") set_condition(member, Condition::failed);
     if (kind == "end") end_(false);
@@ -195,11 +199,12 @@ class Heartbeat::Watch {
   // Rank 0 is lost: the others turn to the lowest rank that answers, which reports; then all end.
   void succeed() {
     for (int candidate = 1; candidate < rank_; ++candidate) {
-      auto channel = call_peer(meeting_.peers[static_cast<size_t>(candidate)], self(), PeerPort::heartbeat,
-                               takeover_greeting(), Clock::now() + gathering_time);
-      if (!channel) continue;
+      const auto patience = Clock::now() + 3 * interval_ + farewell_time;
+      PeerCall call = call_peer(meeting_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
+                                meeting_.key, takeover_greeting(), Clock::now() + gathering_time, patience);
       // It reports and ends the run once it has heard of all it can; one that is stopped does not.
-      if (channel->receive(Clock::now() + 3 * interval_ + farewell_time) || !channel->open()) end_(false);
+      const bool heard = call.end == CallEnd::proven && (call.channel.receive(patience) || !call.channel.open());
+      if (heard || call.end == CallEnd::closed) end_(false);
     }
     // The others may have heard its last beat where this rank heard but the one before.
     auto deadline = Clock::now() + gathering_time;
@@ -211,18 +216,15 @@ class Heartbeat::Watch {
     }
     std::vector<FrameChannel> followers;
     while (num_missing > 0) {
-      auto accepted = accept_from(meeting_.heartbeat_listener, deadline);
-      if (!accepted) break;
-      FrameChannel channel(std::move(accepted->socket));
-      const auto text = channel.receive(deadline);
-      const Json greeting = text ? parse_json_or_discard(*text) : Json();
-      if (!greeting.is_object() || greeting.value("token", "") != meeting_.token || !greeting.contains("rank"))
-        continue;
-      const auto rank = greeting.at("rank").get<size_t>();
-      if (rank >= members_.size()) continue;
+      auto guest = meeting_.heartbeat_gate.admit(deadline);
+      if (!guest) break;
+      const auto number =
+          number_member(parse_json_or_discard(guest->text), "rank", 0, static_cast<int64_t>(members_.size()) - 1);
+      if (!number) continue;
+      const auto rank = static_cast<size_t>(*number);
       num_missing -= members_[rank].condition == Condition::alive || static_cast<int>(rank) < rank_ ? 0 : 1;
       members_[rank].condition = Condition::alive;
-      followers.push_back(std::move(channel));
+      followers.push_back(std::move(guest->channel));
     }
     meeting_.channels = std::move(followers);
     report_and_end(rank_);
@@ -230,9 +232,7 @@ class Heartbeat::Watch {
 
   const Peer& self() const { return meeting_.peers[static_cast<size_t>(rank_)]; }
 
-  std::string takeover_greeting() const {
-    return json_text(Json{{"kind", "takeover"}, {"token", meeting_.token}, {"rank", rank_}});
-  }
+  std::string takeover_greeting() const { return json_text(Json{{"kind", "takeover"}, {"rank", rank_}}); }
 
   void report_and_end(int reporter) {
     std::string report;
@@ -244,8 +244,8 @@ class Heartbeat::Watch {
       report +=
           fmt::format("  rank {} ({}) {}; last seen {}\n", rank, meeting_.peers[rank].host, fate(member), member.doing);
     }
-    fmt::print(stderr, "gptrain: {} of {} ranks lost; rank {} ({}) ends the run, nothing more is saved\n{}", num_lost,
-               members_.size(), reporter, self().host, report);
+    print_err("gptrain: {} of {} ranks lost; rank {} ({}) ends the run, nothing more is saved\n{}", num_lost,
+              members_.size(), reporter, self().host, report);
     std::fflush(stderr);
     for (FrameChannel& channel : meeting_.channels)
       if (channel.open()) channel.send(json_text(Json{{"kind", "end"}}), Clock::now() + send_time);
@@ -259,7 +259,7 @@ class Heartbeat::Watch {
   }
 
   void end_after_stop() {
-    fmt::print(stderr, "gptrain: rank {} ({}) was stopped, and the others have ended without it\n", rank_, self().host);
+    print_err("gptrain: rank {} ({}) was stopped, and the others have ended without it\n", rank_, self().host);
     end_(false);
   }
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/output.h"
 #include "base/thread.h"
 #include "comm/exchange.h"
 #include "comm/heartbeat.h"
@@ -55,11 +56,11 @@ class Limit {
     const auto grace = std::chrono::seconds(3 * std::min(launch.rank, 2));
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, seconds_duration(timeout.seconds) + grace, [this] { return done_; })) return;
-    if (!refusal.message.empty()) fmt::print(stderr, "gptrain: {}\n", refusal.message);
-    fmt::print(stderr,
-               "gptrain: {} on {} waits for others to {}, and not all did so within {}: see which of the "
-               "processes hangs or was never started\n",
-               describe(launch), launch.host, doing, describe(timeout));
+    if (!refusal.message.empty()) print_err("gptrain: {}\n", refusal.message);
+    print_err(
+        "gptrain: {} on {} waits for others to {}, and not all did so within {}: see which of the "
+        "processes hangs or was never started\n",
+        describe(launch), launch.host, doing, describe(timeout));
     std::fflush(stderr);
     _exit(static_cast<int>(refusal.code));
   }
@@ -150,8 +151,14 @@ std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).fro
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
   settle_on_node(launch);
-  Socket master = launch.rank == 0 ? listen_as_master(launch) : Socket();
-  Meeting meeting = meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout);
+  const Doors doors{find_secret(), options.interface};
+  Socket master = launch.rank == 0 ? listen_as_master(launch, doors) : Socket();
+  if (launch.rank == 0 && !doors.secret.given()) {
+    print_err("warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it\n",
+              port_of(master), launch.host);
+  }
+  Meeting meeting =
+      meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout, doors);
   auto links = make_tcp_links(meeting, launch.rank, options.timeout.seconds);
   return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
 }
@@ -167,18 +174,23 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   meeting_place.master_port = 0;
   Socket master;
   std::string place;
+  meeting_place.master_addresses.clear();
+  Doors doors{Secret(), options.interface};
   if (launch.rank == 0) {
-    master = listen_as_master(meeting_place);
+    master = listen_as_master(meeting_place, doors);
     std::vector<std::string> addresses = interface_addresses();
     addresses.push_back("127.0.0.1");
-    place = json_text(Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}});
+    // MPI reaches none but the ranks.
+    place = json_text(
+        Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}, {"secret", draw_secret()}});
   }
   const Json shared = parse_json(links->share(place));
   limit.reset();
   std::vector<std::string> addresses = shared.at("addresses");
   if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());
   meeting_place.master_port = shared.at("port");
-  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout);
+  doors.secret = Secret(shared.at("secret"));
+  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout, doors);
   return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
 }
 

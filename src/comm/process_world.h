@@ -19,8 +19,9 @@ struct Refusal {
 struct WorldOptions {
   std::vector<Fact> facts;  // what must be the same on every rank, besides build and instruction set
   bool same_instruction_set = true;
-  Timeout timeout;       // for peers to come, and for a silent one to count as lost
-  Refusal refusal = {};  // for a wait in MPI that nothing but the process's end can end
+  Timeout timeout;                 // for peers to come, and for a silent one to count as lost
+  std::string interface = "auto";  // where to listen; see Doors in rendezvous.h
+  Refusal refusal = {};            // for a wait in MPI that nothing but the process's end can end
 };
 
 // Finds the peers, compares the facts, starts the heartbeat. A world of one process has no heartbeat. While the world

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
-#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -14,7 +13,9 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/units.h"
 #include "base/version.h"
+#include "comm/frames.h"
 
 namespace gptrain {
 namespace {
@@ -25,7 +26,15 @@ using namespace std::chrono_literals;
 constexpr auto retry_interval = 100ms;
 constexpr auto answer_grace = 5s;      // past the deadline, for rank 0's verdict to arrive
 constexpr auto latecomers_grace = 2s;  // once it is clear that the run cannot start
+constexpr auto proof_patience = 10s;   // for rank 0 to prove itself; it may be busy
 constexpr size_t max_listed = 8;       // ranks in one message
+
+// What a proof is for, so that it is of no use at another listener.
+constexpr const char* meeting_purpose = "to meet rank 0";
+
+std::string purpose_of(PeerPort port, int rank) {
+  return fmt::format("{} of rank {}", port == PeerPort::group ? "groups" : "heartbeat", rank);
+}
 
 Json to_json(const Peer& peer) {
   return {{"host", peer.host},
@@ -39,12 +48,14 @@ Peer peer_from(const Json& json) {
   return {json.at("host"), json.at("machine"), json.at("addresses"), json.at("heartbeat_port"), json.at("group_port")};
 }
 
-Peer describe_self(const Launch& launch, const Meeting& meeting) {
+Peer describe_self(const Launch& launch, const Meeting& meeting, const std::string& address) {
   // Containers of one machine share the boot's id, but not the network.
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return {launch.host, launch.host + "/" + boot, interface_addresses(), port_of(meeting.heartbeat_listener),
-          port_of(meeting.group_listener)};
+  const std::vector<std::string> addresses =
+      address.empty() ? interface_addresses() : std::vector<std::string>{address};
+  return {launch.host, launch.host + "/" + boot, addresses, port_of(meeting.heartbeat_gate.listener()),
+          port_of(meeting.group_gate.listener())};
 }
 
 std::string listed(const std::vector<std::string>& items, const char* separator) {
@@ -94,10 +105,59 @@ class Assembly {
   bool complete() const { return std::find(came_.begin(), came_.end(), false) == came_.end(); }
   bool faulty() const { return !faults_.empty(); }
 
+  // Whoever has proved the secret. Without one that is everybody: what is no hello is passed over.
   void arrive(FrameChannel channel, const std::string& address, const std::string& text) {
-    const Json hello = parse_json_or_discard(text);
-    if (!hello.is_object() || hello.value("kind", "") != "hello") return;
-    if (hello.value("job", "") != launch_.job) {
+    try {
+      arrive(std::move(channel), address, parse_json_or_discard(text));
+    } catch (const Json::exception&) {
+      ++num_unintelligible_;
+    }
+  }
+
+  // A rank that came may have ended again.
+  void check_channels() {
+    for (size_t rank = 1; rank < came_.size(); ++rank) {
+      if (!came_[rank]) continue;
+      meeting_.channels[rank].read_available();
+      if (!meeting_.channels[rank].open() && !faulty())
+        faults_.push_back(fmt::format("rank {} ({}) ended before all ranks had come", rank, meeting_.peers[rank].host));
+    }
+  }
+
+  void tell_all(const Json& message, Clock::time_point deadline) {
+    for (FrameChannel& channel : meeting_.channels)
+      if (channel.open()) channel.send(json_text(message), deadline);
+    for (FrameChannel& channel : rejected_) channel.send(json_text(message), deadline);
+  }
+
+  [[noreturn]] void refuse(const Timeout& timeout, const Gate& gate) {
+    tell_all({{"kind", "refused"}}, Clock::now() + 1s);
+    if (faulty())
+      throw Error(ExitCode::device,
+                  "the ranks of this run do not fit together:\n  {}\nstart all with the same "
+                  "program, command, config and data",
+                  listed(faults_, "\n  "));
+    std::vector<std::string> missing;
+    for (size_t rank = 0; rank < came_.size(); ++rank)
+      if (!came_[rank]) missing.push_back(std::to_string(rank));
+    const int64_t num_strangers = gate.num_turned_away() + num_unintelligible_;
+    throw Error(ExitCode::device,
+                "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "
+                "reached from their hosts{}",
+                launch_.size, listed(missing, ", "), describe(timeout), launch_.host, port_of(gate.listener()),
+                num_strangers == 0 ? std::string()
+                                   : fmt::format("; {} did not know the secret, which must be the same for all ranks "
+                                                 "(GPTRAIN_SECRET)",
+                                                 format_counted(num_strangers, "caller")));
+  }
+
+ private:
+  void arrive(FrameChannel channel, const std::string& address, const Json& hello) {
+    if (text_member(hello, "kind") != "hello") {
+      ++num_unintelligible_;
+      return;
+    }
+    if (text_member(hello, "job") != launch_.job) {
       channel.send(json_text(Json{{"kind", "other run"}}), Clock::now() + retry_interval);
       return;
     }
@@ -131,39 +191,6 @@ class Assembly {
     came_[index] = true;
   }
 
-  // A rank that came may have ended again.
-  void check_channels() {
-    for (size_t rank = 1; rank < came_.size(); ++rank) {
-      if (!came_[rank]) continue;
-      meeting_.channels[rank].read_available();
-      if (!meeting_.channels[rank].open() && !faulty())
-        faults_.push_back(fmt::format("rank {} ({}) ended before all ranks had come", rank, meeting_.peers[rank].host));
-    }
-  }
-
-  void tell_all(const Json& message, Clock::time_point deadline) {
-    for (FrameChannel& channel : meeting_.channels)
-      if (channel.open()) channel.send(json_text(message), deadline);
-    for (FrameChannel& channel : rejected_) channel.send(json_text(message), deadline);
-  }
-
-  [[noreturn]] void refuse(const Timeout& timeout, int port) {
-    tell_all({{"kind", "refused"}}, Clock::now() + 1s);
-    if (faulty())
-      throw Error(ExitCode::device,
-                  "the ranks of this run do not fit together:\n  {}\nstart all with the same "
-                  "program, command, config and data",
-                  listed(faults_, "\n  "));
-    std::vector<std::string> missing;
-    for (size_t rank = 0; rank < came_.size(); ++rank)
-      if (!came_[rank]) missing.push_back(std::to_string(rank));
-    throw Error(ExitCode::device,
-                "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "
-                "reached from their hosts",
-                launch_.size, listed(missing, ", "), describe(timeout), launch_.host, port);
-  }
-
- private:
   void add_fault(FrameChannel& channel, std::string fault) {
     faults_.push_back(std::move(fault));
     rejected_.push_back(std::move(channel));
@@ -175,42 +202,35 @@ class Assembly {
   std::vector<bool> came_;
   std::vector<FrameChannel> rejected_;
   std::vector<std::string> faults_;
+  int64_t num_unintelligible_ = 0;
 };
 
-void assemble(const Launch& launch, Socket master, const std::vector<Fact>& facts, const Timeout& timeout,
-              const Peer& self, Meeting& meeting) {
+// The key of a run, of the secret and of what rank 0 has drawn for it.
+Secret run_key(const Secret& secret, const std::string& token) { return Secret(secret.proof("run " + token)); }
+
+void assemble(const Launch& launch, Gate gate, const std::vector<Fact>& facts, const Timeout& timeout,
+              const Secret& secret, const Peer& self, Meeting& meeting) {
   auto deadline = Clock::now() + seconds_duration(timeout.seconds);
-  struct Caller {
-    FrameChannel channel;
-    std::string address;
-  };
-  std::vector<Caller> callers;
   Assembly assembly(launch, meeting, facts);
   meeting.peers[0] = self;
   while (!assembly.complete()) {
     // Ranks that come a little later are told too.
     if (assembly.faulty()) deadline = std::min(deadline, Clock::now() + latecomers_grace);
-    if (Clock::now() >= deadline) assembly.refuse(timeout, port_of(master));
-    if (auto accepted = accept_from(master, Clock::now() + retry_interval / 10))
-      callers.push_back({FrameChannel(std::move(accepted->socket)), accepted->address});
-    for (Caller& caller : callers) {
-      caller.channel.read_available();
-      if (const auto hello = caller.channel.next_frame())
-        assembly.arrive(std::move(caller.channel), caller.address, *hello);
-    }
-    std::erase_if(callers, [](const Caller& caller) { return !caller.channel.open(); });
+    if (Clock::now() >= deadline) assembly.refuse(timeout, gate);
+    if (auto guest = gate.admit(Clock::now() + retry_interval / 10))
+      assembly.arrive(std::move(guest->channel), guest->address, guest->text);
     assembly.check_channels();
   }
-  if (assembly.faulty()) assembly.refuse(timeout, port_of(master));
-  std::random_device random;
-  meeting.token = fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-  Json welcome{{"kind", "welcome"}, {"token", meeting.token}, {"peers", Json::array()}};
+  if (assembly.faulty()) assembly.refuse(timeout, gate);
+  const std::string token = draw_secret();
+  meeting.key = run_key(secret, token);
+  Json welcome{{"kind", "welcome"}, {"token", token}, {"peers", Json::array()}};
   for (const Peer& peer : meeting.peers) welcome["peers"].push_back(to_json(peer));
   assembly.tell_all(welcome, Clock::now() + seconds_duration(timeout.seconds));
 }
 
 void report_to_master(const Launch& launch, const std::vector<std::string>& addresses, const std::vector<Fact>& facts,
-                      const Timeout& timeout, const Peer& self, Meeting& meeting) {
+                      const Timeout& timeout, const Secret& secret, const Peer& self, Meeting& meeting) {
   const auto deadline = Clock::now() + seconds_duration(timeout.seconds);
   Json hello{{"kind", "hello"},     {"job", launch.job},     {"rank", launch.rank},
              {"size", launch.size}, {"peer", to_json(self)}, {"facts", Json::object()}};
@@ -221,13 +241,20 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
       if (!socket) continue;
       FrameChannel channel(std::move(*socket));
+      const CallEnd end = prove_to(channel, secret, meeting_purpose, std::min(deadline, Clock::now() + proof_patience));
+      if (end != CallEnd::proven) {
+        found =
+            "what listens there does not know the secret of this run (GPTRAIN_SECRET must be the same for all ranks)";
+        continue;
+      }
+      channel.take_frames_up_to(max_table_bytes);
       channel.send(json_text(hello), deadline);
       const auto text = channel.receive(deadline + answer_grace);
       const Json answer = text ? parse_json_or_discard(*text) : Json();
-      const std::string kind = answer.is_object() ? answer.value("kind", "") : "";
+      const std::string kind = text_member(answer, "kind");
       if (kind == "refused") throw Error(ExitCode::device, std::string());
       if (kind == "welcome") {
-        meeting.token = answer.at("token");
+        meeting.key = run_key(secret, answer.at("token"));
         for (const Json& peer : answer.at("peers")) meeting.peers.push_back(peer_from(peer));
         meeting.channels.push_back(std::move(channel));
         return;
@@ -272,38 +299,66 @@ std::vector<Fact> build_facts() {
   return {{"build", build}, {"instruction set", dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa())}};
 }
 
-Socket listen_as_master(const Launch& launch) { return listen_on(launch.master_port); }
+std::string listening_address(const Launch& launch, const Doors& doors) {
+  if (doors.interface != "auto") {
+    const std::vector<std::string> addresses = addresses_of_interface(doors.interface);
+    if (addresses.empty())
+      throw Error(ExitCode::device, "comm.interface = \"{}\": {} has no interface or address of that name",
+                  doors.interface, launch.host);
+    return addresses.front();
+  }
+  for (const std::string& master : launch.master_addresses) {
+    const std::string address = address_towards(master);
+    if (address.empty()) continue;
+    const bool is_loopback = address.starts_with("127.") || address == "::1";
+    return is_loopback && master != "localhost" && master != address ? "" : address;
+  }
+  return "";
+}
+
+Socket listen_as_master(const Launch& launch, const Doors& doors) {
+  return listen_on(launch.master_port, listening_address(launch, doors));
+}
 
 Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
-             const std::vector<Fact>& facts, const Timeout& timeout) {
+             const std::vector<Fact>& facts, const Timeout& timeout, const Doors& doors) {
   Meeting meeting;
-  meeting.heartbeat_listener = listen_on(0);
-  meeting.group_listener = listen_on(0);
-  const Peer self = describe_self(launch, meeting);
+  const std::string address = listening_address(launch, doors);
+  // Nobody calls there before the run's key is known: the gates are given it below.
+  Socket heartbeat = listen_on(0, address), group = listen_on(0, address);
+  meeting.heartbeat_gate = Gate(std::move(heartbeat), {}, "");
+  meeting.group_gate = Gate(std::move(group), {}, "");
+  const Peer self = describe_self(launch, meeting, address);
   try {
     if (launch.rank == 0) {
-      assemble(launch, std::move(master), facts, timeout, self, meeting);
+      assemble(launch, Gate(std::move(master), doors.secret, meeting_purpose), facts, timeout, doors.secret, self,
+               meeting);
     } else {
-      report_to_master(launch, addresses, facts, timeout, self, meeting);
+      report_to_master(launch, addresses, facts, timeout, doors.secret, self, meeting);
     }
   } catch (const Json::exception& error) {
     throw Error(ExitCode::device, "rank {} ({}) got a message that it does not understand: {}", launch.rank,
                 launch.host, error.what());
   }
+  meeting.heartbeat_gate.open(meeting.key, purpose_of(PeerPort::heartbeat, launch.rank));
+  meeting.group_gate.open(meeting.key, purpose_of(PeerPort::group, launch.rank));
   return meeting;
 }
 
-std::optional<FrameChannel> call_peer(const Peer& peer, const Peer& self, PeerPort port, const std::string& greeting,
-                                      Clock::time_point deadline) {
+PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
+                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by) {
   std::vector<std::string> addresses = peer.addresses;
   if (peer.machine == self.machine) addresses.insert(addresses.begin(), "127.0.0.1");
+  PeerCall call;
   for (const std::string& address : addresses) {
-    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, deadline);
+    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, connected_by);
     if (!socket) continue;
-    FrameChannel channel(std::move(*socket));
-    if (channel.send(greeting, deadline)) return channel;
+    call.channel = FrameChannel(std::move(*socket));
+    call.end = prove_to(call.channel, key, purpose_of(port, rank), proven_by);
+    if (call.end == CallEnd::proven && !call.channel.send(greeting, proven_by)) call.end = CallEnd::closed;
+    if (call.end == CallEnd::proven) return call;
   }
-  return std::nullopt;
+  return call;
 }
 
 }  // namespace gptrain

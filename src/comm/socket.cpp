@@ -22,7 +22,6 @@ namespace {
 
 constexpr char frame_magic[4] = {'G', 'P', 'T', 'R'};
 constexpr size_t header_bytes = sizeof frame_magic + sizeof(uint32_t);
-constexpr uint32_t max_frame_bytes = 64 << 20;  // a table of a hundred thousand ranks fits
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -91,30 +90,66 @@ void Socket::close() {
 
 int Socket::release() { return std::exchange(descriptor_, -1); }
 
-Socket listen_on(int port) {
+namespace {
+
+// Bound and listening, or none, and errno says why.
+Socket try_listening(const sockaddr* address, socklen_t length) {
+  Socket listener(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener) return {};
+  set_option(listener.descriptor(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address->sa_family == AF_INET6) set_option(listener.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  if (bind(listener.descriptor(), address, length) == 0 && listen(listener.descriptor(), SOMAXCONN) == 0)
+    return listener;
+  const int error = errno;
+  listener.close();
+  errno = error;
+  return {};
+}
+
+Socket try_listening_everywhere(int port) {
+  sockaddr_in6 any6{};
+  any6.sin6_family = AF_INET6;
+  any6.sin6_port = htons(static_cast<uint16_t>(port));
+  Socket listener = try_listening(reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
   // A machine without IPv6 has no such sockets.
-  for (const int family : {AF_INET6, AF_INET}) {
-    Socket listener(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!listener) continue;
-    set_option(listener.descriptor(), SOL_SOCKET, SO_REUSEADDR, 1);
-    sockaddr_storage address{};
-    socklen_t length = sizeof(sockaddr_in);
-    if (family == AF_INET6) {
-      set_option(listener.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-      auto& any = reinterpret_cast<sockaddr_in6&>(address);
-      any.sin6_port = htons(static_cast<uint16_t>(port));
-      length = sizeof any;
-    } else {
-      reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
-    }
-    address.ss_family = static_cast<sa_family_t>(family);
-    if (bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
-        listen(listener.descriptor(), SOMAXCONN) == 0)
-      return listener;
-    if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) continue;
-    break;
+  if (listener || (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)) return listener;
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_port = htons(static_cast<uint16_t>(port));
+  return try_listening(reinterpret_cast<const sockaddr*>(&any), sizeof any);
+}
+
+}  // namespace
+
+Socket listen_on(int port, const std::string& address) {
+  Socket listener;
+  if (address.empty()) {
+    listener = try_listening_everywhere(port);
+  } else {
+    int fault = 0;
+    const AddressList found = resolve(address, port, fault);
+    errno = EADDRNOTAVAIL;
+    if (found != nullptr) listener = try_listening(found->ai_addr, found->ai_addrlen);
   }
-  throw Error(ExitCode::device, "cannot listen on port {}: {} (is another run using it?)", port, std::strerror(errno));
+  if (listener) return listener;
+  const int error = errno;
+  throw Error(ExitCode::device, "cannot listen on port {}: {} ({})", port, std::strerror(error),
+              error == EADDRINUSE || address.empty() ? "is another run using it?" : "at " + address);
+}
+
+std::string address_towards(const std::string& host) {
+  int fault = 0;
+  constexpr int any_port = 9;  // nothing is sent there
+  const AddressList addresses = resolve(host, any_port, fault);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const Socket probe(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!probe || connect(probe.descriptor(), address->ai_addr, address->ai_addrlen) != 0) continue;
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    if (getsockname(probe.descriptor(), reinterpret_cast<sockaddr*>(&own), &length) == 0)
+      return numeric_address(reinterpret_cast<const sockaddr*>(&own), length);
+  }
+  return "";
 }
 
 int port_of(const Socket& listener) {
@@ -131,6 +166,7 @@ std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point de
     socklen_t length = sizeof address;
     Socket socket(
         accept4(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) return std::nullopt;
     if (!socket) continue;  // it has gone again
     set_option(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, 1);
     return Accepted{std::move(socket), numeric_address(reinterpret_cast<const sockaddr*>(&address), length)};
@@ -163,19 +199,43 @@ std::string why_unresolved(const std::string& host) {
   return fault == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(fault);
 }
 
-std::vector<std::string> interface_addresses() {
+namespace {
+
+struct InterfaceAddress {
+  std::string interface;
+  std::string address;
+  bool loopback;
+};
+
+std::vector<InterfaceAddress> all_interface_addresses() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
-  std::vector<std::string> addresses;
+  std::vector<InterfaceAddress> addresses;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0)
-      continue;
-    if (entry->ifa_addr->sa_family == AF_INET)
-      addresses.push_back(numeric_address(entry->ifa_addr, sizeof(sockaddr_in)));
-    if (entry->ifa_addr->sa_family == AF_INET6)
-      addresses.push_back(numeric_address(entry->ifa_addr, sizeof(sockaddr_in6)));
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    addresses.push_back(
+        {entry->ifa_name, numeric_address(entry->ifa_addr, length), (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
+  return addresses;
+}
+
+}  // namespace
+
+std::vector<std::string> addresses_of_interface(const std::string& name_or_address) {
+  std::vector<std::string> addresses;
+  for (const InterfaceAddress& entry : all_interface_addresses())
+    if (entry.interface == name_or_address || entry.address == name_or_address) addresses.push_back(entry.address);
+  return addresses;
+}
+
+std::vector<std::string> interface_addresses() {
+  std::vector<std::string> addresses;
+  for (const InterfaceAddress& entry : all_interface_addresses())
+    if (!entry.loopback) addresses.push_back(entry.address);
   return addresses;
 }
 
@@ -211,8 +271,20 @@ bool FrameChannel::read_some(size_t limit) {
 }
 
 void FrameChannel::read_available() {
-  while (open() && read_some(SIZE_MAX)) {
+  const size_t most = header_bytes + most_bytes_;
+  while (open() && bytes_.size() < most && read_some(most - bytes_.size())) {
   }
+}
+
+void FrameChannel::read_one_frame() {
+  while (open() && !broken() && missing_bytes() > 0 && read_some(missing_bytes())) {
+  }
+}
+
+// Whether what begins is no frame, or too large a one.
+bool FrameChannel::broken() const {
+  if (bytes_.size() < header_bytes) return false;
+  return std::memcmp(bytes_.data(), frame_magic, sizeof frame_magic) != 0 || frame_length(bytes_) > most_bytes_;
 }
 
 size_t FrameChannel::missing_bytes() const {
@@ -224,7 +296,7 @@ size_t FrameChannel::missing_bytes() const {
 std::optional<std::string> FrameChannel::next_frame() {
   if (bytes_.size() < header_bytes) return std::nullopt;
   const uint32_t length = frame_length(bytes_);
-  if (std::memcmp(bytes_.data(), frame_magic, sizeof frame_magic) != 0 || length > max_frame_bytes) {
+  if (broken()) {
     close();
     bytes_.clear();
     return std::nullopt;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <poll.h>
 #include <sys/socket.h>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "comm/frames.h"
 #include "comm/links.h"
 
 namespace gptrain {
@@ -131,8 +133,8 @@ class TcpLinks final : public Links {
  public:
   TcpLinks(Meeting& meeting, int rank, double timeout_seconds)
       : peers_(meeting.peers),
-        token_(meeting.token),
-        listener_(std::move(meeting.group_listener)),
+        key_(meeting.key),
+        gate_(std::move(meeting.group_gate)),
         rank_(rank),
         timeout_(seconds_duration(timeout_seconds)) {}
 
@@ -140,17 +142,17 @@ class TcpLinks final : public Links {
   std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
     const auto deadline = Clock::now() + timeout_;
     std::vector<Socket> sockets(ranks.size());
-    const std::string greeting = json_text(Json{{"token", token_}, {"group", index}, {"rank", rank_}});
+    const std::string greeting = json_text(Json{{"group", index}, {"rank", rank_}});
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] >= rank_) continue;
       const Peer& peer = peers_[static_cast<size_t>(ranks[i])];
-      auto channel = call_peer(peer, self(), PeerPort::group, greeting, deadline);
-      if (!channel)
+      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, deadline, deadline);
+      if (call.end != CallEnd::proven)
         throw Error(ExitCode::device,
                     "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "
                     "firewall between them?",
                     rank_, self().host, ranks[i], peer.host);
-      sockets[i] = channel->take_socket();
+      sockets[i] = call.channel.take_socket();
     }
     for (size_t i = 0; i < ranks.size(); ++i)
       if (ranks[i] > rank_) sockets[i] = await_call(ranks[i], index, deadline);
@@ -167,15 +169,15 @@ class TcpLinks final : public Links {
   Socket await_call(int rank, int group, Clock::time_point deadline) {
     const std::pair wanted{group, rank};
     while (!calls_.contains(wanted)) {
-      auto accepted = accept_from(listener_, deadline);
-      if (!accepted)
+      auto guest = gate_.admit(deadline);
+      if (!guest)
         throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({}) for group {}", rank,
                     peers_[static_cast<size_t>(rank)].host, rank_, self().host, group);
-      FrameChannel channel(std::move(accepted->socket));
-      const auto text = channel.receive(deadline);
-      const Json greeting = text ? parse_json_or_discard(*text) : Json();
-      if (greeting.is_object() && greeting.value("token", "") == token_)
-        calls_[{greeting.at("group").get<int>(), greeting.at("rank").get<int>()}] = channel.take_socket();
+      const Json greeting = parse_json_or_discard(guest->text);
+      const auto number = number_member(greeting, "group", 0, std::numeric_limits<int>::max());
+      const auto caller = number_member(greeting, "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
+      if (number && caller)
+        calls_[{static_cast<int>(*number), static_cast<int>(*caller)}] = guest->channel.take_socket();
     }
     Socket socket = std::move(calls_[wanted]);
     calls_.erase(wanted);
@@ -183,8 +185,8 @@ class TcpLinks final : public Links {
   }
 
   std::vector<Peer> peers_;
-  std::string token_;
-  Socket listener_;
+  Secret key_;
+  Gate gate_;
   int rank_;
   Clock::duration timeout_;
   std::map<std::pair<int, int>, Socket> calls_;  // (group, rank) -> connection

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/amount.h"
 #include "base/fp8.h"
 #include "base/loss_scale.h"
 #include "config/fields.h"
@@ -16,6 +17,9 @@ namespace gptrain {
 namespace {
 
 constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
+
+// A step's schedule is a list of what is done with each of its micro-batches.
+constexpr int64_t max_micro_batches = int64_t{1} << 21;
 
 // The largest divisor of a data rank's sequences up to 8.
 int64_t default_micro(int64_t sequences) {
@@ -40,6 +44,7 @@ class Settler {
     settle_precision();
     check_schedule();
     check_totals();
+    check_size();
     check_used();
   }
 
@@ -207,6 +212,12 @@ class Settler {
                    fmt::format("{}", accumulation));
     }
     batch.accumulation = accumulation;
+    if (accumulation > max_micro_batches) {
+      return fault("batch.micro",
+                   fmt::format("leaves {} micro-batches a step, must be at most {}", accumulation, max_micro_batches),
+                   nearest_integers(batch.micro, (sequences + max_micro_batches - 1) / max_micro_batches, sequences,
+                                    [&](int64_t n) { return sequences % n == 0; }));
+    }
     check_sequence_rows();
   }
 
@@ -334,6 +345,32 @@ class Settler {
                         batch.global, length),
             fmt::format("{}", max_int64 / step_tokens));
     }
+  }
+
+  // What a run without any sharding would take, each part generously rounded up: below the limit no sum or product of
+  // bytes that a plan forms can leave 64 bits, and no machine comes near it.
+  void check_size() {
+    if (!faults_.empty()) return;
+    constexpr Amount limit = int64_t{1} << 62;
+    const ModelConfig& model = config_.model;
+    const Amount hidden = model.hidden_size, ffn = model.ffn_hidden_size, layers = model.num_layers;
+    const Amount vocabulary = model.vocab_size, length = model.sequence_length;
+    constexpr int64_t bytes_of_parameter = 64;  // weights, gradients and state in all their forms
+    const Amount of_block = hidden * hidden * 4 + hidden * ffn * 3 + (hidden + ffn) * 16;
+    const Amount parameters = (layers * of_block + vocabulary * hidden * 2 + length * hidden) * bytes_of_parameter;
+    constexpr int64_t bytes_of_feature = 64;  // of a row: what forward saves and backward adds
+    const Amount features = hidden * 32 + ffn * 16 + Amount(model.num_heads) * 32 + 64;
+    const Amount rows = Amount(config_.batch.micro) * length;
+    const Amount activations = rows * (layers + 4) * features * bytes_of_feature;
+    constexpr int64_t default_chunk = 8192, bytes_of_logit = 64;
+    const Amount chunk = std::max(config_.memory.loss_chunk_tokens, default_chunk);
+    const Amount logits = chunk * (vocabulary + (int64_t{1} << 22)) * bytes_of_logit;
+    const auto refuse = [&](const char* path, const char* what) {
+      fault(path, fmt::format("makes {} too large for 64-bit sizes of bytes", what), "");
+    };
+    if (parameters >= limit) return refuse("model.hidden_size", "the weights and their state");
+    if (activations >= limit) return refuse(rows > layers * hidden ? "batch.micro" : "model.num_layers", "activations");
+    if (logits >= limit) refuse("memory.loss_chunk_tokens", "logits");
   }
 
   void check_used() {

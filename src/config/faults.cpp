@@ -5,25 +5,37 @@
 #include <numeric>
 #include <optional>
 
+#include "base/printable.h"
+#include "base/units.h"
+
 namespace gptrain {
 
 void Faults::add(const std::string& path, const std::string& value, const std::string& rule,
                  const std::string& nearest) {
-  std::string line = path;
+  paths_.insert(path);
+  if (is_full()) {
+    ++num_more_;
+    return;
+  }
+  std::string line = printable(path);
   if (!value.empty()) line += " = " + value;
   line += ": " + rule;
   if (!nearest.empty()) line += " (try " + nearest + ")";
-  paths_.push_back(path);
   lines_.push_back(std::move(line));
 }
 
 bool Faults::concern(const std::string& path) const {
-  return std::any_of(paths_.begin(), paths_.end(), [&](const std::string& fault) {
-    return fault == path || fault.starts_with(path + "[") || path.starts_with(fault + ".");
-  });
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1)) {
+    if (paths_.contains(path.substr(0, dot))) return true;
+  }
+  const std::string element = path + "[";
+  const auto next = paths_.lower_bound(element);
+  return paths_.contains(path) || (next != paths_.end() && next->starts_with(element));
 }
 
-std::string Faults::text() const { return join(lines_, "\n"); }
+std::string Faults::text() const {
+  return join(lines_, "\n") + (num_more_ > 0 ? fmt::format("\nand {} more", format_counted(num_more_, "fault")) : "");
+}
 
 std::string join(std::span<const std::string> words, std::string_view separator) {
   std::string text;

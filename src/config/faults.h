@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,11 +21,16 @@ class Faults {
   bool concern(const std::string& path) const;
 
   bool empty() const { return lines_.empty(); }
-  std::string text() const;  // one line per fault, in the order of add
+  // Further faults are only counted: nobody reads them, and to look for the nearest values takes its time.
+  bool is_full() const { return lines_.size() >= max_lines; }
+  std::string text() const;  // one line per fault, in the order of add, and how many more there are
 
  private:
-  std::vector<std::string> paths_;
+  static constexpr size_t max_lines = 100;
+
+  std::set<std::string> paths_;  // of all faults
   std::vector<std::string> lines_;
+  int64_t num_more_ = 0;
 };
 
 // "a, b, c" for ", ".

@@ -1,6 +1,7 @@
 #include "config/fields.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/json.h"
@@ -225,6 +226,10 @@ void add_data_and_batch(std::vector<Field>& table) {
                 "token files to validate on")
               .usually(example)
               .changeable(),
+          field("data.checksums", &RunConfig::data, &DataConfig::checksums, BooleanRule{},
+                "blocks of 64 MiB are compared with the checksums in PREFIX.meta.json, where there is one, as they are "
+                "first read")
+              .changeable(),
           field("data.mask_documents", &RunConfig::data, &DataConfig::mask_documents, BooleanRule{},
                 "a token attends to the tokens of its own document only; positions count on through a sample"),
           field("data.max_documents", &RunConfig::data, &DataConfig::max_documents, IntegerRule{0, 1 << 24, {}},
@@ -403,6 +408,10 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
                 NumberRule{.min = 1, .max = 86'400},
                 "time for the other ranks to come at the start, and for one that is silent to count as lost")
               .changeable(),
+          field("comm.interface", &RunConfig::comm, &CommConfig::interface, TextRule{},
+                "network interface, or an address of this machine, on which ranks listen; auto: the address from which "
+                "they reach MASTER_ADDR")
+              .changeable(),
           field("comm.mixed_machines", &RunConfig::comm, &CommConfig::mixed_machines, BooleanRule{},
                 "ranks may run on different instruction sets or GPU models, which round differently")
               .changeable(),
@@ -434,7 +443,7 @@ void add_run(std::vector<Field>& table) {
                                {{"auto", DeviceKind::automatic}, {"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}},
                                {}, "backend; auto: CUDA where there is a device, else the CPU")
               .changeable(),
-          field("run.threads", section, &R::threads, IntegerRule{0, 65'536, {}},
+          field("run.threads", section, &R::threads, IntegerRule{0, 1024, {}},
                 "CPU threads; 0: every core the process may use")
               .changeable(),
           field("run.thread_independent", section, &R::thread_independent, BooleanRule{},
@@ -476,9 +485,13 @@ const std::vector<Field>& fields() {
 }
 
 const Field* find_field(std::string_view path) {
-  const auto& table = fields();
-  const auto found = std::find_if(table.begin(), table.end(), [&](const Field& row) { return row.path == path; });
-  return found == table.end() ? nullptr : &*found;
+  static const std::map<std::string_view, const Field*> by_path = [] {
+    std::map<std::string_view, const Field*> rows;
+    for (const Field& row : fields()) rows.emplace(row.path, &row);
+    return rows;
+  }();
+  const auto found = by_path.find(path);
+  return found == by_path.end() ? nullptr : found->second;
 }
 
 std::vector<std::string> section_names() {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <set>
+#include <map>
 #include <utility>
+
+#include "base/json.h"
+#include "base/printable.h"
 
 namespace gptrain {
 namespace {
@@ -21,7 +24,7 @@ std::string place(std::string_view text, size_t chars_read) {
 std::string bare_message(std::string_view what) {
   if (const size_t tag = what.find("] "); tag != std::string_view::npos) what.remove_prefix(tag + 2);
   if (what.starts_with("parse error")) what.remove_prefix(std::min(what.size(), what.find(": ") + 2));
-  return std::string(what);
+  return printable(what);
 }
 
 // Builds the document from parser events. A frame is an object or array that is still open.
@@ -46,7 +49,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool key(string_t& name) override {
     Frame& frame = frames_.back();
     frame.key = std::move(name);
-    frame.repeated = !frame.seen.insert(frame.key).second;
+    frame.repeated = !frame.seen.emplace(frame.key, frame.seen.size()).second;
     return true;
   }
 
@@ -59,9 +62,9 @@ class Builder final : public nlohmann::json_sax<Json> {
  private:
   struct Frame {
     Json* container;
-    std::string key;             // of the value that comes next, in an object
-    std::set<std::string> seen;  // keys of an object
-    bool repeated = false;       // `key` was there before
+    std::string key;                     // of the value that comes next, in an object
+    std::map<std::string, size_t> seen;  // keys of an object and their places in it
+    bool repeated = false;               // `key` was there before
   };
 
   bool leaf(Json value) {
@@ -95,8 +98,11 @@ class Builder final : public nlohmann::json_sax<Json> {
                                             : value.is_array() ? "[...]"
                                                                : show_value(value)});
     }
-    Json& slot = (*frame.container)[frame.key];
-    const bool merge = frame.repeated && slot.is_object() && value.is_object();
+    // The object itself would look through all its keys for each one.
+    std::vector<Json::object_t::value_type>& members = frame.container->get_ref<Json::object_t&>();
+    if (!frame.repeated) return &members.emplace_back(frame.key, std::move(value)).second;
+    Json& slot = members[frame.seen.at(frame.key)].second;
+    const bool merge = slot.is_object() && value.is_object();
     if (!merge) slot = std::move(value);
     return &slot;
   }
@@ -125,25 +131,18 @@ std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::er
 
 JsonText read_json(std::string_view text) {
   Builder builder(text);
-  Json::sax_parse(text, &builder, Json::input_format_t::json, /*strict=*/true, /*ignore_comments=*/true);
+  read_json_events(text, builder);
   return builder.take();
 }
 
 std::string show_value(const Json& value) {
   constexpr size_t max_chars = 80;
-  // Nesting is not followed: it may be deeper than the stack.
+  // Nesting is not followed: a message has one line.
   if (value.is_object()) return value.empty() ? "{}" : "{...}";
   if (value.is_array() && std::any_of(value.begin(), value.end(), [](const Json& v) { return v.is_structured(); })) {
     return "[...]";
   }
-  std::string text = dump(value);
-  if (text.size() > max_chars) {
-    size_t end = max_chars;
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;  // not inside a UTF-8 character
-    text.resize(end);
-    text += "...";
-  }
-  return text;
+  return printable(dump(value), max_chars);
 }
 
 }  // namespace gptrain

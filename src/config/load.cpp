@@ -4,7 +4,6 @@
 #include <charconv>
 #include <fmt/format.h>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <system_error>
 #include <vector>
@@ -22,6 +21,8 @@ namespace {
 // The field that was meant by "section.key": what other trainers call so, else the one that is written most like it. A
 // key that stands in the wrong section is nearer than a misspelt one.
 std::string nearest_path(const std::string& section, const std::string& key) {
+  constexpr size_t longest_misspelling = 100;
+  if (key.size() > longest_misspelling) return "";
   const std::string last = key.substr(key.rfind('.') + 1);  // of keys that lie deeper than ours
   if (const std::string meant = key_meant(section, last); !meant.empty()) return meant;
   const auto& table = fields();
@@ -36,6 +37,7 @@ std::string nearest_path(const std::string& section, const std::string& key) {
 
 // `name` is no section of the config.
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
+  if (faults.is_full()) return faults.add(name, "", "", "");
   if (value.is_object()) {
     const std::string meant = section_meant(name);
     faults.add(name, show_value(value), "unknown section", meant.empty() ? nearest_word(name, section_names()) : meant);
@@ -141,7 +143,7 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
       const std::string path = name + "." + key;
       const Field* field = find_field(path);
       if (field == nullptr) {
-        faults.add(path, show_value(value), "unknown key", nearest_path(name, key));
+        faults.add(path, show_value(value), "unknown key", faults.is_full() ? "" : nearest_path(name, key));
         continue;
       }
       given.insert(path);
@@ -155,6 +157,8 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
 
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size) {
+  if (static_cast<int64_t>(text.size()) > max_config_bytes)
+    throw Error(ExitCode::usage, "{}: is larger than a config may be, which is {} bytes", origin, max_config_bytes);
   JsonText parsed = read_json(text);
   if (!parsed.syntax_error.empty()) {
     throw Error(ExitCode::usage, "{}:{}", origin, parsed.syntax_error);
@@ -193,8 +197,12 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
     throw Error(ExitCode::usage, "config file {}: is a folder (give the path of a JSON file)", file.string());
   }
   std::ifstream stream(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (!stream) throw Error(ExitCode::usage, "config file {}: cannot be read (check its permissions)", file.string());
+  // One byte more than there may be: a pipe has no size that could be asked for.
+  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(stream.gcount()));
+  if (!stream.eof() && static_cast<int64_t>(text.size()) <= max_config_bytes)
+    throw Error(ExitCode::usage, "config file {}: cannot be read (check its permissions)", file.string());
   return parse_config(text, overrides, file.string(), world_size);
 }
 

@@ -45,6 +45,7 @@ struct DataSource {
 struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;  // may be empty
+  bool checksums = true;               // compare data with PREFIX.meta.json, where there is one, as it is first read
   bool mask_documents = false;         // a token attends to its own document only
   int64_t max_documents = 0;           // of a sample on average, that cuDNN has room for; 0: the own kernels mask
 };
@@ -108,6 +109,7 @@ struct LogConfig {
 };
 
 struct CommConfig {
+  std::string interface = "auto";     // a network interface or address to listen at; auto: that towards MASTER_ADDR
   double timeout_seconds = 60;        // for peers to come, and for a silent one to count as lost
   bool mixed_machines = false;        // ranks may have different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps from one comparison of the replicas' weights to the next; 0: never

@@ -11,11 +11,11 @@
 namespace gptrain {
 namespace {
 
-std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length) {
+std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
   std::vector<TokenFile> files;
   files.reserve(sources.size());
   for (const DataSource& source : sources) {
-    const TokenFile& file = files.emplace_back(source.path);
+    const TokenFile& file = files.emplace_back(source.path, checksums);
     if (samples_per_epoch(file.num_tokens(), sequence_length) == 0) {
       throw Error(ExitCode::data,
                   "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
@@ -53,12 +53,12 @@ std::vector<int64_t> samples_of(const std::vector<TokenFile>& files, int64_t seq
 
 struct Dataset::Impl {
   Impl(const std::vector<DataSource>& sources_, int64_t sequence_length_, int64_t vocab_size_, uint64_t seed,
-       bool shuffle)
+       bool shuffle, bool checksums)
       : sources(sources_),
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
         slots(slots_of(sources)),
-        files(open_files(sources, sequence_length)),
+        files(open_files(sources, sequence_length, checksums)),
         samples(samples_of(files, sequence_length)),
         order(slots, samples, seed, shuffle) {}
 
@@ -72,8 +72,8 @@ struct Dataset::Impl {
 };
 
 Dataset::Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
-                 bool shuffle)
-    : impl_(std::make_unique<Impl>(sources, sequence_length, vocab_size, seed, shuffle)) {}
+                 bool shuffle, bool checksums)
+    : impl_(std::make_unique<Impl>(sources, sequence_length, vocab_size, seed, shuffle, checksums)) {}
 
 Dataset::~Dataset() = default;
 Dataset::Dataset(Dataset&&) noexcept = default;

@@ -20,9 +20,9 @@ namespace gptrain {
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
-  // inconsistent, or too short for one sample.
+  // inconsistent, or too short for one sample. `checksums`: see TokenFile.
   Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
-          bool shuffle);
+          bool shuffle, bool checksums = true);
   ~Dataset();
   Dataset(Dataset&&) noexcept;
 
@@ -48,9 +48,9 @@ class Dataset {
 };
 
 // Reads micro-batches, with or without the starts of documents, ahead on one background thread (nice 19) into a ring of
-// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes), of which the last `kept` (< depth, or 1) that
-// it has returned stay as they are. Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride of B
-// all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
+// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes), of which the last `kept` (< depth, or 1)
+// that it has returned stay as they are. Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride
+// of B all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
 class Prefetcher {
  public:
   Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride, int64_t sequence_length,

@@ -151,6 +151,20 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample) {
   return text + length_histogram(file) + frequent_tokens(counts, num_tokens);
 }
 
+std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress) {
+  const TokenFile file(prefix);
+  const std::string what =
+      fmt::format("{}: {}, {} tokens: ", prefix.native(), format_counted(file.num_documents(), "document"),
+                  format_grouped(file.num_tokens()));
+  if (file.num_checksums() == 0)
+    return what + "the index is sound; there is no .meta.json with checksums of the tokens\n";
+  for (int64_t block = 0; block < file.num_checksums(); ++block) {
+    file.check_block(block);
+    if (progress) progress(block + 1, file.num_checksums());
+  }
+  return what + "sound\n";
+}
+
 double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
 
 }  // namespace gptrain

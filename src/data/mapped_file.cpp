@@ -1,7 +1,10 @@
 #include "data/mapped_file.h"
 
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <fcntl.h>
+#include <mutex>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
@@ -10,6 +13,15 @@
 #include "base/error.h"
 
 namespace gptrain {
+
+// A place in the list that the signal's handler looks through. It is never freed, but used again.
+struct WatchedMapping {
+  std::atomic<uintptr_t> begin = 0;  // 0: free
+  std::atomic<uintptr_t> end = 0;
+  std::atomic<int64_t> unreadable = -1;  // a byte that could not be read
+  WatchedMapping* next = nullptr;
+};
+
 namespace {
 
 struct FileDescriptor {
@@ -27,9 +39,63 @@ struct FileDescriptor {
   throw Error(ExitCode::data, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
 }
 
+std::atomic<WatchedMapping*> watched_mappings = nullptr;
+std::atomic<uintptr_t> page_bytes = 0;
+
+// On the thread that read. The page is given zeros, with which that thread goes on until it asks whether all was well.
+void on_bus_error(int number, siginfo_t* info, void*) {
+  const int saved_errno = errno;
+  const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
+  for (WatchedMapping* file = watched_mappings; file != nullptr; file = file->next) {
+    const uintptr_t begin = file->begin, end = file->end;
+    if (begin == 0 || at < begin || at >= end) continue;
+    const uintptr_t page = at / page_bytes * page_bytes;
+    void* const zeros =
+        ::mmap(reinterpret_cast<void*>(page), page_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (zeros == MAP_FAILED) break;
+    int64_t none = -1;
+    file->unreadable.compare_exchange_strong(none, static_cast<int64_t>(at - begin));
+    errno = saved_errno;
+    return;
+  }
+  // Not ours: the same access, made again, ends the process.
+  std::signal(number, SIG_DFL);
+}
+
+void take_over_bus_errors() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    struct sigaction action {};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, nullptr);
+  });
+}
+
+WatchedMapping* watch(const void* memory, size_t bytes) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  take_over_bus_errors();
+  WatchedMapping* place = watched_mappings;
+  while (place != nullptr && place->begin != 0) place = place->next;
+  const bool is_new = place == nullptr;
+  if (is_new) place = new WatchedMapping;
+  place->unreadable = -1;
+  place->end = reinterpret_cast<uintptr_t>(memory) + bytes;
+  place->begin = reinterpret_cast<uintptr_t>(memory);
+  if (is_new) {
+    place->next = watched_mappings;
+    watched_mappings = place;
+  }
+  return place;
+}
+
 }  // namespace
 
 void MappedFile::Unmap::operator()(const std::byte* memory) const {
+  watched->begin = 0;
   ::munmap(const_cast<std::byte*>(memory), size_bytes);
 }
 
@@ -43,7 +109,16 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   const auto length = static_cast<size_t>(size_bytes_);
   void* memory = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, file.number, 0);
   if (memory == MAP_FAILED) throw_system_error(path_);
-  memory_ = {static_cast<const std::byte*>(memory), Unmap{length}};
+  memory_ = {static_cast<const std::byte*>(memory), Unmap{length, watch(memory, length)}};
+}
+
+void MappedFile::check() const {
+  if (memory_ == nullptr) return;
+  const int64_t byte = memory_.get_deleter().watched->unreadable;
+  if (byte < 0) return;
+  throw Error(ExitCode::data,
+              "{}, byte {}: cannot be read: the file was cut short while it was open, or its disk fails",
+              path_.native(), byte);
 }
 
 }  // namespace gptrain

@@ -9,8 +9,12 @@
 
 namespace gptrain {
 
+struct WatchedMapping;
+
 // A whole regular file, read-only. The size is that at opening: a file that somebody replaces by rename stays as it
-// was, one that somebody truncates in place must not be read any more.
+// was. One that somebody cuts short, or that the disk does not give, is read as zeros from there on: check() then
+// throws. The first object takes over the signal SIGBUS, by which the system says so; one that comes of anything else
+// ends the process, as it would have.
 class MappedFile {
  public:
   // Throws Error(data), naming the file and the system's reason.
@@ -19,6 +23,10 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   int64_t size_bytes() const { return size_bytes_; }
   const std::byte* data() const { return memory_.get(); }
+
+  // Throws Error(data), naming file and byte, if anything that was read so far could not be. Who reads calls it before
+  // what was read is used.
+  void check() const;
 
   // The value at `offset_bytes`, which needs no alignment but must lie inside the file.
   template <typename T>
@@ -31,12 +39,13 @@ class MappedFile {
  private:
   struct Unmap {
     size_t size_bytes;
+    WatchedMapping* watched;
     void operator()(const std::byte* memory) const;
   };
 
   std::filesystem::path path_;
   int64_t size_bytes_ = 0;
-  std::unique_ptr<const std::byte, Unmap> memory_{nullptr, Unmap{0}};
+  std::unique_ptr<const std::byte, Unmap> memory_{nullptr, Unmap{0, nullptr}};
 };
 
 }  // namespace gptrain

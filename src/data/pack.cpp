@@ -31,7 +31,7 @@ int64_t check_inputs(const PackOptions& options) {
     if (std::filesystem::is_directory(status)) throw_unreadable(input, "it is a directory; name the files in it");
     if (error) throw_unreadable(input, error.message());
     if (!std::filesystem::is_regular_file(status)) throw_unreadable(input, "not a regular file");
-    for (const std::string_view suffix : {".bin", ".idx"}) {
+    for (const std::string_view suffix : {".bin", ".idx", ".meta.json"}) {
       const auto output = token_file_path(options.out_prefix, suffix);
       if (std::filesystem::equivalent(input, output, error)) {
         throw Error(ExitCode::data, "{} is an input and would be overwritten; choose another output prefix",

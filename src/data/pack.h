@@ -38,6 +38,10 @@ PackResult pack_bytes(const PackOptions& options, const std::function<void(int64
 // damaged file and, naming the valid range, for a document that does not exist.
 std::string inspect(const std::filesystem::path& prefix, int64_t sample);
 
+// What `data verify` prints: the index is sound, and every block of the .bin has its checksum, or there are none to
+// compare with. Throws Error(data) naming file and byte for what is damaged. `progress` as in pack_bytes.
+std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress);
+
 // Entropy of the token distribution of a file, in nats: the loss of the best context-free guess.
 double unigram_entropy(const std::filesystem::path& prefix);
 

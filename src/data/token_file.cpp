@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 
 namespace gptrain {
@@ -46,11 +47,18 @@ std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::
   return prefix.native() + std::string(suffix);
 }
 
-TokenFile::TokenFile(const std::filesystem::path& prefix)
-    : index_(open_part(prefix, ".idx")), tokens_(open_part(prefix, ".bin")) {
+TokenFile::TokenFile(const std::filesystem::path& prefix, bool checksums)
+    : index_(open_part(prefix, ".idx")),
+      tokens_(open_part(prefix, ".bin")),
+      checksums_(checksums ? read_checksums(prefix) : std::nullopt) {
   check_header();
   check_sequences();
   check_boundaries();
+  index_.check();
+  if (checksums_) {
+    compare_with_checksums();
+    checked_ = std::make_unique<std::atomic<bool>[]>(checksums_->blocks.size());
+  }
   if (num_tokens() == 0) damaged(tokens_, 0, "the file holds no tokens");
 }
 
@@ -85,6 +93,12 @@ void TokenFile::check_header() {
             num_sequences, size);
   }
   const uint64_t boundary_bytes = room_bytes - 12 * num_sequences;
+  if (num_sequences > 0 && num_boundaries <= boundary_bytes / 8 &&
+      boundary_bytes - 8 * num_boundaries == num_sequences) {
+    damaged(index_, size - static_cast<int64_t>(num_sequences),
+            "the index of a multimodal dataset, with a mode for each of {} sequences: gptrain trains on text only",
+            num_sequences);
+  }
   if (boundary_bytes % 8 != 0 || num_boundaries != boundary_bytes / 8) {
     damaged(index_, num_boundaries_at,
             "{} sequences and {} document boundaries do not make a file of {} bytes: truncated or damaged",
@@ -162,12 +176,38 @@ void TokenFile::document_starts(Range range, int32_t* out) const {
   int64_t number = document_of(range.first);
   Range current = document(number);
   for (int64_t i = 0; i < range.count; ++i) {
-    while (range.first + i >= current.first + current.count) current = document(++number);
-    out[i] = static_cast<int32_t>(std::max<int64_t>(current.first - range.first, 0));
+    // The index was found sound when it was opened; it ends here only if it cannot be read any more.
+    while (range.first + i >= current.first + current.count && number + 1 < num_documents())
+      current = document(++number);
+    out[i] = static_cast<int32_t>(std::clamp<int64_t>(current.first - range.first, 0, range.count));
   }
+  index_.check();
+}
+
+void TokenFile::compare_with_checksums() const {
+  if (checksums_->bytes == tokens_.size_bytes() && checksums_->tokens == num_tokens()) return;
+  throw Error(ExitCode::data, "{} has {} bytes, its .meta.json says {}: it is damaged, or another file's",
+              tokens_.path().native(), tokens_.size_bytes(), checksums_->bytes);
+}
+
+void TokenFile::check_block(int64_t block) const {
+  std::atomic<bool>& checked = checked_[static_cast<size_t>(block)];
+  if (checked) return;
+  const int64_t first = block * checksum_block_bytes;
+  const int64_t bytes = std::min(checksum_block_bytes, tokens_.size_bytes() - first);
+  const uint32_t crc = crc32c(tokens_.data() + first, static_cast<size_t>(bytes));
+  tokens_.check();
+  if (crc != checksums_->blocks[static_cast<size_t>(block)])
+    damaged(tokens_, first, "the {} bytes from here on do not have the checksum in its .meta.json", bytes);
+  checked = true;
 }
 
 void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
+  if (checksums_ && range.count > 0) {
+    const int64_t token_bytes = dtype_bytes(dtype_);
+    const int64_t last = ((range.first + range.count) * token_bytes - 1) / checksum_block_bytes;
+    for (int64_t block = range.first * token_bytes / checksum_block_bytes; block <= last; ++block) check_block(block);
+  }
   if (dtype_ == DType::u16) {
     read_as<uint16_t>(range, vocab_size, out);
   } else {
@@ -184,6 +224,7 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
     out[i] = static_cast<int32_t>(first[i]);
     largest = std::max(largest, static_cast<uint32_t>(first[i]));
   }
+  tokens_.check();
   if (largest < vocab_size && largest <= uint32_t{std::numeric_limits<int32_t>::max()}) return;
   const T* bad = std::find_if(first, first + range.count, [&](T token) { return token < 0 || token >= vocab_size; });
   const int64_t position = range.first + (bad - first);

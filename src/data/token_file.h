@@ -2,11 +2,15 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string_view>
 
 #include "base/dtype.h"
+#include "data/checksums.h"
 #include "data/mapped_file.h"
 
 namespace gptrain {
@@ -30,9 +34,10 @@ std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::
 // Both files mapped. All documents joined end to end form one run of num_tokens() tokens.
 class TokenFile {
  public:
-  // Checks every field of the index against the sizes of both files and against each other. Throws Error(data) naming
+  // Checks every field of the index against the sizes of both files and against each other. With `checksums`, blocks of
+  // the .bin are compared with PREFIX.meta.json, where there is one, as they are first read. Throws Error(data) naming
   // file and byte.
-  explicit TokenFile(const std::filesystem::path& prefix);
+  explicit TokenFile(const std::filesystem::path& prefix, bool checksums = true);
 
   DType dtype() const { return dtype_; }  // u16 or i32
   int64_t num_tokens() const { return tokens_.size_bytes() / dtype_bytes(dtype_); }
@@ -52,6 +57,11 @@ class TokenFile {
   // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
   void read(Range range, int64_t vocab_size, int32_t* out) const;
 
+  // Blocks of PREFIX.meta.json; 0 where there is none.
+  int64_t num_checksums() const { return checksums_ ? static_cast<int64_t>(checksums_->blocks.size()) : 0; }
+  // Compares that block, unless it has been. Throws Error(data) naming file and bytes.
+  void check_block(int64_t block) const;
+
  private:
   void check_header();
   void check_sequences() const;
@@ -64,8 +74,12 @@ class TokenFile {
   template <typename T>
   void read_as(Range range, int64_t vocab_size, int32_t* out) const;
 
+  void compare_with_checksums() const;
+
   MappedFile index_;
   MappedFile tokens_;
+  std::optional<TokenChecksums> checksums_;
+  std::unique_ptr<std::atomic<bool>[]> checked_;  // of each block: it was compared
   DType dtype_ = DType::u16;
   int64_t num_sequences_ = 0;
   int64_t num_boundaries_ = 0;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/checksums.h"
 #include "data/token_file.h"
 
 namespace gptrain {
@@ -39,6 +40,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  const BlockChecksums& checksums() const { return checksums_; }  // once it is synced
 
   template <typename T>
   void put(T value) {
@@ -68,6 +70,7 @@ class OutputFile {
   static constexpr size_t buffer_bytes = size_t{1} << 20;
 
   void flush() {
+    checksums_.add(buffer_.data(), buffer_.size());
     for (size_t done = 0; done < buffer_.size();) {
       const ssize_t written = ::write(file_, buffer_.data() + done, buffer_.size() - done);
       if (written < 0 && errno != EINTR) throw_system_error(path_);
@@ -81,7 +84,23 @@ class OutputFile {
   int file_ = -1;
   bool renamed_ = false;
   std::vector<char> buffer_;
+  BlockChecksums checksums_;
 };
+
+const std::filesystem::path& with_folder(const std::filesystem::path& prefix) {
+  std::error_code error;
+  if (prefix.has_parent_path()) std::filesystem::create_directories(prefix.parent_path(), error);
+  if (error)
+    throw Error(ExitCode::data, "cannot create the folder {}: {}", prefix.parent_path().native(), error.message());
+  return prefix;
+}
+
+// Whether it was there.
+bool remove_file(const std::filesystem::path& path) {
+  if (::unlink(path.c_str()) == 0) return true;
+  if (errno != ENOENT) throw_system_error(path);
+  return false;
+}
 
 // A rename or removal survives a power cut only once its folder is on the disk.
 void sync_folder_of(const std::filesystem::path& path) {
@@ -100,7 +119,8 @@ void sync_folder_of(const std::filesystem::path& path) {
 
 struct TokenWriter::Impl {
   Impl(const std::filesystem::path& prefix, DType dtype_, int32_t max_sequence_tokens_)
-      : tokens(token_file_path(prefix, ".bin")),
+      : tokens(token_file_path(with_folder(prefix), ".bin")),
+        meta(token_file_path(prefix, ".meta.json")),
         index(token_file_path(prefix, ".idx")),
         dtype(dtype_),
         max_sequence_tokens(max_sequence_tokens_) {}
@@ -132,7 +152,14 @@ struct TokenWriter::Impl {
     for (const int64_t boundary : boundaries) index.put(boundary);
   }
 
+  void put_checksums() {
+    const BlockChecksums& made = tokens.checksums();
+    const std::string text = format_checksums({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks()});
+    meta.put_bytes(text.data(), text.size());
+  }
+
   OutputFile tokens;
+  OutputFile meta;
   OutputFile index;
   DType dtype;
   int32_t max_sequence_tokens;
@@ -170,14 +197,15 @@ void TokenWriter::end_document() {
 void TokenWriter::finish() {
   impl_->put_index();
   impl_->tokens.sync();
+  impl_->put_checksums();
+  impl_->meta.sync();
   impl_->index.sync();
   const std::filesystem::path& index_path = impl_->index.path();
-  if (::unlink(index_path.c_str()) == 0) {
-    sync_folder_of(index_path);
-  } else if (errno != ENOENT) {
-    throw_system_error(index_path);
-  }
+  if (remove_file(index_path)) sync_folder_of(index_path);
+  // Another file's checksums must not outlive it beside a new .bin.
+  if (remove_file(impl_->meta.path())) sync_folder_of(index_path);
   impl_->tokens.rename();
+  impl_->meta.rename();
   impl_->index.rename();
   sync_folder_of(index_path);
 }

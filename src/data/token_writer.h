@@ -12,9 +12,9 @@
 namespace gptrain {
 
 // Streams tokens to a temporary file beside PREFIX.bin; keeps 4 bytes per sequence and 8 per document in memory.
-// PREFIX appears whole in finish() or not at all: an existing PREFIX.idx is removed first, then the new .bin and, last,
-// the new .idx take their names, so that an .idx always belongs to its .bin. All methods throw Error(data) naming the
-// file if it cannot be written.
+// PREFIX appears whole in finish() or not at all: an existing PREFIX.idx is removed first, then the new .bin, its
+// checksums (.meta.json) and, last, the new .idx take their names, so that an .idx always belongs to its .bin. The
+// folder is made where it is missing. All methods throw Error(data) naming the file if it cannot be written.
 class TokenWriter {
  public:
   // dtype: u16 or i32. A document of more than `max_sequence_tokens` is stored as several sequences.

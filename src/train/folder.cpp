@@ -18,7 +18,7 @@ namespace gptrain {
 
 namespace fs = std::filesystem;
 
-FolderLock::FolderLock(const fs::path& out) : path_(out / ".lock") {
+FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
   // Another run that is refused may remove a folder that it has made between any two of these calls.
   constexpr int max_attempts = 100;
   std::error_code fault;
@@ -28,7 +28,10 @@ FolderLock::FolderLock(const fs::path& out) : path_(out / ".lock") {
     fs::create_directories(out, fault);
     made = !fault;
     if (made) fault = lock();
-    if (!fault) return;
+    if (!fault) {
+      folder_ = open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      return;
+    }
     if (fault == std::errc::operation_would_block)
       throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
     // Also that it exists: so says create_directories of a folder that goes while it looks what it is.
@@ -75,7 +78,45 @@ std::error_code FolderLock::lock() {
 
 FolderLock::~FolderLock() {
   if (!kept_) remove_what_was_made();
+  if (folder_ >= 0) close(folder_);
   close(descriptor_);
+}
+
+bool FolderLock::is_there(const fs::path& path) const {
+  struct stat ours {
+  }, there{};
+  return fstat(folder_, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino;
+}
+
+bool FolderLock::is_removed() const {
+  struct stat ours {};
+  return fstat(folder_, &ours) != 0 || ours.st_nlink == 0;
+}
+
+// The system's name for it. Of what was unmounted that is no path; it is still reached through the descriptor.
+fs::path FolderLock::found_at() const {
+  const fs::path by_descriptor = fmt::format("/proc/self/fd/{}", folder_);
+  std::error_code unknown;
+  const fs::path now = fs::read_symlink(by_descriptor, unknown);
+  return !unknown && is_there(now) ? now : by_descriptor;
+}
+
+std::string FolderLock::whats_wrong() const {
+  if (folder_ < 0 || is_there(out_)) return "";
+  if (is_removed()) return "was removed while the run wrote to it";
+  const fs::path now = found_at();
+  return now.string().starts_with("/proc/")
+             ? "is another folder now; the run's was unmounted"
+             : fmt::format("is no longer the run's folder, which is now {}", now.string());
+}
+
+fs::path FolderLock::place_to_save() const {
+  if (folder_ < 0 || is_there(out_)) return out_;
+  if (!is_removed()) return found_at();
+  std::error_code error;
+  const bool is_free = !fs::exists(out_, error) || (fs::is_directory(out_, error) && fs::is_empty(out_, error));
+  return is_free ? out_ : fs::path(out_.string() + ".saved");
 }
 
 void FolderLock::remove_what_was_made() const {
@@ -85,6 +126,19 @@ void FolderLock::remove_what_was_made() const {
   if (descriptor_ >= 0 && is_ours) fs::remove(path_, error);
   // A folder that has something in it stays.
   for (const fs::path& folder : made_folders_) rmdir(folder.c_str());
+}
+
+void FolderWatch::look() {
+  if (lock_ == nullptr || !fault_.empty()) return;
+  if (const std::string wrong = lock_->whats_wrong(); !wrong.empty())
+    fault_ = fmt::format("run.out = {}: {}", lock_->out().string(), wrong);
+}
+
+fs::path FolderWatch::place_to_save(const fs::path& out) {
+  look();
+  if (lock_ == nullptr || fault_.empty()) return out;
+  if (chosen_.empty()) chosen_ = lock_->place_to_save();
+  return chosen_;
 }
 
 std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/error.h"
 #include "config/run_config.h"
 
 namespace gptrain {
@@ -23,16 +24,56 @@ class FolderLock {
 
   void keep() { kept_ = true; }  // from here on the folder is the run's
 
+  const std::filesystem::path& out() const { return out_; }
+  // What has become of the folder since: "was renamed to ...", "was removed", "is another one now"; empty while its
+  // path leads to it.
+  std::string whats_wrong() const;
+  // Where what must not be lost goes: the folder, wherever it is now; where it was removed, its path, if nothing is
+  // there or an empty folder, else PATH.saved.
+  std::filesystem::path place_to_save() const;
+
  private:
   void note_missing_folders(const std::filesystem::path& out);
   std::error_code lock();  // operation_would_block: somebody else has the lock
   void remove_what_was_made() const;
 
+  bool is_there(const std::filesystem::path& path) const;  // the folder itself
+  bool is_removed() const;
+  std::filesystem::path found_at() const;
+
+  const std::filesystem::path out_;
   const std::filesystem::path path_;                 // of the lock
   std::vector<std::filesystem::path> made_folders_;  // the innermost first
   bool made_lock_ = false;
   bool kept_ = false;
   int descriptor_ = -1;
+  int folder_ = -1;
+};
+
+// What a run writes to its folder besides checkpoints. Where that fails, or the folder is no longer what it was, the
+// run has a fault to tell, but loses no state: it stops at the next chance, and saves where it still can.
+class FolderWatch {
+ public:
+  explicit FolderWatch(const FolderLock* lock) : lock_(lock) {}  // null on ranks that do not write
+
+  template <typename Write>
+  void record(Write write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      if (fault_.empty()) fault_ = error.what();
+    }
+  }
+  void look();  // after each step
+  // Why nothing more can be written; empty if all is well.
+  const std::string& fault() const { return fault_; }
+  // Where checkpoints go: `out` as long as all is well.
+  std::filesystem::path place_to_save(const std::filesystem::path& out);
+
+ private:
+  const FolderLock* lock_;
+  std::string fault_;
+  std::filesystem::path chosen_;  // once the folder is lost
 };
 
 // Whether a disk has room for the checkpoints that a run will hold at a time beside the `kept` ones of its folder:

@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_check.h"
 #include "comm/world.h"
-#include "config/load.h"
 #include "data/pack.h"
 #include "ops/backend.h"
 #include "ops/plan/plan_backend.h"
@@ -169,11 +169,12 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
   const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
-  RunConfig config = parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
+  RunConfig config = saved_config(checkpoint, manifest);
   if (config.model.vocab_size != bytes_vocabulary) {
     throw Error(ExitCode::usage, "{}: has a vocabulary of {}, and generate knows the tokenizer \"bytes\" only ({})",
                 checkpoint.string(), config.model.vocab_size, bytes_vocabulary);
   }
+  check_model(checkpoint);
   config.parallel = {};
   const auto backend = make_cpu_backend(0);
   const std::unique_ptr<World> world = std::move(make_local_world(1).front());

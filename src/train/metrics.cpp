@@ -67,31 +67,47 @@ void move_earlier_run_aside(const fs::path& out) {
   }
 }
 
-// Keeps the lines that are whole records of a step up to last_step.
-void drop_later_records(const fs::path& path, int64_t last_step) {
-  if (!fs::exists(path)) return;
+// Keeps the lines that are records of a step up to last_step. What is no record was damaged: it goes to a file of its
+// own, and the warning says so. A last line without its end is what a killed run leaves.
+std::string drop_later_records(const fs::path& path, int64_t last_step) {
+  if (!fs::exists(path)) return "";
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", path.string());
   AtomicFile kept(path);
+  std::string unreadable;
+  int64_t num_unreadable = 0;
   for (std::string line; std::getline(in, line);) {
     const nlohmann::json record = parse_json_or_discard(line);
-    if (!record.is_object()) continue;
-    const auto step = record.find("step");
-    if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() > last_step) continue;
-    kept.write(line += '\n');
+    const auto step = record.is_object() ? record.find("step") : record.end();
+    if (record.is_object() && step != record.end() && step->is_number_integer()) {
+      if (step->get<int64_t>() <= last_step) kept.write(line += '\n');
+    } else if (!in.eof()) {
+      unreadable += line += '\n';
+      ++num_unreadable;
+    }
   }
   if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", path.string());
+  std::string warning;
+  if (num_unreadable > 0) {
+    const fs::path aside = fs::path(path).concat(".unreadable");
+    OutputFile file(aside, OutputFile::Mode::append);
+    file.write(unreadable);
+    file.sync();
+    warning = fmt::format("{}: {} cannot be read; kept in {}", path.string(), format_counted(num_unreadable, "line"),
+                          aside.string());
+  }
   kept.commit();
+  return warning;
 }
 
 // Leaves `out` ready for appending and returns it.
-const fs::path& prepare(const fs::path& out, int64_t resume_step) {
+const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& warning) {
   try {
     fs::create_directories(out);
     if (resume_step < 0) {
       move_earlier_run_aside(out);
     } else {
-      drop_later_records(out / metrics_file_name, resume_step);
+      warning = drop_later_records(out / metrics_file_name, resume_step);
     }
     fs::create_directories(out / tensor_board_folder);
   } catch (const fs::filesystem_error& error) {
@@ -122,7 +138,7 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 // The members are opened in this order, after the folder was prepared.
 struct MetricsWriter::Impl {
   Impl(const fs::path& out, int64_t resume_step)
-      : records(prepare(out, resume_step) / metrics_file_name, OutputFile::Mode::append),
+      : records(prepare(out, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
         tensorboard(out / tensor_board_folder, resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
@@ -149,6 +165,7 @@ struct MetricsWriter::Impl {
     records.write({line.data(), line.size()});
   }
 
+  std::string warning;
   OutputFile records;
   TensorBoardWriter tensorboard;
   fmt::memory_buffer line;
@@ -158,6 +175,8 @@ MetricsWriter::MetricsWriter(const fs::path& out, int64_t resume_step)
     : impl_(std::make_unique<Impl>(out, resume_step)) {}
 
 MetricsWriter::~MetricsWriter() = default;
+
+const std::string& MetricsWriter::warning() const { return impl_->warning; }
 
 void MetricsWriter::write_step(const StepMetrics& metrics) {
   impl_->begin(metrics.step);

@@ -34,11 +34,13 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 // Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl (through
 // a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
 // afresh: existing files (report.html among them) are moved aside to *.old-N, never overwritten. Throws Error(usage)
-// when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, which the
-// next resume drops.
+// when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, at the end,
+// which the next resume drops; other lines that are no records are kept aside.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& out, int64_t resume_step);
+  // Of lines that resuming could not read, which are kept in metrics.jsonl.unreadable; empty if there are none.
+  const std::string& warning() const;
   ~MetricsWriter();
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null

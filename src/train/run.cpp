@@ -4,14 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <fmt/format.h>
 #include <sstream>
-#include <system_error>
 #include <thread>
 
+#include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
@@ -36,6 +35,7 @@
 #include "train/shortage.h"
 #include "train/signals.h"
 #include "train/step_profiler.h"
+#include "train/together.h"
 #include "train/training_step.h"
 
 namespace gptrain {
@@ -43,8 +43,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-constexpr const char* config_fact_name = "config";
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -78,6 +76,7 @@ class Run {
   void warn_of_repeated_validation() const;
   void print_warnings();
   bool stopping();
+  bool wants_to_stop() const { return signals_.requested() || !folder_.fault().empty(); }
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;
   void begin_step(PrefetchedBatches& batches);
@@ -91,11 +90,12 @@ class Run {
   bool validation_recorded() const;
   bool validate();
   void save();
+  void save_at_end();
   void retain();
   void finish();
 
   const RunConfig& config_;
-  const fs::path out_;
+  fs::path out_;
   const StopSignals& signals_;
   Backend& backend_;
   RankGroups& groups_;
@@ -103,6 +103,7 @@ class Run {
   const bool leads_;  // rank 0 prints and writes; all compute
   const DataPlace place_;
   const Start start_;
+  FolderWatch folder_;
   StepProfiler* const profiler_;  // not null where a step is profiled
   const int64_t profile_step_;
   const RunData data_;
@@ -135,6 +136,7 @@ Run::Run(const RunConfig& config, const TrainOptions& options, const StopSignals
       place_{groups.data_rank(), groups.data_size()},
       start_(choose_start(config, options, checkpoint_bytes(plan.design->spec, config.precision),
                           groups.group(GroupKind::world), world)),
+      folder_(start_.lock.get()),
       profiler_(profiler),
       profile_step_(options.profile_step.value_or(0)),
       data_(open_data(config, groups.group(GroupKind::world), world)),
@@ -168,17 +170,17 @@ void Run::choose_algorithms() {
 
 void Run::print_warnings() {
   std::istringstream warnings(backend_.take_warnings());
-  for (std::string line; leads_ && std::getline(warnings, line);) fmt::print(stderr, "warning: {}\n", line);
+  for (std::string line; leads_ && std::getline(warnings, line);) print_err("warning: {}\n", line);
 }
 
 void Run::start_or_resume() {
   if (start_.checkpoint) {
     progress_ = load_state(*start_.checkpoint, *step_, groups_, world_);
     saved_step_ = progress_.step;
-    if (leads_) fmt::print("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
+    if (leads_) print_out("resumed from {} (step {})\n", start_.checkpoint->string(), progress_.step);
   } else if (leads_) {
-    fmt::print("starting from scratch (seed {})\n", config_.run.seed);
-    std::fflush(stdout);
+    print_out("starting from scratch (seed {})\n", config_.run.seed);
+    flush_lines();
     Progress bar("initial weights", elements_of(step_->state()));
     step_->initialize([&](int64_t drawn) { bar.update(drawn); });
     bar.finish();
@@ -191,12 +193,13 @@ void Run::start_or_resume() {
 // Makes the run's folder fit the step that this call starts from.
 void Run::prepare_folder() {
   start_.lock->keep();
-  if (!start_.warning.empty()) fmt::print(stderr, "warning: {}\n", start_.warning);
+  if (!start_.warning.empty()) print_err("warning: {}\n", start_.warning);
   if (start_.checkpoint) {
     for (const std::string& name : set_aside_later_checkpoints(out_, progress_.step))
-      fmt::print("later checkpoint set aside: {}\n", name);
+      print_out("later checkpoint set aside: {}\n", name);
   }
   metrics_.emplace(out_, start_.checkpoint ? progress_.step : -1);
+  if (!metrics_->warning().empty()) print_err("warning: {}\n", metrics_->warning());
   write_whole_file(out_ / "config.json", show_config(config_, ConfigText::for_any_ranks));
   write_whole_file(out_ / "run.json", memory_json(config_, step_->spec(), step_->taken()));
 }
@@ -209,10 +212,10 @@ ExitCode Run::loop() {
     finish();
     if (!validated) return stopped();
     if (leads_ && progress_.step > config_.run.steps) {
-      fmt::print("nothing to do: run.steps = {} is less than the checkpoint's step, {}\n", config_.run.steps,
-                 progress_.step);
+      print_out("nothing to do: run.steps = {} is less than the checkpoint's step, {}\n", config_.run.steps,
+                progress_.step);
     } else if (leads_) {
-      fmt::print("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
+      print_out("nothing to do: step {} of {} is done\n", progress_.step, config_.run.steps);
     }
     return ExitCode::finished;
   }
@@ -233,20 +236,18 @@ ExitCode Run::loop() {
     while (step_->begun() > 0) end_step();
   }
   if (progress_.step < start_.last_step) {
-    save();
-    finish();
+    save_at_end();
     return stopped();
   }
   const bool validated = validate();
-  save();
-  finish();
+  save_at_end();
   if (progress_.skipped_in_a_row > 0) {
     throw diverged(fmt::format("in the last {}; earlier checkpoints in {} are kept",
                                format_counted(progress_.skipped_in_a_row, "step"), (out_ / "checkpoints").string()));
   }
   if (!validated) return stopped();
   if (leads_)
-    fmt::print("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
+    print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step, out_.string());
   return ExitCode::finished;
 }
 
@@ -256,23 +257,23 @@ void Run::print_machine() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    fmt::print("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
-               ranks, groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
-               config_.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
-               dtype_name(limits_.compute));
+    print_out("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
+              groups_.mesh().size(MeshAxis::tensor), groups_.data_size(), config_.parallel.zero,
+              config_.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
+              dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups_.exchange_amid_ops())
-      fmt::print("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
+      print_out("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
   } else {
-    fmt::print("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
-               dtype_name(limits_.compute));
+    print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
+              dtype_name(limits_.compute));
   }
-  std::fflush(stdout);
+  flush_lines();
 }
 
 // All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
 bool Run::stopping() {
-  if (groups_.group(GroupKind::world) == nullptr) return signals_.requested();
-  if (!stop_agreed_ && begun_steps() == started_at_step_) stop_agreed_ = step_->agree_to_stop(signals_.requested());
+  if (groups_.group(GroupKind::world) == nullptr) return wants_to_stop();
+  if (!stop_agreed_ && begun_steps() == started_at_step_) stop_agreed_ = step_->agree_to_stop(wants_to_stop());
   return stop_agreed_;
 }
 
@@ -283,11 +284,9 @@ Error Run::diverged(const std::string& when) const {
 
 ExitCode Run::stopped() const {
   if (!leads_) return ExitCode::requeue;
-  // What could not be written when the terminal went is no fault of the output that there is now.
-  if (leave_lost_terminal()) std::clearerr(stdout);
-  if (profile_step_ > progress_.step) fmt::print("step {} was not reached, so there is no profile\n", profile_step_);
-  fmt::print("stopped by {} after step {}; the state is saved, go on with --resume latest\n",
-             signals_.requested() ? signals_.name() : "a signal to another rank", progress_.step);
+  if (profile_step_ > progress_.step) print_out("step {} was not reached, so there is no profile\n", profile_step_);
+  print_out("stopped by {} after step {}; the state is saved, go on with --resume latest\n",
+            signals_.requested() ? signals_.name() : "a signal to another rank", progress_.step);
   return ExitCode::requeue;
 }
 
@@ -299,7 +298,7 @@ void Run::begin_step(PrefetchedBatches& batches) {
   if (profiler != nullptr) profiler->start();
   world_.activity().set_step(step);
   world_.activity().set_phase("step");
-  step_->begin(lr, batches, profiler, [this] { return signals_.requested(); });
+  step_->begin(lr, batches, profiler, [this] { return wants_to_stop(); });
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 
@@ -328,10 +327,11 @@ void Run::end_step() {
   if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
   progress_.skipped += result.skipped ? 1 : 0;
   report(result, begun.lr, begun.data_seconds);
+  folder_.look();
   print_warnings();
   if (profile) write_profile(*profile);
   after_step(result);
-  std::fflush(stdout);
+  flush_lines();
 }
 
 void Run::after_step(const StepResult& result) {
@@ -384,10 +384,10 @@ void Run::warn_of_spread_tensor_groups() const {
   for (const int64_t rank : ranks) {
     const std::string& host = world_.host(static_cast<int>(rank));
     if (host == world_.host(static_cast<int>(ranks[0]))) continue;
-    fmt::print(stderr,
-               "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
-               "holds\n",
-               groups_.rank(), world_.host(static_cast<int>(ranks[0])), host, config_.parallel.tensor);
+    print_err(
+        "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
+        "holds\n",
+        groups_.rank(), world_.host(static_cast<int>(ranks[0])), host, config_.parallel.tensor);
     return;
   }
 }
@@ -398,8 +398,8 @@ void Run::warn_of_repeated_validation() const {
   int64_t samples = 0;
   for (const Dataset::SourceReport& source : data_.validation->report(wanted)) samples += source.samples;
   if (samples >= wanted) return;
-  fmt::print(stderr, "warning: run.validation_samples = {}: data.validation holds {}, so some count more than once\n",
-             wanted, format_counted(samples, "sample"));
+  print_err("warning: run.validation_samples = {}: data.validation holds {}, so some count more than once\n", wanted,
+            format_counted(samples, "sample"));
 }
 
 bool Run::validation_due() const {
@@ -439,20 +439,16 @@ void Run::report(const StepResult& result, double lr, double data_seconds) {
                             .peak_bytes = step_->taken().total(),
                             .skipped = result.skipped,
                             .loss_scale = config_.precision.scales_loss() ? result.loss_scale : 0};
-  metrics_->write_step(metrics);
+  folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(start_.last_step - progress_.step);
-  try {
-    fmt::print("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
-  } catch (const std::system_error&) {
-    if (!leave_lost_terminal()) throw;
-  }
+  print_out("{}\n", format_step_line(metrics, config_.run.steps, backend_.target().memory_bytes, eta));
 }
 
 void Run::write_profile(const StepProfile& profile) const {
   if (!leads_) return;
   const fs::path trace = out_ / fmt::format("trace-step{}.json", profile.step);
   write_whole_file(trace, step_profile_trace(profile));
-  fmt::print("{}trace: {}\n", step_profile_table(profile), trace.string());
+  print_out("{}trace: {}\n", step_profile_table(profile), trace.string());
 }
 
 // False if a stop left it out; whoever resumes that step makes up for it.
@@ -466,7 +462,7 @@ bool Run::validate() {
   FirstSamples counted(batches, samples, config_, place_);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config_.batch.micro * place_.size) {
-    if (step_->agree_to_stop(signals_.requested())) {
+    if (step_->agree_to_stop(wants_to_stop())) {
       stop_agreed_ = true;
       return false;
     }
@@ -475,9 +471,9 @@ bool Run::validate() {
   validated_step_ = progress_.step;
   if (!leads_) return true;
   const double loss = sum / static_cast<double>(samples * config_.model.sequence_length);
-  metrics_->write_validation(progress_.step, loss);
-  fmt::print("validation after step {}: loss {:.4f} over {}\n", progress_.step,
-             std::isnan(loss) ? std::abs(loss) : loss, format_counted(samples, "sequence"));
+  folder_.record([&] { metrics_->write_validation(progress_.step, loss); });
+  print_out("validation after step {}: loss {:.4f} over {}\n", progress_.step, std::isnan(loss) ? std::abs(loss) : loss,
+            format_counted(samples, "sequence"));
   return true;
 }
 
@@ -485,19 +481,38 @@ void Run::save() {
   if (saved_step_ == progress_.step) return;
   const auto start = Clock::now();
   world_.activity().set_phase("checkpoint");
-  if (leads_) metrics_->sync();
-  save_state(config_, *step_, progress_, groups_, world_);
+  if (leads_) folder_.record([&] { metrics_->sync(); });
+  out_ = broadcast_text(groups_.group(GroupKind::world), folder_.place_to_save(out_).string(), 0);
+  save_state(config_, *step_, progress_, groups_, world_, out_);
   saved_step_ = progress_.step;
   save_due_ = false;
-  if (leads_) fmt::print("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
+  if (leads_) print_out("checkpoint of step {} saved in {}\n", progress_.step, format_duration(seconds_since(start)));
   // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
   if (!last_skipped_ && progress_.skipped_in_a_row == 0) retain();
+}
+
+// A folder that cannot be written to any more is no reason to lose the state, but one to end with an error.
+void Run::save_at_end() {
+  try {
+    save();
+    folder_.record([&] { finish(); });
+  } catch (const PeerGone&) {
+    throw;
+  } catch (const Error& error) {
+    if (folder_.fault().empty()) throw;
+    throw Error(ExitCode::checkpoint, "{}; the state after step {} cannot be saved: {}", folder_.fault(),
+                progress_.step, error.what());
+  }
+  if (broadcast_text(groups_.group(GroupKind::world), folder_.fault(), 0).empty()) return;
+  throw Error(ExitCode::checkpoint, leads_ ? fmt::format("{}; the state after step {} is saved in {}", folder_.fault(),
+                                                         progress_.step, (out_ / "checkpoints").string())
+                                           : std::string());
 }
 
 void Run::retain() {
   if (!leads_) return;
   const std::string warning = apply_retention(out_, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
-  if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
+  if (!warning.empty()) print_err("warning: {}\n", warning);
 }
 
 void Run::finish() {
@@ -538,15 +553,13 @@ std::string config_fact(const RunConfig& config, const TrainOptions& options) {
   return lines;
 }
 
-// Rank 0 says what has happened on all. A launcher that sees another process fail first might kill it before.
-void let_rank_0_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
-
 ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, const StopSignals& signals,
                           const Launch& launch) {
   try {
     const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config, options)}},
                                                    .same_instruction_set = !config.comm.mixed_machines,
-                                                   .timeout = {.seconds = config.comm.timeout_seconds}});
+                                                   .timeout = {.seconds = config.comm.timeout_seconds},
+                                                   .interface = config.comm.interface});
     return run_rank(config, options, signals, *world);
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();
@@ -568,28 +581,6 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
     if (world.rank() == 0) code = own;
   });
   return code;
-}
-
-void refuse_together(const Launch& launch, const Error& error) {
-  if (launch.size == 1) throw error;
-  // Others start within seconds of this process; those that come later find nobody, and say themselves what is wrong.
-  constexpr double seconds_to_meet = 10;
-  const std::string message = error.what();
-  if (launch.rank == 0) fmt::print(stderr, "gptrain: {}\n", message);
-  try {
-    const std::string fact = "refused: " + message.substr(0, message.find('\n'));
-    const Timeout timeout{.seconds = seconds_to_meet, .set_by = ""};
-    const Refusal refusal{error.code(), launch.rank == 0 ? "" : message};
-    const auto world =
-        make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout = timeout, .refusal = refusal});
-  } catch (const Error& meeting) {
-    if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
-    if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());
-    let_rank_0_speak();
-    throw;
-  }
-  if (launch.rank > 0) let_rank_0_speak();
-  throw Error(error.code(), std::string());
 }
 
 }  // namespace gptrain

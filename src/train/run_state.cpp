@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <memory>
 
+#include "base/amount.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
@@ -79,7 +81,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, Device
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world) {
+                const RankGroups& groups, const World& world, const fs::path& chosen) {
   Communicator* const all = groups.group(GroupKind::world);
   const bool leads = groups.rank() == 0;
   const Manifest manifest{.step = progress.step,
@@ -93,7 +95,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .build = version,
                           .algorithms = step.backend().algorithms(),
                           .loss_scale = step.loss_scale()};
-  const fs::path out = config.run.out;
+  const fs::path out = chosen.empty() ? fs::path(config.run.out) : chosen;
   DeviceState memory(step.backend());
   if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
   agree_on(all, world, [&] {
@@ -101,8 +103,9 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
   });
   try {
     // Nobody's part is missing or not yet synced when the manifest is written.
-    const std::vector<std::string> parts = agree(
-        all, world, [&] { return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory)); });
+    const std::vector<std::string> parts = agree(all, world, [&] {
+      return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory));
+    });
     agree_on(all, world, [&] {
       constexpr int64_t tensors_per_parameter = 3;  // weight, exp_avg, exp_avg_sq
       const auto num_tensors = static_cast<int64_t>(step.spec().tensors.size()) * tensors_per_parameter;
@@ -158,11 +161,15 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   try {
     manifest = read_manifest(checkpoint);
     verify_checkpoint(checkpoint);
+    check_model(checkpoint);
   } catch (const Error& error) {
     throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
   }
-  const RunConfig saved =
-      parse_config(manifest.config, {}, (checkpoint / "manifest.json").string(), manifest.world_size);
+  const RunConfig saved = saved_config(checkpoint, manifest);
+  if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
+                (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
+  }
   const std::string conflicts = resume_conflicts(saved, config);
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);

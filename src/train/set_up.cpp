@@ -107,7 +107,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
 RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
   const int64_t length = config.model.sequence_length;
   const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
-    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle);
+    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle, config.data.checksums);
   };
   std::optional<RunData> data;
   const std::vector<std::string> found = agree(all, world, [&] {

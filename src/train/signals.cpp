@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "base/output.h"
 #include "base/thread.h"
 
 namespace gptrain {
@@ -64,6 +65,14 @@ bool leave_lost_terminal() {
     errno = saved_errno;
   }
   return left_terminal;
+}
+
+void flush_lines() {
+  const std::string why = flush_out();
+  if (why.empty()) return;
+  if (!leave_lost_terminal())
+    print_err("warning: cannot write to standard output: {}; the run goes on without its lines\n", why);
+  give_up_out();
 }
 
 StopSignals::StopSignals() {

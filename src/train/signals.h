@@ -33,4 +33,8 @@ class StopSignals {
 // one of them does, now or since an earlier call. SIGHUP calls it, which may come after the first write that fails.
 bool leave_lost_terminal();
 
+// Writes the lines that a run has printed so far. They only accompany it: where nobody takes them, as at a full disk or
+// a closed pipe, a warning says so once, and the run goes on without.
+void flush_lines();
+
 }  // namespace gptrain

@@ -88,10 +88,28 @@ class Resume(CheckpointCase):
         self.assert_same_steps(self.records("killed"), self.records("whole"))
         self.assert_same_checkpoint(self.checkpoint(newest + 2, "killed"), self.checkpoint(newest + 2, "whole"))
 
-    def test_what_is_not_complete_is_no_checkpoint(self):
-        (self.checkpoint(6) / "manifest.json").unlink()
-        self.assertIn("(step 4)", self.train(self.config, "--resume"))
+    def test_a_manifest_that_cannot_be_read_is_no_reason_for_an_older_state(self):
+        manifest = self.checkpoint(6) / "manifest.json"
+        manifest.unlink()
+        older = "the one before it: out/checkpoints/step-00000004"
+        gone = ["out/checkpoints/step-00000006 is not a complete checkpoint: it has no manifest.json", older]
+        self.refuse(CHECKPOINT, [*gone, "--resume DIR"], "train", self.config, "--resume")
+        for command in (["checkpoint", "verify", "out"], ["checkpoint", "inspect", "out"],
+                        ["checkpoint", "export", "out", "--hf", "hf"], ["generate", "--checkpoint", "out", "--prompt", "x"]):
+            self.refuse(CHECKPOINT, gone[:1], *command)
         self.refuse(CHECKPOINT, ["no manifest.json"], "checkpoint", "verify", "out/checkpoints/step-00000008")
+        # The rights of a file are nothing to the superuser; a folder in its place cannot be read by anybody.
+        manifest.mkdir()
+        self.refuse(CHECKPOINT, ["out/checkpoints/step-00000006/manifest.json is not a regular file", older],
+                    "train", self.config, "--resume")
+        self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
+        self.assertIn("(step 4)", self.train(self.config, "--resume", "out/checkpoints/step-00000004"))
+
+    def test_a_new_run_is_refused_where_steps_lie_that_cannot_be_read(self):
+        for step in (2, 4, 6):
+            (self.checkpoint(step) / "manifest.json").unlink()
+        self.refuse(USAGE, "run.out = out: holds checkpoints up to step 6", "train", self.config)
+        self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
 
     def test_a_folder_without_a_checkpoint(self):
         self.path("bare").mkdir()
@@ -237,9 +255,7 @@ class Inspect(CheckpointCase):
     def test_verify(self):
         self.assertEqual(self.succeed("checkpoint", "verify", "out"), "out/checkpoints/step-00000006: sound\n")
         (self.checkpoint(6) / "manifest.json").unlink()
-        self.assertEqual(self.succeed("checkpoint", "verify", "out"),
-                         "out/checkpoints/step-00000006: incomplete (no manifest.json), passed over\n"
-                         "out/checkpoints/step-00000004: sound\n")
+        self.refuse(CHECKPOINT, "step-00000006 is not a complete checkpoint", "checkpoint", "verify", "out")
 
     def test_where_there_is_none(self):
         for command in ("inspect", "verify"):

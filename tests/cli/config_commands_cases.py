@@ -155,7 +155,7 @@ class Faults(CliCase):
              "schedule.decay_steps = 5: must be at most run.steps - schedule.warmup_steps = 6 - 2 (try 4)"),
             (["memory.recompute=every_nth"],
              "memory.recompute_interval: must be given, as memory.recompute is every_nth (try 2)"),
-            (["run.steps=1000000000000", "batch.global=16777216", "model.sequence_length=16777216", "batch.micro=1"],
+            (["run.steps=1000000000000", "batch.global=16777216", "model.sequence_length=16777216", "batch.micro=64"],
              "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 16777216 must be less "
              "than 2^63 tokens (try 32767)"),
         ]:

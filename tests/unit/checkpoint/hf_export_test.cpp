@@ -53,6 +53,7 @@ class SavedModel {
       add_part(parts, tensor, whole(tensor));
     }
     Manifest manifest = make_manifest(3);
+    manifest.world_size = 1;
     manifest.config = show_config(config_);
     save_checkpoint(folder_.path(), manifest, parts.slices);
   }

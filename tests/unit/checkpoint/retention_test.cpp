@@ -34,6 +34,14 @@ TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else"
   verify_checkpoint(out.path() / "checkpoints/step-00000035");
 }
 
+TEST_CASE("What has no readable manifest neither counts nor goes", "[retention]") {
+  const TempFolder out;
+  for (const int64_t step : {5, 10, 15, 20}) save_step(out.path(), step);
+  for (const char* damaged : {"step-00000005", "step-00000015"})
+    fs::remove(out.path() / "checkpoints" / damaged / "manifest.json");
+  CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{5, 15, 20});
+}
+
 TEST_CASE("Retention removes temporary folders and leaves everything else alone", "[retention]") {
   const TempFolder out;
   CHECK(apply_retention(out.path(), 1, 0) == "");

@@ -31,7 +31,11 @@ TEST_CASE("duplicate keys are faults wherever they stand") {
 
 TEST_CASE("deep nesting is a fault, not a crash") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
-  CHECK(fault({"run.steps=" + deep}) == "run.steps = [...]: must be an integer (try 1000)");
+  // An override that is no JSON is a word.
+  CHECK(fault({"run.steps=" + deep}).starts_with("run.steps = \"[[["));
+  CHECK(refusal(deep) == "test.json:1:65: nested deeper than 64 levels");
+  const std::string allowed = std::string(63, '[') + std::string(63, ']');
+  CHECK(fault({"run.steps=" + allowed}) == "run.steps = [...]: must be an integer (try 1000)");
 }
 
 TEST_CASE("long values are cut in messages") {

@@ -150,6 +150,22 @@ TEST_CASE("a batch that does not come out is refused") {
         "batch.accumulation = 1000: times batch.micro = 1000000 must be at most 16777216 (try 16)");
 }
 
+TEST_CASE("what cannot be is refused before anything multiplies it") {
+  CHECK(fault({"batch.global=16777216", "batch.micro=1"}) ==
+        "batch.micro = 1: leaves 16777216 micro-batches a step, must be at most 2097152 (try 8)");
+  const Overrides wide = {"model.hidden_size=1048576", "model.num_heads=16", "model.ffn_hidden_size=4194304"};
+  const auto with = [&](Overrides more) {
+    more.insert(more.begin(), wide.begin(), wide.end());
+    return fault(more);
+  };
+  CHECK(with({}).empty());
+  CHECK(
+      with({"model.num_layers=10000", "batch.micro=1"}).starts_with("model.hidden_size = 1048576: makes the weights"));
+  CHECK(with({"model.num_layers=1000", "model.sequence_length=2047", "batch.global=1048576", "batch.micro=1048576"})
+            .ends_with("makes activations too large for 64-bit sizes of bytes"));
+  CHECK(fault({"model.vocab_size=2147483647", "memory.loss_chunk_tokens=16777216", "batch.micro=1"}).empty());
+}
+
 TEST_CASE("the batch is shared by the data ranks") {
   const auto check = [](const Overrides& overrides, int64_t world_size, int64_t global, int64_t micro,
                         int64_t accumulation) {

@@ -118,10 +118,10 @@ TEST_CASE("Faults of JSONL name file and line, and leave what was there") {
     const std::string found = error_of(ExitCode::data, [&] { pack({folder / "in.jsonl"}, folder / "out"); });
     INFO(found);
     CHECK(contains(found, message));
-    CHECK(names() == std::vector<std::string>{"good.txt", "in.jsonl", "out.bin", "out.idx"});
+    CHECK(names() == std::vector<std::string>{"good.txt", "in.jsonl", "out.bin", "out.idx", "out.meta.json"});
     CHECK(documents_of(folder / "out") == std::vector<std::string>{"good"});
     error_of(ExitCode::data, [&] { pack({folder / "good.txt", folder / "in.jsonl"}, folder / "new"); });
-    CHECK(names().size() == 4);
+    CHECK(names().size() == 5);
   }
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("Inputs that cannot be packed are refused") {
   CHECK(contains(refusal({"/dev/null"}), "/dev/null: not a regular file"));
   CHECK(contains(refusal({folder / "empty.txt", folder / "empty.jsonl"}), "nothing to pack"));
   CHECK(contains(error_of(ExitCode::usage, [&] { pack({}, folder / "out"); }), "no input file"));
-  CHECK(contains(error_of(ExitCode::data, [&] { pack({folder / "a.txt"}, folder / "none/out"); }), "none/out.bin"));
+  CHECK(contains(error_of(ExitCode::data, [&] { pack({folder / "a.txt"}, folder / "a.txt/out"); }), "cannot create the folder"));
   CHECK_FALSE(std::filesystem::exists(folder / "out.bin"));
 
   const PackResult result = pack({folder / "empty.txt", folder / "a.txt"}, folder / "out");

@@ -61,7 +61,7 @@ TEST_CASE("The writer's bytes are those of the specification") {
     const RawTokenFile raw = RawTokenFile::of(documents, code);
     CHECK(read_file(folder / "ours.bin") == raw.bin());
     CHECK(read_file(folder / "ours.idx") == raw.idx());
-    CHECK(folder.file_names() == std::vector<std::string>{"ours.bin", "ours.idx"});
+    CHECK(folder.file_names() == std::vector<std::string>{"ours.bin", "ours.idx", "ours.meta.json"});
   }
 }
 
@@ -124,19 +124,22 @@ TEST_CASE("An unfinished writer leaves the file that was there") {
     TokenWriter writer(folder / "kept", DType::u16);
     const int32_t token = 9;
     writer.append({&token, 1});
-    CHECK(folder.file_names().size() == 4);
+    CHECK(folder.file_names().size() == 6);
   }
-  CHECK(folder.file_names() == std::vector<std::string>{"kept.bin", "kept.idx"});
+  CHECK(folder.file_names() == std::vector<std::string>{"kept.bin", "kept.idx", "kept.meta.json"});
   CHECK(read_file(folder / "kept.bin") == before);
   write_with_writer(folder / "kept", DType::i32);
   CHECK(TokenFile(folder / "kept").dtype() == DType::i32);
 }
 
-TEST_CASE("A folder that does not exist cannot be written to") {
+TEST_CASE("The folder is made, where it can be") {
   const TemporaryFolder folder;
-  const std::string message = error_of(ExitCode::data, [&] { TokenWriter(folder / "none/corpus", DType::u16); });
-  CHECK(contains(message, "cannot write"));
-  CHECK(contains(message, "none/corpus.bin: No such file or directory"));
+  write_with_writer(folder / "new/below/corpus", DType::u16);
+  CHECK(TokenFile(folder / "new/below/corpus").dtype() == DType::u16);
+  write_file(folder / "taken", "a file");
+  const std::string message = error_of(ExitCode::data, [&] { TokenWriter(folder / "taken/corpus", DType::u16); });
+  CHECK(contains(message, "cannot create the folder"));
+  CHECK(contains(message, "taken: "));
 }
 
 // Each damage names the file and the byte that is wrong. The index of three sequences: lengths at byte 34, offsets at

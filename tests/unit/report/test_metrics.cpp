@@ -193,7 +193,8 @@ TEST_CASE("Resuming drops what came after the checkpoint, and what is no record"
   CHECK(parse_lines(out / "metrics.jsonl")[4] == json{{"step", 4}, {"validation_loss", 2.5}});
   // What is kept is kept to the byte.
   CHECK(read_file(out / "metrics.jsonl").substr(0, 200) == whole.substr(0, 200));
-  CHECK(file_names(out.path()) == std::vector<std::string>{"metrics.jsonl", "tb"});
+  CHECK(read_file(out / "metrics.jsonl.unreadable") == "garbage\n[1]\n{\"loss\":1}\n{\"step\":\"2\"}\n\n");
+  CHECK(file_names(out.path()) == std::vector<std::string>{"metrics.jsonl", "metrics.jsonl.unreadable", "tb"});
 }
 
 TEST_CASE("Resuming from step 0 starts over, resuming without a file starts one") {

@@ -1,0 +1,36 @@
+// Counts of bytes, elements and operations whose products may go beyond 64 bits.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace gptrain {
+
+// A whole number of at least 0 that stops at 2^63 - 1 instead of overflowing: a sum or product that is too large stays
+// so, whatever else is done with it.
+class Amount {
+ public:
+  constexpr Amount() = default;
+  constexpr Amount(int64_t value) : value_(value < 0 ? 0 : value) {}  // NOLINT: numbers are amounts
+
+  static constexpr int64_t most = std::numeric_limits<int64_t>::max();
+
+  constexpr int64_t value() const { return value_; }
+  constexpr bool too_large() const { return value_ == most; }
+
+  friend constexpr Amount operator+(Amount a, Amount b) {
+    int64_t sum = 0;
+    return __builtin_add_overflow(a.value_, b.value_, &sum) ? Amount(most) : Amount(sum);
+  }
+  friend constexpr Amount operator*(Amount a, Amount b) {
+    int64_t product = 0;
+    return __builtin_mul_overflow(a.value_, b.value_, &product) ? Amount(most) : Amount(product);
+  }
+  constexpr Amount& operator+=(Amount other) { return *this = *this + other; }
+  friend constexpr auto operator<=>(Amount a, Amount b) = default;
+
+ private:
+  int64_t value_ = 0;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,100 @@
+#include "checkpoint/model_check.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "checkpoint/folder.h"
+#include "config/load.h"
+#include "model/spec/spec.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view weight_kind = "weight";
+constexpr std::string_view state_kinds[] = {"exp_avg", "exp_avg_sq"};
+
+// Of a stored tensor's name, KIND/NAME.
+struct StoredName {
+  std::string_view kind, name;
+};
+
+StoredName split_name(std::string_view stored) {
+  const size_t slash = stored.find('/');
+  return slash == std::string_view::npos ? StoredName{"", stored}
+                                         : StoredName{stored.substr(0, slash), stored.substr(slash + 1)};
+}
+
+DType stored_dtype(std::string_view kind, const TensorSpec& tensor, const PrecisionConfig& precision) {
+  const bool narrow = kind == weight_kind && precision.pure && tensor.norm_use == NormUse::no_norm;
+  return narrow ? DType::bf16 : DType::f32;
+}
+
+using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
+
+// What is wrong with a tensor of the checkpoint; empty if nothing.
+std::string difference(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
+                       const PrecisionConfig& precision) {
+  const StoredName name = split_name(stored);
+  const bool known_kind = name.kind == weight_kind ||
+                          std::find(std::begin(state_kinds), std::end(state_kinds), name.kind) != std::end(state_kinds);
+  const auto found = spec.find(name.name);
+  const std::string shown = printable(stored);
+  if (!known_kind || found == spec.end()) return fmt::format("tensor \"{}\" is none of the model's", shown);
+  const TensorSpec& expected = *found->second;
+  if (tensor.global_shape != expected.shape) {
+    return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
+                       printable(format_shape(tensor.global_shape)), format_shape(expected.shape));
+  }
+  if (const DType dtype = stored_dtype(name.kind, expected, precision); tensor.dtype != dtype)
+    return fmt::format("tensor \"{}\" is {}, the model's is {}", shown, dtype_name(tensor.dtype), dtype_name(dtype));
+  const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(expected.shape.size(), 0), expected.shape});
+  if (covered == expected.count()) return "";
+  return fmt::format("of tensor \"{}\" there are {} of {} elements", shown, covered, expected.count());
+}
+
+}  // namespace
+
+RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
+  const std::string file = (checkpoint / manifest_name).string();
+  try {
+    return parse_config(manifest.config, {}, "\"config\"", manifest.world_size);
+  } catch (const Error& error) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: its config is not valid:\n{}", file, error.what());
+  }
+}
+
+void check_model(const Contents& contents, const RunConfig& config) {
+  const ModelSpec spec = make_spec(config.model);
+  SpecByName by_name;
+  for (const TensorSpec& tensor : spec.tensors) by_name.emplace(tensor.name, &tensor);
+  std::vector<std::string> differences;
+  for (const auto& [name, tensor] : contents.tensors) {
+    if (std::string found = difference(name, tensor, by_name, config.precision); !found.empty())
+      differences.push_back(std::move(found));
+  }
+  for (const TensorSpec& tensor : spec.tensors) {
+    const std::string name = fmt::format("{}/{}", weight_kind, tensor.name);
+    if (!contents.tensors.contains(name)) differences.push_back(fmt::format("tensor \"{}\" is missing", name));
+  }
+  if (differences.empty()) return;
+  constexpr size_t max_listed = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(differences.size(), max_listed); ++i) text += "\n  " + differences[i];
+  if (differences.size() > max_listed) text += fmt::format("\n  and {} more", differences.size() - max_listed);
+  throw Error(ExitCode::checkpoint, "{} does not hold the model of its own config:{}", contents.checkpoint.string(),
+              text);
+}
+
+void check_model(const fs::path& checkpoint) {
+  const Contents contents = read_contents(checkpoint);
+  check_model(contents, saved_config(checkpoint, contents.stored.manifest));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,87 @@
+#include "data/checksums.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fmt/format.h>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "data/token_file.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* format_name = "gptrain tokens";
+constexpr int64_t format_version = 1;
+constexpr int64_t max_file_bytes = 100'000'000;  // of a .bin of some 500 TiB
+
+TokenChecksums parse(const std::string& text) {
+  const json root = parse_json(text);
+  if (root.at("format") != format_name || root.at("version") != format_version)
+    throw json::other_error::create(502, fmt::format("it is no \"{}\" of version {}", format_name, format_version),
+                                    nullptr);
+  TokenChecksums checksums{root.at("bytes"), root.at("tokens"), {}};
+  if (checksums.bytes < 0 || checksums.tokens < 0)
+    throw json::other_error::create(506, "it gives a negative size", nullptr);
+  const int64_t blocks = checksums.bytes / checksum_block_bytes + (checksums.bytes % checksum_block_bytes != 0 ? 1 : 0);
+  if (root.at("block_bytes") != checksum_block_bytes || static_cast<int64_t>(root.at("crc32c").size()) != blocks)
+    throw json::other_error::create(503, "its number of blocks does not fit its number of bytes", nullptr);
+  for (const json& block : root.at("crc32c")) {
+    const std::string digits = block;
+    uint32_t crc = 0;
+    std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
+    if (fmt::format("{:08x}", crc) != digits)
+      throw json::other_error::create(504, "a checksum is not eight hexadecimal digits", nullptr);
+    checksums.blocks.push_back(crc);
+  }
+  return checksums;
+}
+
+}  // namespace
+
+void BlockChecksums::add(const void* data, size_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const int64_t in_block = bytes_ % checksum_block_bytes;
+    if (in_block == 0) blocks_.push_back(0);
+    const size_t count = std::min(bytes, static_cast<size_t>(checksum_block_bytes - in_block));
+    blocks_.back() = crc32c(at, count, blocks_.back());
+    at += count;
+    bytes -= count;
+    bytes_ += static_cast<int64_t>(count);
+  }
+}
+
+std::string format_checksums(const TokenChecksums& checksums) {
+  std::string text = fmt::format(
+      "{{\"format\": \"{}\", \"version\": {}, \"bytes\": {}, \"tokens\": {}, \"block_bytes\": {}, \"crc32c\": [",
+      format_name, format_version, checksums.bytes, checksums.tokens, checksum_block_bytes);
+  for (size_t i = 0; i < checksums.blocks.size(); ++i)
+    fmt::format_to(std::back_inserter(text), "{}\n  \"{:08x}\"", i > 0 ? "," : "", checksums.blocks[i]);
+  return text + "\n]}\n";
+}
+
+std::optional<TokenChecksums> read_checksums(const std::filesystem::path& prefix) {
+  const std::filesystem::path path = token_file_path(prefix, ".meta.json");
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  const auto bytes = std::filesystem::file_size(path, error);
+  if (!file || error) throw Error(ExitCode::data, "cannot read {}", path.native());
+  try {
+    if (bytes > static_cast<uintmax_t>(max_file_bytes))
+      throw json::other_error::create(505, "it is larger than such a file can be", nullptr);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return parse(text);
+  } catch (const json::exception& fault) {
+    throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), fault.what());
+  }
+}
+
+}  // namespace gptrain

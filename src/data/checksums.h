@@ -1,0 +1,39 @@
+// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB (data/README.md). Other
+// writers of token files know no such file; where there is none, nothing is compared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gptrain {
+
+struct TokenChecksums {
+  int64_t bytes = 0;  // of PREFIX.bin
+  int64_t tokens = 0;
+  std::vector<uint32_t> blocks;  // CRC-32C of each block; the last may be shorter
+};
+
+constexpr int64_t checksum_block_bytes = int64_t{64} << 20;
+
+// Checksums of a file that comes in pieces, from front to back.
+class BlockChecksums {
+ public:
+  void add(const void* data, size_t bytes);
+  int64_t bytes() const { return bytes_; }
+  const std::vector<uint32_t>& blocks() const { return blocks_; }
+
+ private:
+  int64_t bytes_ = 0;
+  std::vector<uint32_t> blocks_;
+};
+
+std::string format_checksums(const TokenChecksums& checksums);
+
+// Nothing where there is no PREFIX.meta.json. Error(data): it cannot be read, or is none.
+std::optional<TokenChecksums> read_checksums(const std::filesystem::path& prefix);
+
+}  // namespace gptrain

@@ -1,0 +1,162 @@
+"""What fails under a run: its folder goes away, its disk fills, its data change; and what is made to notice that."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+
+from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite,
+                      tiny_config, write_tokens)
+
+ENDLESS = overrides("run.steps=100000000")
+
+
+class Folder(CliCase):
+    """run.out is no longer what it was."""
+
+    def run_until(self, *arguments, act):
+        """Exit code and standard error of an endless run to which act() happens after its third step."""
+        process = self.start("train", self.write_run(checkpoint={"every_steps": 1000000}), *ENDLESS, *arguments)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        act()
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        return process.returncode, error
+
+    def saved_step(self, out):
+        self.assertIn("sound", self.succeed("checkpoint", "verify", out))
+        [step] = self.checkpoint_steps(out)
+        return step
+
+    def test_renamed(self):
+        for ranks in ([], ["--ranks", "2"]):
+            with self.subTest(ranks=ranks):
+                shutil.rmtree(self.path("moved"), ignore_errors=True)
+                code, error = self.run_until(*ranks, act=lambda: self.path("out").rename(self.path("moved")))
+                self.assertEqual(code, CHECKPOINT, error)
+                step = self.saved_step("moved")
+                self.assertIn("gptrain: run.out = out: is no longer the run's folder, which is now ", error)
+                self.assertIn(f"moved; the state after step {step} is saved in ", error)
+                self.assertFalse(self.path("out").exists())
+                self.assertEqual(self.records("moved")[-1]["step"], step)
+
+    def test_removed(self):
+        code, error = self.run_until(act=lambda: shutil.rmtree(self.path("out")))
+        self.assertEqual(code, CHECKPOINT, error)
+        self.assertIn(f"gptrain: run.out = out: was removed while the run wrote to it; the state after step "
+                      f"{self.saved_step('out')} is saved in out/checkpoints\n", error)
+
+    def test_replaced(self):
+        def act():
+            self.path("out").rename(self.path("gone"))
+            shutil.rmtree(self.path("gone"))
+            self.path("out").mkdir()
+            self.path("out").joinpath("mine").touch()
+        code, error = self.run_until(act=act)
+        self.assertEqual(code, CHECKPOINT, error)
+        self.saved_step("out.saved")
+        self.assertEqual(os.listdir(self.path("out")), ["mine"])
+
+    def test_a_disk_that_fills_at_a_line_of_metrics(self):
+        """A limit on the size of files stops the metrics and not the small checkpoint."""
+        config = self.write_run(run={"steps": 100000})
+        self.train(config, *overrides("run.out=sized", "run.steps=1"))
+        largest = max(path.stat().st_size for path in self.checkpoint(1, "sized").iterdir())
+        limit = largest // 1024 + 4
+        done = subprocess.run(["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", EXECUTABLE, "train", config],
+                              cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        self.assertEqual(done.returncode, CHECKPOINT, done.stderr[-500:])
+        self.assertRegex(done.stderr, r"gptrain: cannot write \S+: File too large; the state after step \d+ is saved in "
+                         r"out/checkpoints\n$")
+        self.saved_step("out")
+
+
+class Metrics(CliCase):
+    def test_lines_that_cannot_be_read_are_kept_aside(self):
+        config = self.write_run()
+        self.train(config, "--steps", "4")
+        path = self.path("out") / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        damaged = [lines[1].replace(":", "\0", 1), "]", '{"loss": 1}']
+        path.write_text("\n".join([lines[0], *damaged, lines[2], lines[3], '{"step": 5, "lo']), encoding="utf-8")
+        result = self.run_gptrain("train", config, "--resume")
+        self.assertEqual(result.code, FINISHED, result.err)
+        self.assertIn("warning: out/metrics.jsonl: 3 lines cannot be read; kept in out/metrics.jsonl.unreadable\n",
+                      result.err)
+        self.assertEqual([record["step"] for record in self.records()], [1, 3, 4, 5, 6])
+        self.assertEqual(path.with_name("metrics.jsonl.unreadable").read_text(encoding="utf-8").splitlines(), damaged)
+
+
+class Data(CliCase):
+    def pack(self, text="abcdefgh" * 1000):
+        self.path("a.txt").write_text(text, encoding="utf-8")
+        self.succeed("data", "pack", "a.txt", "--out", "made/in/here/corpus", "--tokenizer", "bytes")
+        return self.path("made/in/here/corpus")
+
+    def test_pack_makes_the_folder_and_the_checksums(self):
+        prefix = self.pack()
+        meta = json.loads(prefix.with_name("corpus.meta.json").read_text(encoding="utf-8"))
+        self.assertEqual((meta["bytes"], meta["tokens"], meta["block_bytes"], len(meta["crc32c"])),
+                         (16002, 8001, 2**26, 1))
+        name = prefix.relative_to(self.folder)
+        self.assertEqual(self.succeed("data", "verify", name), f"{name}: 1 document, 8,001 tokens: sound\n")
+        prefix.with_name("corpus.meta.json").unlink()
+        self.assertIn("no .meta.json with checksums", self.succeed("data", "verify", name))
+
+    def test_a_bit_that_fell_over(self):
+        prefix = self.pack()
+        name = prefix.relative_to(self.folder)
+        data = prefix.with_name("corpus.bin").read_bytes()
+        overwrite(f"{prefix}.bin", 8000, bytes([data[8000] ^ 1]))
+        said = f"{name}.bin, byte 0: the 16002 bytes from here on do not have the checksum in its .meta.json"
+        config = self.write_config(tiny_config(data={"train": [{"path": str(name)}]}))
+        for command in (["data", "verify", name], ["data", "inspect", name], ["train", config]):
+            self.refuse(DATA, said, *command)
+        self.train(config, *overrides("data.checksums=false"))
+
+    def test_checksums_of_another_file(self):
+        prefix = self.pack()
+        meta = prefix.with_name("corpus.meta.json")
+        text = meta.read_text(encoding="utf-8")
+        name = prefix.relative_to(self.folder)
+        for changed, message in [
+            (text.replace("16002", "16004"), "has 16002 bytes, its .meta.json says 16004"),
+            (text.replace("gptrain tokens", "x"), "corpus.meta.json cannot be used"),
+            (text.replace('"crc32c": [', '"crc32c": ["00000000",'), "its number of blocks does not fit"),
+            (text[:40], "corpus.meta.json cannot be used"), ("[" * 100_000, "nested deeper than 64 levels"),
+            (text.replace("16002", "-1"), "corpus.meta.json cannot be used"),
+        ]:
+            meta.write_text(changed, encoding="utf-8")
+            with self.subTest(changed=changed[:50]):
+                self.refuse(DATA, message, "data", "verify", name)
+
+    def test_a_file_cut_short_while_it_is_read(self):
+        self.write_corpus(num_tokens=400_000)
+        process = self.start("train", self.write_config(tiny_config()), *ENDLESS)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        os.truncate(self.path("corpus.bin"), 4096)
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, DATA, error)
+        self.assertRegex(error, r"gptrain: corpus\.bin, byte \d+: cannot be read: the file was cut short while it was open")
+
+    def test_the_index_of_a_multimodal_dataset(self):
+        write_tokens(self.path("images"), list(range(60)), sequence_lengths=[20, 30, 10])
+        with open(self.path("images.idx"), "ab") as file:
+            file.write(struct.pack("<3b", 0, 1, 0))
+        self.refuse(DATA, "the index of a multimodal dataset, with a mode for each of 3 sequences: gptrain trains on text",
+                    "data", "inspect", "images")
+        with open(self.path("images.idx"), "ab") as file:
+            file.write(b"\0")
+        self.refuse(DATA, "truncated or damaged", "data", "inspect", "images")
+
+
+class InitialState(CliCase):
+    def test_no_steps(self):
+        config = self.write_run()
+        self.assertIn("done: step 0", self.train(config, "--steps", "0"))
+        self.assertEqual(self.checkpoint_steps(), [0])
+        self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
+        self.refuse(USAGE, "holds checkpoints", "train", config)
+        self.assertIn("(step 0)", self.train(config, "--resume"))
+        self.train(config, *overrides("run.out=whole"))
+        self.assert_same_steps(self.records(), self.records("whole"))
+        self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "whole"))

@@ -1,0 +1,145 @@
+// Readers of what comes from outside, on whatever bytes: each accepts them, or throws an Error. One program for all of
+// them: fuzz.h says which; built for libFuzzer it has no main of its own.
+#include "fuzz.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "comm/frames.h"
+#include "comm/socket.h"
+#include "config/load.h"
+#include "data/checksums.h"
+#include "data/token_file.h"
+#include "report/run_page.h"
+#include "train/metrics.h"
+
+namespace fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace gptrain;
+
+// A folder of this process in memory, where there is such a disk.
+const fs::path& scratch() {
+  static const fs::path folder = [] {
+    const fs::path memory = "/dev/shm";
+    std::string name =
+        ((fs::is_directory(memory) ? memory : fs::temp_directory_path()) / "gptrain-fuzz-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) std::abort();
+    std::atexit([] { fs::remove_all(scratch()); });
+    return fs::path(name);
+  }();
+  return folder;
+}
+
+void write(const fs::path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+void read_config(std::string_view bytes) {
+  const RunConfig config = parse_config(bytes, {}, "fuzz");
+  // What is accepted is shown as a config that is accepted, and is the same.
+  const std::string shown = show_config(config);
+  if (show_config(parse_config(shown, {}, "shown")) != shown) std::abort();
+}
+
+// With the checksum that it needs, without which nothing of it would be read.
+void read_manifest_file(std::string_view bytes) {
+  write(scratch() / "manifest.json",
+        fmt::format("{},\n  \"crc32c\": \"{:08x}\"\n}}\n", bytes, crc32c(bytes.data(), bytes.size())));
+  load_manifest(scratch());
+}
+
+void read_header(std::string_view bytes) {
+  write(scratch() / "header", bytes);
+  const InputFile file(scratch() / "header");
+  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
+    stream_tensor(file, entry, [](const std::byte*, int64_t, int64_t) {});
+  }
+}
+
+// The bytes are an index; the tokens are always the same.
+void read_index(std::string_view bytes) {
+  write(scratch() / "x.bin", std::string(64, '\1'));
+  write(scratch() / "x.idx", bytes);
+  const TokenFile file(scratch() / "x");
+  std::vector<int32_t> out(static_cast<size_t>(file.num_tokens()));
+  file.read({0, file.num_tokens()}, 1 << 30, out.data());
+  file.document_starts({0, file.num_tokens()}, out.data());
+  for (int64_t i = 0; i < file.num_documents(); ++i) file.document(i);
+}
+
+void read_checksum_file(std::string_view bytes) {
+  write(scratch() / "y.meta.json", bytes);
+  read_checksums(scratch() / "y");
+}
+
+void read_metrics(std::string_view bytes) {
+  fs::remove_all(scratch() / "out");
+  fs::create_directories(scratch() / "out");
+  write(scratch() / "out/metrics.jsonl", bytes);
+  { const MetricsWriter writer(scratch() / "out", 3); }
+  read_run_history(scratch() / "out/metrics.jsonl");
+}
+
+void read_frames(std::string_view bytes) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) std::abort();
+  const Socket writer(ends[1]);
+  FrameChannel channel{Socket(ends[0]), most_stranger_bytes};
+  const std::string_view sent = bytes.substr(0, 60'000);
+  if (::send(ends[1], sent.data(), sent.size(), MSG_NOSIGNAL) < 0) return;
+  while (channel.open()) {
+    channel.read_one_frame();
+    const auto frame = channel.next_frame();
+    if (!frame) break;
+    if (frame->size() > most_stranger_bytes) std::abort();
+    const auto json = parse_json_or_discard(*frame);
+    for (const char* name : {"kind", "nonce", "proof", "rank"}) {
+      text_member(json, name);
+      number_member(json, name, 0, 10);
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = {
+      {"config", read_config},      {"manifest", read_manifest_file}, {"header", read_header}, {"idx", read_index},
+      {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames}};
+  return all;
+}
+
+void run(const Target& target, std::string_view bytes) {
+  try {
+    target.read(bytes);
+  } catch (const Error& error) {
+    if (*error.what() == '\0') std::abort();
+  }
+}
+
+}  // namespace fuzz
+
+#ifdef GPTRAIN_LIBFUZZER
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const fuzz::Target target = [] {
+    const char* const name = std::getenv("GPTRAIN_FUZZ");
+    for (const fuzz::Target& candidate : fuzz::targets())
+      if (name != nullptr && candidate.name == std::string_view(name)) return candidate;
+    std::abort();
+  }();
+  fuzz::run(target, {reinterpret_cast<const char*>(data), size});
+  return 0;
+}
+#endif

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Fuzzes each reader of fuzz.cpp with libFuzzer under ASan and UBSan: run_libfuzzer.sh SOURCE_ROOT BUILD_ROOT SECONDS [TARGET]...
+# Needs clang with libFuzzer; without it, the exit code is 77.
+set -euo pipefail
+root=$1 build=$2 seconds=$3
+shift 3
+work=$build/libfuzzer
+mkdir -p "$work"
+echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$work/probe.cpp"
+clang++ -fsanitize=fuzzer "$work/probe.cpp" -o "$work/probe" 2>/dev/null || exit 77
+
+sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*.cpp "$build/src/base/version.cpp"
+  "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
+  "$root"/src/data/{token_file,mapped_file,checksums}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
+  "$root"/src/report/{run_page,svg_plot}.cpp)
+for source in "${sources[@]}"; do
+  object=$work/$(basename "$source").o
+  [[ $object -nt $source ]] || echo "$source $object"
+done | xargs -r -P "$(nproc)" -L 1 bash -c 'clang++ -std=c++20 -O1 -g1 -DGPTRAIN_LIBFUZZER -DFMT_HEADER_ONLY -I "$0/src" -I "$0/tests/fuzz" \
+  -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -c "$1" -o "$2"' "$root"
+objects=()
+for source in "${sources[@]}"; do objects+=("$work/$(basename "$source").o"); done
+clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$work/fuzz"
+
+[[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames
+for target in "$@"; do
+  mkdir -p "$work/found-$target"
+  echo "== $target"
+  GPTRAIN_FUZZ=$target "$work/fuzz" -max_total_time="$seconds" -rss_limit_mb=4096 -timeout=20 -print_final_stats=1 \
+    -artifact_prefix="$work/$target-" "$work/found-$target" "$root/tests/fuzz/corpus/$target" 2>"$work/$target.log" ||
+    { tail -n 60 "$work/$target.log"; exit 1; }
+  grep -E '^stat::number_of_executed_units' "$work/$target.log"
+done

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""What nobody would write by hand: mutants of configs, damaged files, failing system calls. Each run ends with a documented code
+and a message, none by a signal; and what it computed or kept is right.
+
+Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES is the preload
+library of short_writes.cpp.
+"""
+import argparse
+import copy
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+
+FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, REQUEUE = 0, 2, 3, 4, 5, 75
+DOCUMENTED = {FINISHED, USAGE, DATA, CHECKPOINT, DEVICE}
+HANG_SECONDS = 30
+RANK_FILE = "rank-00000.safetensors"
+
+# Integers at which arithmetic breaks, near the limits of keys and of types.
+EDGES = [0, 1, 2, 3, 7, 64, 255, 256, 1000, 4095, 4096, 8191, 10_000, 65_535, 65_536, 2**20, 2**22, 2**24, 2**30, 2**31 - 1,
+         2**31, 2**32, 10**12, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -2**63, 10**30]
+ODD = [None, True, "", "x", "\0", "é" * 50, [], {}, [1], {"a": 1}, 1e300, -1e-300, 0.5, float("inf"), [[[]]], "auto", "fp8", "x" * 5000]
+FIGURES = re.compile(r"(_bytes|_parameters|_flops_per_step|tokens|_flops|parameters)$")
+
+
+class Mutants(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="gptrain-mutants-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.draw = random.Random(SEED)
+
+    def run_gptrain(self, *arguments, before=(), **variables):
+        try:
+            done = subprocess.run([*before, GPTRAIN, *map(str, arguments)], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                  capture_output=True, timeout=HANG_SECONDS, check=False, env={**os.environ, **variables})
+        except subprocess.TimeoutExpired:
+            mutant = self.folder / "mutant.json"
+            self.fail(f"{arguments} hangs: {mutant.read_text(errors='replace') if mutant.exists() else before}")
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+    def check_end(self, code, err, what):
+        self.assertIn(code, DOCUMENTED, f"{what}: {err[-2000:]}")
+        if code != FINISHED:
+            self.assertIn("gptrain: ", err, what)
+            self.assertNotIn("internal error", err, what)
+
+    def write_run(self, steps=4, **run):
+        text = "".join(chr(97 + i * i % 23) for i in range(3000))
+        (self.folder / "a.txt").write_text(text)
+        self.assertEqual(self.run_gptrain("data", "pack", "a.txt", "--out", "corpus", "--tokenizer", "bytes")[0], 0)
+        config = {"model": {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "vocab_size": 257, "sequence_length": 16},
+                  "data": {"train": [{"path": "corpus"}]}, "batch": {"global": 4, "micro": 2}, "optimizer": {"lr": 0.01},
+                  "checkpoint": {"every_steps": 2}, "run": {"steps": steps, "out": "out", "threads": 1, **run}}
+        (self.folder / "run.json").write_text(json.dumps(config))
+        return config
+
+
+class Configs(Mutants):
+    """Dry runs: any of them is refused, or tells figures that hang together."""
+
+    def mutant(self, config, schema):
+        config = copy.deepcopy(config)
+        for _ in range(self.draw.choice((1, 1, 2, 3, 6))):
+            section = self.draw.choice(sorted(schema))
+            key = self.draw.choice(sorted(schema[section]["properties"]))
+            field = schema[section]["properties"][key]
+            choices = [lambda: self.draw.choice(EDGES), lambda: self.draw.choice(ODD)]
+            if "maximum" in field:
+                choices += 3 * [lambda: field["maximum"], lambda: self.draw.choice((field.get("minimum", 0), field["maximum"] - 1))]
+            if "enum" in field:
+                choices += 3 * [lambda: self.draw.choice(field["enum"])]
+            config.setdefault(section, {})[key] = self.draw.choice(choices)()
+        return config
+
+    def text_of(self, config):
+        text = json.dumps(config)
+        if self.draw.randrange(10) == 0:
+            at = self.draw.randrange(len(text))
+            text = text[:at] + self.draw.choice(("", "[", "}", '"', "//", "\x00", "\x7f", "9" * 400, "[" * 70)) + text[at + 1:]
+        return text
+
+    def check_figures(self, plan, text):
+        def walk(value, name):
+            if isinstance(value, dict):
+                for key, member in value.items():
+                    walk(member, key)
+            elif isinstance(value, (int, float)) and FIGURES.search(name):
+                self.assertGreaterEqual(value, 0, f"{name} of {text}")
+        walk(plan, "")
+        classes = [value for key, value in plan.items() if key.endswith("_bytes") and key not in (
+            "peak_bytes", "checkpoint_bytes", "target_memory_bytes")]
+        self.assertEqual(sum(classes), plan["peak_bytes"], text)
+        self.assertEqual(sum(plan["parameters_by_part"].values()), plan["total_parameters"], text)
+        if plan["peak_bytes"] > plan["target_memory_bytes"]:
+            self.assertFalse(plan["fits"], text)
+
+    def test_mutants(self):
+        base = self.write_run()
+        schema = json.loads(self.run_gptrain("config", "schema")[1])["properties"]
+        planned = 0
+        for number in range(CONFIGS):
+            text = self.text_of(self.mutant(base, schema))
+            (self.folder / "mutant.json").write_text(text, encoding="utf-8")
+            target = ["--target", "h100"] if number % 2 else []
+            code, out, err = self.run_gptrain("train", "mutant.json", "--dry-run", "--json", *target)
+            self.check_end(code, err, text)
+            self.assertLess(max(map(len, err.splitlines()), default=0), 1500, text)
+            if code == FINISHED:
+                planned += 1
+                self.check_figures(json.loads(out), text)
+        print(f"{CONFIGS} mutants of a config, {planned} of them planned")
+
+
+class Files(Mutants):
+    """Damaged files of a run: every reader refuses them, or reads the very same."""
+
+    def damage(self, path):
+        data = bytearray(path.read_bytes())
+        kind = self.draw.randrange(6)
+        at = self.draw.randrange(len(data))
+        if kind == 0:
+            data[at] ^= 1 << self.draw.randrange(8)
+        elif kind == 1:
+            del data[at:]
+        elif kind == 2:
+            data[at:at + 8] = self.draw.choice([b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7])
+        elif kind == 3:
+            del data[at:at + self.draw.randrange(1, 40)]
+        elif kind == 4:
+            data[at:at] = data[self.draw.randrange(len(data)):][:50] or b"x"
+        else:
+            # Where formats keep their sizes.
+            at = self.draw.randrange(min(64, len(data)))
+            data[at] = self.draw.randrange(256)
+        return bytes(data)
+
+    def test_damaged(self):
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json")[0], FINISHED)
+        shutil.copytree(self.folder / "out", self.folder / "sound")
+        targets = {f"out/checkpoints/step-00000004/{RANK_FILE}": (CHECKPOINT, [["checkpoint", "verify", "out"], ["train", "run.json", "--resume"]]),
+                   "out/checkpoints/step-00000004/manifest.json": (CHECKPOINT, [["checkpoint", "verify", "out"], ["train", "run.json", "--resume"]]),
+                   "out/metrics.jsonl": (None, [["train", "run.json", "--resume"]]),
+                   "corpus.idx": (DATA, [["data", "verify", "corpus"]]), "corpus.bin": (DATA, [["data", "verify", "corpus"]]),
+                   "corpus.meta.json": (None, [["data", "verify", "corpus"]])}
+        sound = {name: (self.folder / name).read_bytes() for name in targets}
+        for number in range(FILES):
+            name = sorted(targets)[number % len(targets)]
+            expected, commands = targets[name]
+            damaged = self.damage(self.folder / name)
+            (self.folder / name).write_bytes(damaged)
+            command = self.draw.choice(commands)
+            code, _, err = self.run_gptrain(*command)
+            self.check_end(code, err, f"{name}, {command}")
+            if expected is not None and damaged != sound[name]:
+                self.assertEqual(code, expected, f"{name}, damage {number}: {err}")
+            if "out/" in name:
+                shutil.rmtree(self.folder / "out")
+                shutil.copytree(self.folder / "sound", self.folder / "out")
+            (self.folder / name).write_bytes(sound[name])
+        print(f"{FILES} damaged files")
+
+
+class SystemCalls(Mutants):
+    """Errors of the system at calls of a save and of a resume."""
+
+    CALLS = ["openat", "write", "fsync", "rename", "renameat2", "mkdir", "pread64", "read", "newfstatat", "unlink", "unlinkat",
+             "getdents64", "close", "ftruncate", "fstat"]
+    ERRORS = {"openat": ["EIO", "EACCES", "EMFILE", "ENOSPC"], "write": ["EIO", "ENOSPC", "EDQUOT", "EINTR"],
+              "fsync": ["EIO", "ENOSPC", "EINTR"], "pread64": ["EIO", "EINTR"], "read": ["EIO", "EINTR"]}
+
+    def trace(self, log, inject=()):
+        return ["strace", "-f", "-qq", "-y", "-e", "trace=" + ",".join(self.CALLS), "-o", str(log), *inject]
+
+    def points(self, *arguments):
+        """(call, its number among the calls of that name) of those that touch the run's folder."""
+        log = self.folder / "strace.log"
+        code, _, err = self.run_gptrain(*arguments, before=self.trace(log))
+        self.assertEqual(code, FINISHED, err)
+        counts, found = {}, []
+        for line in log.read_text(errors="replace").splitlines():
+            call = re.match(r"\d+ +(\w+)\(", line)
+            if call:
+                counts[call[1]] = counts.get(call[1], 0) + 1
+                if "out/" in line:
+                    found.append((call[1], counts[call[1]]))
+        return found
+
+    def test_errors(self):
+        if shutil.which("strace") is None or subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False).returncode:
+            self.skipTest("no strace here")
+        environment = {"GOMP_SPINCOUNT": "1000"}  # else the program starts itself over
+        os.environ.update(environment)
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json", "--set", "run.out=whole")[0], FINISHED)
+        expected = (self.folder / "whole/checkpoints/step-00000004" / RANK_FILE).read_bytes()
+        first = ["train", "run.json", "--steps", "3"]
+        again = ["train", "run.json", "--resume"]
+        save = self.points(*first)
+        shutil.copytree(self.folder / "out", self.folder / "begun")
+        resume = self.points(*again)
+        failed = 0
+        for number in range(ERRORS):
+            command, points = ((first, save), (again, resume))[number % 2]
+            call, when = self.draw.choice(points)
+            error = self.draw.choice(self.ERRORS.get(call, ["EIO", "EACCES", "ENOSPC"]))
+            shutil.rmtree(self.folder / "out")
+            if command is again:
+                shutil.copytree(self.folder / "begun", self.folder / "out")
+            inject = ["-e", f"inject={call}:error={error}:when={when}"]
+            code, _, err = self.run_gptrain(*command, before=self.trace("/dev/null", inject))
+            what = f"{error} at {call} {when} of {command[2:]}: {err}"
+            self.check_end(code, err, what)
+            lost_line = "cannot write out/metrics.jsonl" in err
+            if error == "EINTR":
+                self.assertEqual(code, FINISHED, what)
+            failed += code != FINISHED
+            # Whatever happened: the run goes on, from what is there, to the same bits.
+            code, _, err = self.run_gptrain(*again)
+            self.assertEqual(code, FINISHED, f"resume after {what}: {err}")
+            self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, what)
+            steps = [json.loads(line)["step"] for line in (self.folder / "out/metrics.jsonl").read_text().splitlines()]
+            # A line that could not be written ends the run, which says so.
+            self.assertLessEqual(len(set(range(1, 5)) - set(steps)), 1 if lost_line else 0, what)
+            self.assertEqual(steps, sorted(set(steps)), what)
+        print(f"{ERRORS} errors of system calls, {failed} of which ended the run")
+
+    def test_short_writes(self):
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json", "--set", "run.out=whole")[0], FINISHED)
+        for arguments in (["--steps", "3"], ["--resume"]):
+            code, _, err = self.run_gptrain("train", "run.json", *arguments, LD_PRELOAD=str(SHORT_WRITES))
+            self.assertEqual(code, FINISHED, err)
+        for name in (f"checkpoints/step-00000004/{RANK_FILE}", "config.json"):
+            whole = (self.folder / "whole" / name).read_bytes().replace(b'"whole"', b'"out"')
+            self.assertEqual((self.folder / "out" / name).read_bytes(), whole, name)
+        self.assertEqual(self.run_gptrain("checkpoint", "verify", "out")[0], FINISHED)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gptrain", type=Path)
+    parser.add_argument("short_writes", type=Path)
+    parser.add_argument("--configs", type=int, default=60)
+    parser.add_argument("--files", type=int, default=40)
+    parser.add_argument("--errors", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("tests", nargs="*")
+    arguments = parser.parse_args()
+    GPTRAIN, SHORT_WRITES = arguments.gptrain.resolve(), arguments.short_writes.resolve()
+    CONFIGS, FILES, ERRORS, SEED = arguments.configs, arguments.files, arguments.errors, arguments.seed
+    unittest.main(argv=[sys.argv[0], *arguments.tests])
