@@ -15,6 +15,6 @@ int num_cuda_devices() { return 0; }
 
 Target cuda_target(int) { throw_no_cuda(); }
 
-std::unique_ptr<Backend> make_cuda_backend(int) { throw_no_cuda(); }
+std::unique_ptr<Backend> make_cuda_backend(int, const std::string&) { throw_no_cuda(); }
 
 }  // namespace gptrain

@@ -85,8 +85,8 @@ float Algorithms::Event::milliseconds_since(const Event& before) const {
   return milliseconds;
 }
 
-Algorithms::Algorithms(Stream stream)
-    : stream_(stream), record_(empty_record()), timed_(record_), cache_file_(timed_.cache_file()) {
+Algorithms::Algorithms(Stream stream, const std::string& cache)
+    : stream_(stream), record_(empty_record()), timed_(record_), cache_file_(timed_.cache_file(cache)) {
   if (!cache_file_.empty()) warn(timed_.read(cache_file_));
   check_cublas(cublasLtCreate(&library_), "starting the library");
 }
