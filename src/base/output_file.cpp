@@ -16,6 +16,16 @@ namespace {
   throw Error(ExitCode::usage, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
 }
 
+// Calls again what a signal interrupted.
+template <typename Call>
+int retry(Call call) {
+  int result = 0;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
 int open_flags(OutputFile::Mode mode) {
   switch (mode) {
     case OutputFile::Mode::append:
@@ -41,7 +51,7 @@ std::filesystem::path temporary_path(std::filesystem::path path) { return path +
 }  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Mode mode) : path_(std::move(path)) {
-  descriptor_ = ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666);
+  descriptor_ = retry([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail("open", path_, errno);
 }
 
@@ -62,7 +72,7 @@ void OutputFile::write(std::string_view bytes) {
 }
 
 void OutputFile::sync() {
-  if (::fsync(descriptor_) != 0) fail("sync", path_, errno);
+  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path)

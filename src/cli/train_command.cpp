@@ -140,9 +140,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
-  CLI::Option* steps = command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
-                           ->check(whole_number_from(0))
-                           ->type_name("N");
+  CLI::Option* steps =
+      command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
+          ->check(whole_number_from(0))
+          ->type_name("N");
   CLI::Option* profile_step = command
                                   ->add_option("--profile-step", arguments->profile_step,
                                                "time step N op by op: a table, and OUT/trace-stepN.json")

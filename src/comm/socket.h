@@ -87,7 +87,8 @@ class FrameChannel {
   bool send(std::string_view text, Clock::time_point deadline);
   // Takes in what has arrived. The channel closes when the peer has closed it.
   void read_available();
-  // Takes in what has arrived of the next frame, and no byte beyond it, so that the socket may be taken for something else.
+  // Takes in what has arrived of the next frame, and no byte beyond it, so that the socket may be taken for something
+  // else.
   void read_one_frame();
   // The next frame that has been read.
   std::optional<std::string> next_frame();

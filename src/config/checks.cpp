@@ -333,6 +333,7 @@ class Settler {
     const BatchConfig& batch = config_.batch;
     const int64_t length = config_.model.sequence_length;
     if (!sound({"batch.global", "batch.micro", "batch.accumulation", "model.sequence_length"})) return;
+    if (batch.global == 0) return;  // left open by a fault elsewhere
     constexpr int64_t max_rows = std::numeric_limits<int32_t>::max();
     if (batch.micro > max_rows / length) {
       fault("batch.micro", fmt::format("times model.sequence_length = {} must be at most {} tokens", length, max_rows),

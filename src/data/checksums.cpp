@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
-#include <fstream>
 #include <iterator>
 #include <system_error>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "data/mapped_file.h"
 #include "data/token_file.h"
 
 namespace gptrain {
@@ -71,13 +71,12 @@ std::optional<TokenChecksums> read_checksums(const std::filesystem::path& prefix
   const std::filesystem::path path = token_file_path(prefix, ".meta.json");
   std::error_code error;
   if (!std::filesystem::exists(path, error) && !error) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  const auto bytes = std::filesystem::file_size(path, error);
-  if (!file || error) throw Error(ExitCode::data, "cannot read {}", path.native());
+  const MappedFile file(path);
   try {
-    if (bytes > static_cast<uintmax_t>(max_file_bytes))
+    if (file.size_bytes() > max_file_bytes)
       throw json::other_error::create(505, "it is larger than such a file can be", nullptr);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const std::string text(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size_bytes()));
+    file.check();
     return parse(text);
   } catch (const json::exception& fault) {
     throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), fault.what());

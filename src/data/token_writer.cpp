@@ -55,7 +55,9 @@ class OutputFile {
 
   void sync() {
     flush();
-    if (::fsync(file_) != 0) throw_system_error(path_);
+    while (::fsync(file_) != 0) {
+      if (errno != EINTR) throw_system_error(path_);
+    }
     const int result = ::close(file_);
     file_ = -1;
     if (result != 0) throw_system_error(path_);

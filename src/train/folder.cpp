@@ -62,6 +62,7 @@ std::error_code FolderLock::lock() {
       made_lock_ = false;
       descriptor_ = open(path_.c_str(), O_RDWR | O_CLOEXEC);
     }
+    if (descriptor_ < 0 && errno == EINTR) continue;
     if (descriptor_ < 0) return fault();
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       const std::error_code why = fault();

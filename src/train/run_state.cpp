@@ -189,7 +189,11 @@ std::optional<fs::path> checkpoint_to_start_from(const RunConfig& config, const 
         "run.out",
         out.string(), found.back().step);
   }
-  if (!fs::equivalent(fs::canonical(*checkpoint).parent_path(), out / "checkpoints")) {
+  std::error_code error;
+  const fs::path folder = fs::canonical(*checkpoint, error).parent_path();
+  const bool is_of_run = !error && fs::equivalent(folder, out / "checkpoints", error);
+  if (error) throw Error(ExitCode::checkpoint, "cannot read {}: {}", checkpoint->string(), error.message());
+  if (!is_of_run) {
     throw Error(ExitCode::usage, "run.out = {}: holds checkpoints of another run than {}; choose another run.out",
                 out.string(), checkpoint->string());
   }
@@ -202,8 +206,10 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
     if (info.step <= step) continue;
     fs::path aside = info.path;
     aside += ".abandoned";
-    for (int n = 2; fs::exists(aside); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
-    fs::rename(info.path, aside);
+    std::error_code error;
+    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
+    if (!error) fs::rename(info.path, aside, error);
+    if (error) throw Error(ExitCode::checkpoint, "cannot rename {}: {}", info.path.string(), error.message());
     names.push_back(aside.filename().string());
   }
   return names;

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "train/run_state.h"
@@ -47,8 +46,9 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
 
 // What tells two checkpoints apart: the manifest has the checksums of everything in them.
 std::string describe_checkpoint(const fs::path& checkpoint) {
-  std::ifstream file(checkpoint / "manifest.json", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const InputFile file(checkpoint / "manifest.json");
+  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  file.read(0, text.data(), file.bytes());
   return fmt::format("of step {}, checksum {:08x}", read_manifest(checkpoint).step, crc32c(text.data(), text.size()));
 }
 

@@ -150,6 +150,11 @@ TEST_CASE("a batch that does not come out is refused") {
         "batch.accumulation = 1000: times batch.micro = 1000000 must be at most 16777216 (try 16)");
 }
 
+TEST_CASE("a batch that a fault elsewhere leaves open is no crash") {
+  CHECK(refusal(with_batch("{}"), {"parallel.tensor=65536", "precision.linears=fp8"})
+            .starts_with("parallel.tensor = 65536"));
+}
+
 TEST_CASE("what cannot be is refused before anything multiplies it") {
   CHECK(fault({"batch.global=16777216", "batch.micro=1"}) ==
         "batch.micro = 1: leaves 16777216 micro-batches a step, must be at most 2097152 (try 8)");

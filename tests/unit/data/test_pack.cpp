@@ -139,7 +139,8 @@ TEST_CASE("Inputs that cannot be packed are refused") {
   CHECK(contains(refusal({"/dev/null"}), "/dev/null: not a regular file"));
   CHECK(contains(refusal({folder / "empty.txt", folder / "empty.jsonl"}), "nothing to pack"));
   CHECK(contains(error_of(ExitCode::usage, [&] { pack({}, folder / "out"); }), "no input file"));
-  CHECK(contains(error_of(ExitCode::data, [&] { pack({folder / "a.txt"}, folder / "a.txt/out"); }), "cannot create the folder"));
+  CHECK(contains(error_of(ExitCode::data, [&] { pack({folder / "a.txt"}, folder / "a.txt/out"); }),
+                 "cannot create the folder"));
   CHECK_FALSE(std::filesystem::exists(folder / "out.bin"));
 
   const PackResult result = pack({folder / "empty.txt", folder / "a.txt"}, folder / "out");
