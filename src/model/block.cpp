@@ -14,14 +14,14 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   if (ffn_->wants_output_gradient_amax()) layout_.want_output_gradient_amax();
 
   LayerRecords& records = layout_.finish();
-  using enum LayerBuffer;
+  using enum Operand;
   records.input_read_by_backward = true;
-  records.use_of(LayerPass::forward) = {{micro_batch, input}, {output, saved_for_input, saved_for_weight}};
-  records.use_of(LayerPass::recompute) = {{micro_batch, input}, {saved_for_input, saved_for_weight}};
-  records.use_of(LayerPass::backward_input) = {{micro_batch, input, saved_for_input, saved_for_weight, d_output},
+  records.use_of(UnitPass::forward) = {{batch, input}, {output, saved_for_input, saved_for_weight}};
+  records.use_of(UnitPass::recompute) = {{batch, input}, {saved_for_input, saved_for_weight}};
+  records.use_of(UnitPass::backward_input) = {{batch, input, saved_for_input, saved_for_weight, d_output},
                                                {gradients, d_input}};
-  records.use_of(LayerPass::backward_weight) = {{saved_for_weight, gradients}, {}};
-  if (records.weight_reads_output_gradient) records.use_of(LayerPass::backward_weight).reads.add(d_output);
+  records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
+  if (records.weight_reads_output_gradient) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   design_ = {UnitKind::block, gives_amax, tensors.all(), records};
 }
 

@@ -6,8 +6,8 @@ Embedding::Embedding(const LayerContext& context, const UnitTensors& tensors)
     : Layer(context), tokens_(tensors.find("token")), positions_(tensors.find("position")) {
   layout_.weight_reads_output_gradient();
   LayerRecords& records = layout_.finish();
-  records.use_of(LayerPass::forward) = {{LayerBuffer::micro_batch}, {LayerBuffer::output}};
-  records.use_of(LayerPass::backward_weight) = {{LayerBuffer::micro_batch, LayerBuffer::d_output}, {}};
+  records.use_of(UnitPass::forward) = {{Operand::batch}, {Operand::output}};
+  records.use_of(UnitPass::backward_weight) = {{Operand::batch, Operand::d_output}, {}};
   design_ = {UnitKind::embedding, false, tensors.all(), records};
 }
 

@@ -13,14 +13,14 @@ Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parame
   normed_ = layout_.save({"normed", context.compute(), own, h});
   d_normed_ = layout_.leave({"d_normed", context.compute(), own, h});
   LayerRecords& records = layout_.finish();
-  using enum LayerBuffer;
+  using enum Operand;
   records.input_read_by_backward = true;
-  records.use_of(LayerPass::forward) = {{input}, {saved_for_input}};
-  records.use_of(LayerPass::recompute) = records.use_of(LayerPass::forward);
-  records.use_of(LayerPass::loss) = {{micro_batch, saved_for_input}, {gradients}};
-  records.use_of(LayerPass::evaluate) = {{micro_batch, saved_for_input}, {}};
-  records.use_of(LayerPass::backward_input) = {{input, saved_for_input, gradients}, {gradients, d_input}};
-  records.use_of(LayerPass::backward_weight) = {{gradients}, {}};
+  records.use_of(UnitPass::forward) = {{input}, {saved_for_input}};
+  records.use_of(UnitPass::recompute) = records.use_of(UnitPass::forward);
+  records.use_of(UnitPass::loss) = {{batch, saved_for_input}, {gradients}};
+  records.use_of(UnitPass::evaluate) = {{batch, saved_for_input}, {}};
+  records.use_of(UnitPass::backward_input) = {{input, saved_for_input, gradients}, {gradients, d_input}};
+  records.use_of(UnitPass::backward_weight) = {{gradients}, {}};
   design_ = {UnitKind::head, gives_amax, tensors.all(), records};
   design_.parameters.push_back(matrix);
 }

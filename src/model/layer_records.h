@@ -4,11 +4,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "model/record.h"
+#include "schedule/operands.h"
 
 namespace gptrain {
 
@@ -49,44 +49,6 @@ struct SavedTensor {
   bool operator==(const SavedTensor&) const = default;
 };
 
-// The passes of a layer. A whole backward pass is backward_input and backward_weight at once.
-enum class LayerPass : uint8_t { forward, recompute, loss, evaluate, backward_input, backward_weight };
-constexpr size_t num_layer_passes = static_cast<size_t>(LayerPass::backward_weight) + 1;
-
-// What a pass may read and write, as LayerCall has it.
-enum class LayerBuffer : uint8_t {
-  micro_batch,  // tokens, targets, sample ids and starts of documents
-  input,
-  output,
-  saved_for_input,
-  saved_for_weight,
-  gradients,
-  d_output,
-  d_input,
-};
-
-class LayerBuffers {
- public:
-  constexpr LayerBuffers() = default;
-  constexpr LayerBuffers(std::initializer_list<LayerBuffer> buffers) {
-    for (const LayerBuffer buffer : buffers) add(buffer);
-  }
-  constexpr void add(LayerBuffer buffer) { bits_ |= 1U << static_cast<unsigned>(buffer); }
-  constexpr bool contains(LayerBuffer buffer) const { return (bits_ >> static_cast<unsigned>(buffer) & 1U) != 0; }
-  bool operator==(const LayerBuffers&) const = default;
-
- private:
-  uint32_t bits_ = 0;
-};
-
-// What a pass needs to find, and what it leaves. A buffer that is written is written whole before it is read, but where
-// it is also named as read.
-struct BufferUse {
-  LayerBuffers reads, writes;
-
-  bool operator==(const BufferUse&) const = default;
-};
-
 // What a schedule has to know of a layer: the sizes of its records and the lifetimes of all its buffers. Records of
 // equal layers compare equal.
 struct LayerRecords {
@@ -99,7 +61,7 @@ struct LayerRecords {
   bool input_read_by_backward = false;  // B reads the layer's input
   // The layer wants the amax of d_output behind it (see LayerCall::d_output).
   bool wants_output_gradient_amax = false;
-  std::array<BufferUse, num_layer_passes> uses{};
+  UnitUses uses{};
 
   // All that is declared, in the order of declaration, and the record that holds it.
   struct Entry {
@@ -111,8 +73,8 @@ struct LayerRecords {
   };
   std::vector<Entry> entries;
 
-  const BufferUse& use(LayerPass pass) const { return uses[static_cast<size_t>(pass)]; }
-  BufferUse& use_of(LayerPass pass) { return uses[static_cast<size_t>(pass)]; }
+  const OperandUse& use(UnitPass pass) const { return uses[static_cast<size_t>(pass)]; }
+  OperandUse& use_of(UnitPass pass) { return uses[static_cast<size_t>(pass)]; }
   int64_t saved_bytes() const { return saved_for_input_bytes + saved_for_weight_bytes; }
 
   bool operator==(const LayerRecords&) const = default;

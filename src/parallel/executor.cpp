@@ -43,6 +43,7 @@ std::byte* Executor::at(const Action& action, Operand operand) const {
 
 MicroBatch Executor::micro_batch(const Action& action) const {
   const StepShape& shape = model_.shape();
+  if (action[Operand::batch] < 0) return {};
   return MicroBatch::at(at(action, Operand::batch), shape.batch, shape.sequence_length, shape.mask_documents);
 }
 

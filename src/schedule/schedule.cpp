@@ -1,6 +1,7 @@
 #include "schedule/schedule.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace gptrain {
 
@@ -28,67 +29,59 @@ std::string_view operand_name(Operand operand) {
 
 namespace {
 
-Access forward_access(Operand operand, const UnitTraits& unit) {
-  switch (operand) {
-    case Operand::batch:
-      return unit.kind == UnitKind::embedding ? Access::write : Access::read;  // it brings the micro-batch in
-    case Operand::input:
-    case Operand::weights:
-      return Access::read;
-    case Operand::output:
-    case Operand::saved_for_input:
-    case Operand::saved_for_weight:
-    case Operand::prepared_weights:
-      return Access::write;
+Access access_of(const OperandUse& use, Operand operand) {
+  const bool reads = use.reads.contains(operand);
+  if (use.writes.contains(operand)) return reads ? Access::read_write : Access::write;
+  return reads ? Access::read : Access::none;
+}
+
+// The pass of the unit that the action is; of a whole backward pass, the first of both.
+struct Passes {
+  UnitPass first;
+  bool and_weight = false;
+};
+std::optional<Passes> passes_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return Passes{UnitPass::forward};
+    case ActionKind::loss:
+      return Passes{UnitPass::loss};
+    case ActionKind::evaluate:
+      return Passes{UnitPass::evaluate};
+    case ActionKind::recompute:
+      return Passes{UnitPass::recompute};
+    case ActionKind::backward_input:
+      return Passes{UnitPass::backward_input};
+    case ActionKind::backward_weight:
+      return Passes{UnitPass::backward_weight};
+    case ActionKind::backward:
+      return Passes{UnitPass::backward_input, true};
     default:
-      return Access::none;
+      return std::nullopt;
   }
 }
 
-Access loss_access(Operand operand, bool training) {
+Access access_by_unit(const UnitTraits& unit, Passes passes, Operand operand) {
+  if (unit.kind == UnitKind::embedding && passes.first == UnitPass::forward && operand == Operand::batch)
+    return Access::write;  // it brings the micro-batch in
+  const auto access_in = [&](UnitPass pass) { return access_of(unit.uses[static_cast<size_t>(pass)], operand); };
+  const Access first = access_in(passes.first);
+  // What the first half leaves for the second is written in between.
+  if (!passes.and_weight || operand == Operand::gradients) return first;
+  return std::max(first, access_in(UnitPass::backward_weight));
+}
+
+// Of weights and gradients that are not the rank's own for the whole run.
+Access access_to_parameters(Passes passes, Operand operand) {
+  const bool weight = passes.first == UnitPass::backward_weight;
   switch (operand) {
-    case Operand::batch:
-    case Operand::saved_for_input:
-    case Operand::saved_for_weight:
     case Operand::weights:
-      return Access::read;
-    case Operand::gradients:
+      return weight ? Access::none : Access::read;
     case Operand::whole_gradients:
-      return training ? Access::write : Access::none;
-    default:
-      return Access::none;
-  }
-}
-
-Access backward_input_access(Operand operand, const UnitTraits& unit) {
-  switch (operand) {
-    case Operand::batch:
-    case Operand::input:
-    case Operand::saved_for_input:
-    case Operand::saved_for_weight:
-    case Operand::weights:
-    case Operand::d_output:
-      return Access::read;
-    case Operand::gradients:
-      return unit.kind == UnitKind::head ? Access::read_write : Access::write;  // the loss has begun the head's
-    case Operand::d_input:
+      return weight || passes.and_weight || passes.first == UnitPass::loss ? Access::write : Access::none;
     case Operand::prepared_weights:
-      return Access::write;
-    default:
-      return Access::none;
-  }
-}
-
-Access backward_weight_access(Operand operand, const UnitTraits& unit) {
-  switch (operand) {
-    case Operand::batch:
-    case Operand::saved_for_weight:
-    case Operand::gradients:
-      return Access::read;
-    case Operand::d_output:
-      return unit.weight_reads_d_output ? Access::read : Access::none;
-    case Operand::whole_gradients:
-      return Access::write;
+      return weight || passes.first == UnitPass::loss || passes.first == UnitPass::evaluate ? Access::none
+                                                                                           : Access::write;
     default:
       return Access::none;
   }
@@ -100,62 +93,32 @@ Access sum_access(Operand operand, bool begins) {
   return Access::none;
 }
 
-}  // namespace
-
-namespace {
-
-// Whether the schedule has such a buffer for the unit at all.
-bool exists(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
-  const bool embedding = unit.kind == UnitKind::embedding;
-  const bool head = unit.kind == UnitKind::head;
+// Whether the schedule has such parameters for the unit.
+bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
   switch (operand) {
-    case Operand::batch:
-      return true;
-    case Operand::input:
-    case Operand::d_input:
-    case Operand::saved_for_input:
-    case Operand::saved_for_weight:
-    case Operand::gradients:
-      return !embedding;
-    case Operand::output:
-    case Operand::d_output:
-      return !head;
-    case Operand::prepared_weights:
-      return unit.prepares_weights;
     case Operand::weights:
       return schedule.options.zero == 3;
     case Operand::whole_gradients:
       return schedule.options.zero >= 2;
+    case Operand::prepared_weights:
+      return unit.prepares_weights;
     case Operand::narrow_gradients:
       return schedule.options.narrow_sums;
-    case Operand::count:
-      break;
+    default:
+      return false;
   }
-  return false;
 }
 
 }  // namespace
 
 Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand) {
-  if (unit < 0 || !exists(schedule, schedule.traits(unit), operand)) return Access::none;
+  if (unit < 0) return Access::none;
   const UnitTraits& traits = schedule.traits(unit);
+  const std::optional<Passes> passes = passes_of(kind);
+  if (passes.has_value() && operand <= Operand::d_input) return access_by_unit(traits, *passes, operand);
+  if (!has_parameters(schedule, traits, operand)) return Access::none;
+  if (passes.has_value()) return access_to_parameters(*passes, operand);
   switch (kind) {
-    case ActionKind::forward:
-      return forward_access(operand, traits);
-    case ActionKind::recompute:
-      return operand == Operand::output ? Access::none : forward_access(operand, traits);
-    case ActionKind::loss:
-      return loss_access(operand, true);
-    case ActionKind::evaluate:
-      return loss_access(operand, false);
-    case ActionKind::backward_input:
-      return backward_input_access(operand, traits);
-    case ActionKind::backward_weight:
-      return backward_weight_access(operand, traits);
-    case ActionKind::backward:
-      // What the first half leaves for the second is written in between.
-      if (operand == Operand::gradients) return backward_input_access(operand, traits);
-      return std::max(backward_input_access(operand, traits), backward_weight_access(operand, traits));
     case ActionKind::gather:
       return operand == Operand::weights ? Access::write : Access::none;
     case ActionKind::await_weights:
@@ -164,11 +127,9 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
       return sum_access(operand, true);
     case ActionKind::await_gradients:
       return sum_access(operand, false);
-    case ActionKind::norm:
-    case ActionKind::update:
+    default:
       return Access::none;
   }
-  return Access::none;
 }
 
 void set_lifetimes(Schedule& schedule) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/spec/spec.h"
+#include "schedule/operands.h"
 
 namespace gptrain {
 
@@ -61,26 +62,6 @@ struct Buffer {
   int32_t last = -1;
 };
 
-// What a buffer is to an action.
-enum class Operand : uint8_t {
-  batch,
-  input,   // the stream of the unit before
-  output,  // the unit's stream
-  saved_for_input,
-  saved_for_weight,
-  gradients,
-  d_output,  // gradient of `output`
-  d_input,   // gradient of `input`
-  weights,  // these two, to the loss: of the unit that holds the head's matrix, with a tied head the embedding
-  whole_gradients,
-  prepared_weights,
-  narrow_gradients,
-  count
-};
-constexpr size_t num_operands = static_cast<size_t>(Operand::count);
-
-std::string_view operand_name(Operand operand);
-
 struct Action {
   ActionKind kind;
   int32_t micro_batch = -1;
@@ -105,8 +86,8 @@ enum class Access : uint8_t { none, read, write, read_write };
 struct UnitTraits {
   UnitKind kind = UnitKind::block;
   bool recomputed = false;
-  bool weight_reads_d_output = true;  // backward_weight reads the gradient of the unit's output
-  bool prepares_weights = false;      // has prepared_weights
+  bool prepares_weights = false;  // has prepared_weights
+  UnitUses uses{};                // of what its own passes read and write
 
   bool operator==(const UnitTraits&) const = default;
 };

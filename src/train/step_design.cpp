@@ -68,7 +68,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
     options.units[unit].kind = design.spec.units[unit].kind;
     options.units[unit].recomputed = recomputed[unit];
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
-    options.units[unit].weight_reads_d_output = records.weight_reads_output_gradient;
+    options.units[unit].uses = records.uses;
     options.units[unit].prepares_weights = records.fp8_weights_bytes > 0;
   }
   return options;

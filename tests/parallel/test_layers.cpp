@@ -45,12 +45,12 @@ class Room {
 
 // One pass of a layer, or two at once.
 struct Step {
-  std::vector<LayerPass> passes;
+  std::vector<UnitPass> passes;
   int64_t micro_batch, unit;
 };
 
 using Program = std::vector<Step>;
-using enum LayerPass;
+using enum UnitPass;
 
 // All of a micro-batch but the backward pass behind the head's.
 void add_forward(Program& program, int64_t micro_batch, int64_t num_layers, const std::vector<bool>& recomputed) {
@@ -157,38 +157,38 @@ class Player {
 
  private:
   // A stream buffer is named by the unit that reads it forward, a carrier by the one that reads it backward.
-  using Name = std::tuple<LayerBuffer, int64_t, int64_t>;  // with the micro-batch and the unit
+  using Name = std::tuple<Operand, int64_t, int64_t>;  // with the micro-batch and the unit
 
-  static Name name_of(LayerBuffer buffer, const Step& step) {
-    if (buffer == LayerBuffer::output) return {LayerBuffer::input, step.micro_batch, step.unit + 1};
-    if (buffer == LayerBuffer::d_input) return {LayerBuffer::d_output, step.micro_batch, step.unit - 1};
+  static Name name_of(Operand buffer, const Step& step) {
+    if (buffer == Operand::output) return {Operand::input, step.micro_batch, step.unit + 1};
+    if (buffer == Operand::d_input) return {Operand::d_output, step.micro_batch, step.unit - 1};
     return {buffer, step.micro_batch, step.unit};
   }
 
-  int64_t bytes_of(LayerBuffer buffer, int64_t unit) const {
+  int64_t bytes_of(Operand buffer, int64_t unit) const {
     const LayerRecords& records = model_.records(std::clamp<int64_t>(unit, 0, model_.num_layers() - 1));
     switch (buffer) {
-      case LayerBuffer::saved_for_input:
+      case Operand::saved_for_input:
         return records.saved_for_input_bytes;
-      case LayerBuffer::saved_for_weight:
+      case Operand::saved_for_weight:
         return records.saved_for_weight_bytes;
-      case LayerBuffer::gradients:
+      case Operand::gradients:
         return records.gradients_bytes;
-      case LayerBuffer::micro_batch:
+      case Operand::batch:
         return MicroBatch::bytes(model_.shape().batch, model_.shape().sequence_length, model_.shape().mask_documents);
       default:
         return model_.carrier_bytes();
     }
   }
 
-  Room& room(LayerBuffer buffer, const Step& step) {
+  Room& room(Operand buffer, const Step& step) {
     const Name name = name_of(buffer, step);
     return rooms_.try_emplace(name, bytes_of(buffer, std::get<2>(name))).first->second;
   }
 
   // All units read the same micro-batch.
   MicroBatch micro_batch(int64_t m) {
-    return MicroBatch::at(room(LayerBuffer::micro_batch, {{}, m, 0}).data(), model_.shape().batch,
+    return MicroBatch::at(room(Operand::batch, {{}, m, 0}).data(), model_.shape().batch,
                           model_.shape().sequence_length, model_.shape().mask_documents);
   }
 
@@ -214,13 +214,13 @@ class Player {
     call.document_starts = batch.document_starts;
     call.state = &state_;
     call.workspace = &workspace_;
-    call.input = room(LayerBuffer::input, step).data();
-    call.output = room(LayerBuffer::output, step).data();
-    call.saved_for_input = room(LayerBuffer::saved_for_input, step).data();
-    call.saved_for_weight = room(LayerBuffer::saved_for_weight, step).data();
-    call.gradients = room(LayerBuffer::gradients, step).data();
-    call.d_output = room(LayerBuffer::d_output, step).data();
-    call.d_input = room(LayerBuffer::d_input, step).data();
+    call.input = room(Operand::input, step).data();
+    call.output = room(Operand::output, step).data();
+    call.saved_for_input = room(Operand::saved_for_input, step).data();
+    call.saved_for_weight = room(Operand::saved_for_weight, step).data();
+    call.gradients = room(Operand::gradients, step).data();
+    call.d_output = room(Operand::d_output, step).data();
+    call.d_input = room(Operand::d_input, step).data();
     const int64_t fp8_bytes = model_.records(step.unit).fp8_weights_bytes;
     if (fp8_bytes > 0) {
       call.fp8_weights = fp8_weights_.try_emplace(step.unit, fp8_bytes).first->second.data();
@@ -253,9 +253,9 @@ class Player {
   // Whether `step` leaves the buffer to a later one: some pass reads it before another writes it anew.
   bool is_read_later(const Program& program, size_t done, const Name& name) const {
     for (size_t i = done + 1; i < program.size(); ++i) {
-      for (const LayerPass pass : program[i].passes) {
-        const BufferUse& use = model_.records(program[i].unit).use(pass);
-        for (const LayerBuffer buffer : buffers) {
+      for (const UnitPass pass : program[i].passes) {
+        const OperandUse& use = model_.records(program[i].unit).use(pass);
+        for (const Operand buffer : buffers) {
           if (name_of(buffer, program[i]) != name) continue;
           if (use.reads.contains(buffer)) return true;
           if (use.writes.contains(buffer)) return false;
@@ -267,13 +267,13 @@ class Player {
 
   void spoil_what_is_over(const Program& program, size_t done) {
     for (auto& [name, room] : rooms_) {
-      if (std::get<0>(name) != LayerBuffer::micro_batch && !is_read_later(program, done, name)) room.spoil();
+      if (std::get<0>(name) != Operand::batch && !is_read_later(program, done, name)) room.spoil();
     }
   }
 
   static constexpr std::array buffers = {
-      LayerBuffer::input,     LayerBuffer::output,   LayerBuffer::saved_for_input, LayerBuffer::saved_for_weight,
-      LayerBuffer::gradients, LayerBuffer::d_output, LayerBuffer::d_input};
+      Operand::input,     Operand::output,   Operand::saved_for_input, Operand::saved_for_weight,
+      Operand::gradients, Operand::d_output, Operand::d_input};
 
   const std::unique_ptr<Backend> backend_;
   const ModelSpec spec_;
@@ -385,7 +385,7 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(names(plain, RecordKind::gradients) ==
         Names{"attention.qkv.dy", "d_mid", "ffn.in.dy", "norm1.sums", "norm1.sums", "norm2.sums", "norm2.sums"});
   CHECK(plain.weight_reads_output_gradient);
-  CHECK(plain.use(backward_weight).reads.contains(LayerBuffer::d_output));
+  CHECK(plain.use(backward_weight).reads.contains(Operand::d_output));
   // 76 rows, widths 36, 108 and 144, f32; statistics of 304 bytes take 512, sums of 36 f64 likewise.
   const auto matrix = [](int64_t width) { return align_up(76 * width * 4); };
   CHECK(plain.saved_for_input_bytes == matrix(108) + matrix(144) + matrix(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
@@ -397,5 +397,5 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
                                                        "ffn.out.dy", "norm1.sums", "norm1.sums", "norm2.sums",
                                                        "norm2.sums"});
   CHECK(!dropped.weight_reads_output_gradient);
-  CHECK(!dropped.use(backward_weight).reads.contains(LayerBuffer::d_output));
+  CHECK(!dropped.use(backward_weight).reads.contains(Operand::d_output));
 }

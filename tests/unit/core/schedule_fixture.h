@@ -8,12 +8,37 @@
 
 namespace gptrain::testing {
 
+// What the passes of units like a transformer's read and write.
+inline UnitUses uses_of(UnitKind kind) {
+  using enum Operand;
+  switch (kind) {
+    case UnitKind::embedding:
+      return {OperandUse{{batch}, {output}}, {}, {}, {}, {}, OperandUse{{batch, d_output}, {}}};
+    case UnitKind::block:
+      return {OperandUse{{batch, input}, {output, saved_for_input, saved_for_weight}},
+              OperandUse{{batch, input}, {saved_for_input, saved_for_weight}},
+              {},
+              {},
+              OperandUse{{batch, input, saved_for_input, saved_for_weight, d_output}, {gradients, d_input}},
+              OperandUse{{saved_for_weight, gradients, d_output}, {}}};
+    case UnitKind::head:
+      break;
+  }
+  return {OperandUse{{input}, {saved_for_input}},
+          OperandUse{{input}, {saved_for_input}},
+          OperandUse{{batch, saved_for_input}, {gradients}},
+          OperandUse{{batch, saved_for_input}, {}},
+          OperandUse{{input, saved_for_input, gradients}, {gradients, d_input}},
+          OperandUse{{gradients}, {}}};
+}
+
 // An embedding, blocks and a head.
 inline std::vector<UnitTraits> units_of(const std::vector<bool>& recomputed) {
   std::vector<UnitTraits> units(recomputed.size());
   for (size_t i = 0; i < units.size(); ++i) units[i].recomputed = recomputed[i];
   units.front().kind = UnitKind::embedding;
   units.back().kind = UnitKind::head;
+  for (UnitTraits& unit : units) unit.uses = uses_of(unit.kind);
   return units;
 }
 inline std::vector<UnitTraits> plain_units(size_t count) { return units_of(std::vector<bool>(count, false)); }
