@@ -449,12 +449,9 @@ void add_run(std::vector<Field>& table) {
           field("run.thread_independent", section, &R::thread_independent, BooleanRule{},
                 "same bits for any number of CPU threads; slower with many threads or few tokens")
               .changeable(),
-          field(
-              "run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
-              "folder that keeps which algorithms of matrix products were timed as fastest on a GPU, and offers them "
-              "to "
-              "the next run, whose bits they decide; auto: gptrain in the user's cache folder; none: time them anew; a "
-              "checkpoint's own come first")
+          field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
+                "folder of timed algorithms of GPU matrix products, which decide bits: read, and added to; auto: "
+                "gptrain in the user's cache folder; none: timed in each run; a checkpoint's own come first")
               .changeable(),
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
