@@ -37,7 +37,7 @@ class Variable {
 TEST_CASE("run.algorithm_cache: a folder, the user's, or none") {
   const AlgorithmRecord record("A GPU, 132 multiprocessors", "cuBLASLt 12");
   const std::string name = "products-A_GPU__132_multiprocessors-cuBLASLt_12.json";
-  const Variable home("HOME", "/home/someone");
+  const Variable home("HOME", "/people/someone");
   {
     const Variable cache("XDG_CACHE_HOME", "/cache");
     CHECK(record.cache_file("auto") == fs::path("/cache/gptrain") / name);
@@ -46,10 +46,10 @@ TEST_CASE("run.algorithm_cache: a folder, the user's, or none") {
   }
   {
     const Variable relative("XDG_CACHE_HOME", "cache");
-    CHECK(record.cache_file("auto") == fs::path("/home/someone/.cache/gptrain") / name);
+    CHECK(record.cache_file("auto") == fs::path("/people/someone/.cache/gptrain") / name);
   }
   const Variable unset("XDG_CACHE_HOME", nullptr);
-  CHECK(record.cache_file("auto") == fs::path("/home/someone/.cache/gptrain") / name);
+  CHECK(record.cache_file("auto") == fs::path("/people/someone/.cache/gptrain") / name);
   const Variable homeless("HOME", nullptr);
   CHECK(record.cache_file("auto").empty());
 }
