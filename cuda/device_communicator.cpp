@@ -14,6 +14,9 @@ namespace {
 // All ranks' parts of an all-reduce that costs less as one exchange than as two.
 constexpr int64_t small_bytes = 256 * 1024;
 
+// An element of every rank.
+int64_t least_scratch_bytes(int size) { return int64_t{8} * size; }
+
 const std::byte* place(const void* data, int64_t element, DType dtype) {
   return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
 }
@@ -25,9 +28,10 @@ class DeviceCommunicator final : public Communicator {
  public:
   DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch)
       : links_(std::move(links)), scratch_(scratch.data()), scratch_bytes_(scratch.bytes()) {
-    // Otherwise what all_reduce leaves over after equal parts would not fit.
-    if (scratch_bytes_ < int64_t{64} * size() * size())
-      throw Error(ExitCode::device, "too many ranks in a group on devices: {}", size());
+    if (scratch_bytes_ < least_scratch_bytes(size())) {
+      throw Error(ExitCode::device, "too many ranks in a group on devices for {} bytes to reduce in: {}",
+                  scratch_bytes_, size());
+    }
     transfers_.reserve(static_cast<size_t>(2 * size()));
   }
 
@@ -36,19 +40,21 @@ class DeviceCommunicator final : public Communicator {
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     check({Operation::all_reduce, dtype, op, 0, count});
-    const int64_t bytes = count * dtype_bytes(dtype) * size();
-    const int64_t part = bytes <= std::min(small_bytes, scratch_bytes_) ? 0 : count / size();
-    if (part > 0) {
-      std::byte* const own = place(data, rank() * part, dtype);
-      reduce_parts(data, own, part, dtype, op);
-      links_->all_gather(own, data, part * dtype_bytes(dtype));
+    if (count * dtype_bytes(dtype) * size() <= std::min(small_bytes, scratch_bytes_))
+      return reduce_whole(data, count, dtype, op);
+    const auto slice = [&](int rank) { return count * rank / size(); };
+    std::byte* const own = place(data, slice(rank()), dtype);
+    reduce_slices(data, own, slice, dtype, op);
+    if (count % size() == 0) {
+      links_->all_gather(own, data, count / size() * dtype_bytes(dtype));
+    } else {
+      gather_slices(data, slice, dtype);
     }
-    reduce_whole(place(data, part * size(), dtype), count - part * size(), dtype, op);
   }
 
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     check({Operation::reduce_scatter, dtype, op, 0, count});
-    reduce_parts(in, out, count, dtype, op);
+    reduce_slices(in, out, [&](int rank) { return count * rank; }, dtype, op);
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
@@ -59,11 +65,23 @@ class DeviceCommunicator final : public Communicator {
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
     check({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
     const int64_t bytes = count * dtype_bytes(dtype);
-    for (int distance = 0; distance < size(); ++distance) {
-      const int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
+    for_each_distance(0, [&](int to, int from) {
       transfers_.push_back({to, place(in, to * count, dtype), nullptr, bytes});
       transfers_.push_back({from, nullptr, place(out, from * count, dtype), bytes});
-    }
+    });
+    exchange();
+  }
+
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    check_parts(sent, received, dtype, rank(), size());
+    check({Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0});
+    for_each_distance(0, [&](int to, int from) {
+      const PeerPart& leaves = sent[static_cast<size_t>(to)];
+      const PeerPart& comes = received[static_cast<size_t>(from)];
+      transfers_.push_back({to, place(in, leaves.first, dtype), nullptr, leaves.count * dtype_bytes(dtype)});
+      transfers_.push_back({from, nullptr, place(out, comes.first, dtype), comes.count * dtype_bytes(dtype)});
+    });
     exchange();
   }
 
@@ -95,8 +113,16 @@ class DeviceCommunicator final : public Communicator {
     links_->synchronize();
   }
   void synchronize() override { links_->synchronize(); }
+  void abort() override {}  // the links end the work of their groups
 
  private:
+  // body(to, from) for each distance in the circle of ranks, from `first` on.
+  template <typename Body>
+  void for_each_distance(int first, const Body& body) {
+    for (int distance = first; distance < size(); ++distance)
+      body((rank() + distance) % size(), (rank() + size() - distance) % size());
+  }
+
   void check(const Call& call) const {
     check_call(call, size());
     if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
@@ -115,20 +141,37 @@ class DeviceCommunicator final : public Communicator {
     transfers_.clear();
   }
 
-  // out = the reduction of this rank's part of in, of `count` elements. `out` may be that part.
-  void reduce_parts(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) {
-    const int64_t longest = scratch_bytes_ / (size() * dtype_bytes(dtype));
-    for (int64_t first = 0; first < count; first += longest) {
-      const int64_t n = std::min(longest, count - first);
-      const int64_t bytes = n * dtype_bytes(dtype);
-      for (int distance = 1; distance < size(); ++distance) {
-        const int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
-        transfers_.push_back({to, place(in, to * count + first, dtype), nullptr, bytes});
-        transfers_.push_back({from, nullptr, scratch_ + from * bytes, bytes});
-      }
+  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
+  // element. `out` may be that slice of in.
+  template <typename Slice>
+  void reduce_slices(const void* in, void* out, const Slice& slice, DType dtype, ReduceOp op) {
+    const int64_t width = dtype_bytes(dtype);
+    const int64_t longest = scratch_bytes_ / (size() * width);
+    int64_t end = 0;
+    for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
+    for (int64_t start = 0; start < end; start += longest) {
+      const auto count_of = [&](int rank) {
+        return std::clamp<int64_t>(slice(rank + 1) - slice(rank) - start, 0, longest);
+      };
+      const int64_t count = count_of(rank());
+      for_each_distance(1, [&](int to, int from) {
+        transfers_.push_back({to, place(in, slice(to) + start, dtype), nullptr, count_of(to) * width});
+        transfers_.push_back({from, nullptr, scratch_ + from * count * width, count * width});
+      });
       exchange();
-      sum(place(in, rank() * count + first, dtype), place(out, first, dtype), n, dtype, op);
+      if (count > 0) sum(place(in, slice(rank()) + start, dtype), place(out, start, dtype), count, dtype, op);
     }
+  }
+
+  // Slices of other ranks from them; this rank's own is in its place.
+  template <typename Slice>
+  void gather_slices(void* data, const Slice& slice, DType dtype) {
+    const auto bytes_of = [&](int rank) { return (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype); };
+    for_each_distance(1, [&](int to, int from) {
+      transfers_.push_back({to, place(data, slice(rank()), dtype), nullptr, bytes_of(rank())});
+      transfers_.push_back({from, nullptr, place(data, slice(from), dtype), bytes_of(from)});
+    });
+    exchange();
   }
 
   // data = the reduction of all of it.

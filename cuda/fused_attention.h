@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/documents.h"
@@ -48,7 +49,15 @@ class FusedAttention {
   virtual void run(const AttentionBackward& op, const DocumentTable* documents, std::byte* scratch) = 0;
 };
 
+// What benches vary.
+struct FusedAttentionOptions {
+  // Of backward; else dq is added up with atomics, in an order that differs from run to run.
+  bool fixed_bits = true;
+  // That a piece of backward may take of scratch, which is then so large; none: as fused_attention_policy.h has it.
+  std::optional<int64_t> backward_bytes = std::nullopt;
+};
+
 // On the calling thread's current device. Throws Error (device).
-std::unique_ptr<FusedAttention> make_fused_attention(Stream stream);
+std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedAttentionOptions& options = {});
 
 }  // namespace gptrain

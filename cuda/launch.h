@@ -44,6 +44,7 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  simt::note_launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, shape.shared_bytes);
   simt::start(stream, [=] {
     simt::run_grid(static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream.seed,
                    [=] { kernel(static_cast<Parameters>(arguments)...); });

@@ -6,8 +6,7 @@ namespace gptrain {
 
 bool has_device_links() { return false; }
 
-std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<Communicator* const>, SideQueue&,
-                                                                     DeviceMemory&, double) {
+std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup>, double) {
   throw Error(ExitCode::device, "this build of gptrain has no NCCL");
 }
 

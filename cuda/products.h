@@ -14,6 +14,8 @@
 // Where cuBLASLt can add an activation or the bias' gradient to a product (ops/fused_product.h), that and the product
 // alone with own kernels after it are two more candidates: which is faster depends on device and shape.
 //
+// What timing chose is checked before it is used (product_check.h); where it is wrong, the next fastest is taken.
+//
 // What was timed is kept in AlgorithmRecord::cache_file (run.algorithm_cache), so that the next run on such a device
 // need not choose again. No algorithm is taken that wants more workspace than is planned, whose bits may differ from
 // run to run, or that rounds partial sums to 16 bits: of those that split a sum, only the ones that add f32 parts in a

@@ -1,17 +1,18 @@
 // What takes the CUDA backend's place in a build without it.
 #include "base/error.h"
 #include "ops/backend.h"
+#include "ops/cuda_devices.h"
 
 namespace gptrain {
 namespace {
 
-[[noreturn]] void throw_no_cuda() {
-  throw Error(ExitCode::device, "this build of gptrain has no CUDA: build it where nvcc is found, or run on the CPU");
-}
+[[noreturn]] void throw_no_cuda() { throw Error(ExitCode::device, "{}; or run on the CPU", why_no_cuda_device()); }
 
 }  // namespace
 
 int num_cuda_devices() { return 0; }
+
+std::string why_no_cuda_device() { return "this build of gptrain has no CUDA: build it where nvcc is found"; }
 
 Target cuda_target(int) { throw_no_cuda(); }
 

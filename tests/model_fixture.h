@@ -11,6 +11,7 @@
 #include "config/load.h"
 #include "model/micro_batch.h"
 #include "parallel/groups.h"
+#include "parallel/parameters.h"
 
 namespace gptrain::testing {
 
@@ -34,6 +35,11 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
     "memory": {"loss_chunk_tokens": 23},
     "run": {"steps": 100, "seed": 7, "out": "none", "device": "cpu"}})";
   return parse_config(text, overrides, "small_config", world_size);
+}
+
+// One of the optimizer's columns of state, f32; on a device an address there.
+inline float* column(const StatePiece& piece, size_t index) {
+  return reinterpret_cast<float*>(piece.columns.at(index));
 }
 
 // The groups of a rank that is alone.

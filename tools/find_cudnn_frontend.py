@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""Prints the include folder of NVIDIA's cudnn-frontend where its Python wheel has been installed: for this Python, or
-in build-deps/site by tools/setup.sh. Prints nothing where it has not."""
+"""Prints the include folder of NVIDIA's cudnn-frontend where its Python wheel has been installed: for this Python or
+the python3 on the path, or in build-deps/site by tools/setup.sh. Prints nothing where it has not."""
 import importlib.metadata
 import pathlib
+import sys
+
+sys.dont_write_bytecode = True
+
+from find_cuda_libraries import site_folders  # noqa: E402
 
 HEADER = "cudnn_frontend.h"
 
@@ -15,10 +20,9 @@ def include_folder(distribution):
 
 
 def main():
-    own = pathlib.Path(__file__).resolve().parent.parent / "build-deps" / "site"
-    for path in ([str(own)], None):
-        found = importlib.metadata.distributions(name="nvidia-cudnn-frontend", **({"path": path} if path else {}))
-        for folder in map(include_folder, found):
+    for site in site_folders():
+        for folder in map(include_folder,
+                          importlib.metadata.distributions(name="nvidia-cudnn-frontend", path=[str(site)])):
             if folder:
                 print(folder)
                 return

@@ -1,38 +1,40 @@
 #!/usr/bin/env bash
-# Checks the CUDA backend on a machine with a GPU: builds it in build-cuda/, runs its tests, then the benches, beside
-# PyTorch where python3 has it, and ends with one table. Installs nothing, needs no network, takes under 10 minutes on
-# 16 cores. What fails does not stop what comes after it; what cannot run is "skipped", with the reason. Exits 1 if
-# anything failed, a mark of the table included. One log of all parts, written as they run, rows.tsv and table.txt are
-# in $OUT, or, where that is not set, in build-cuda/gpu-check/, which has each part's log too.
-#   tools/gpu_check.sh               everything, what is to be known first first
-#   tools/gpu_check.sh --quick       no benches
-#   tools/gpu_check.sh --no-build    takes what build-cuda/ holds
-#   tools/gpu_check.sh --no-tests    benches only: with --no-build, where one call left no time for them
-#   GPU_CHECK_SECONDS=N              the time that it takes at most (570)
+# Checks the CUDA backend on a machine with a GPU, in stages of at most ten minutes. Each is one command that needs no
+# other before it: it looks at the machine, builds in build-cuda/ what is not built, runs its parts, what is most likely
+# to fail first, and ends with one table. Installs nothing, needs no network; what the machine lacks is taken from
+# .gpu-deps/ where `tools/gpu_deps.sh collect` has put it. What fails does not stop what comes after it; what cannot run
+# is "skipped", with the reason. Exits 1 if anything failed, a mark of the table included.
+#   tools/gpu_check.sh probe      what is there, and whether a build would fail: seconds
+#   tools/gpu_check.sh A          every op; a step of 124M with its profile; memcheck, racecheck; steps beside the CPU
+#   tools/gpu_check.sh B          products, by algorithm; attention; kernels at their marks
+#   tools/gpu_check.sh C          whole steps at their marks, and beside PyTorch where python3 has it
+#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; stop and resume; memory
+#   tools/gpu_check.sh            probe, and all four one after the other
+#   --no-build                    takes what build-cuda/ holds; the executables alone may have been carried there
+#   GPU_CHECK_SECONDS=N           the time that a stage takes at most (570)
+#   GPU_CHECK_ARCHS=90a,...       what kernels are built for where there is no GPU to say it
+# In $OUT, or where that is not set in build-cuda/gpu-check/: STAGE.log, which is written as parts run, STAGE.tsv and
+# STAGE.txt, the table. build-cuda/gpu-check/ has each part's log, too.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-quick=no build=yes tests=yes
+build=yes stages=()
 while (($#)); do
   case "$1" in
-    --quick) quick=yes ;;
+    probe | A | B | C | D) stages+=("$1") ;;
     --no-build) build=no ;;
-    --no-tests) tests=no ;;
-    *) die "usage: tools/gpu_check.sh [--quick] [--no-build] [--no-tests]" ;;
+    *) die "usage: tools/gpu_check.sh [probe|A|B|C|D]... [--no-build]" ;;
   esac
   shift
 done
+((${#stages[@]})) || stages=(probe A B C D)
 
 folder="build-cuda"
 LOGS="$folder/gpu-check"
 results=${OUT:-$LOGS}
-rows=$results/rows.tsv
 budget=${GPU_CHECK_SECONDS:-570}
 mkdir -p "$LOGS" "$results"
-: >"$rows"
-rm -f "$results/gpu-check.log"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-SECONDS=0
 toolkit=${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}
 PATH=$PATH:$toolkit/bin
 
@@ -40,7 +42,7 @@ PATH=$PATH:$toolkit/bin
 by_lines=()
 if command -v stdbuf >/dev/null; then by_lines=(stdbuf -oL); fi
 
-left() { echo $((budget - SECONDS)); }
+left() { echo $((budget - (SECONDS - stage_start))); }
 row() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$rows"; }
 
 failed_rows() { grep -c $'\tfail$' "$rows" 2>/dev/null || true; }
@@ -55,7 +57,7 @@ skip() { # NAME REASON
 # with that cannot run here. The output goes line by line to the log of all parts: what ends this script does not take
 # it along.
 part() {
-  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before all=$results/gpu-check.log from
+  local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before all=$results/$stage.log from
   shift 3
   rm -f "$log"
   if (($(left) < limit)); then limit=$(left); fi
@@ -92,38 +94,6 @@ part() {
   fi
 }
 
-# Where a library's wheel keeps NAME.so*, one file per line: PyTorch brings those that the toolkit may lack.
-wheel_libraries() {
-  python3 - "$1" <<'PYTHON'
-import glob, importlib.util, sys
-spec = importlib.util.find_spec("nvidia")
-for folder in spec.submodule_search_locations if spec else []:
-    print(*sorted(glob.glob(f"{folder}/*/lib/lib{sys.argv[1]}.so*")), sep="\n")
-PYTHON
-}
-
-# Makes the loader find the toolkit's libraries, and loader and compiler those that it lacks, among the wheels: a
-# wheel has no file of the name that the linker looks for, so a link of that name is made here.
-find_libraries() {
-  local name header library links=$PWD/$folder/links
-  mkdir -p "$links"
-  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit/lib64
-  for name in cublasLt cudnn nvrtc; do
-    header=$name.h
-    printf '#include <%s>\nint main() {}\n' "$header" >"$links/probe.cu"
-    nvcc "$links/probe.cu" -l"$name" -o "$links/probe" >"$LOGS/probe-$name.log" 2>&1 && continue
-    library=$(wheel_libraries "$name" | sed -n '/./{p;q}') || true
-    [[ -n $library ]] || continue
-    ln -sf "$library" "$links/lib$name.so"
-    export CPATH=${library%/lib/*}/include${CPATH:+:$CPATH}
-    export LIBRARY_PATH=$links${LIBRARY_PATH:+:$LIBRARY_PATH}
-    export LD_LIBRARY_PATH=${library%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    say "lib$name is $library"
-  done
-  # For commands by hand, after this script.
-  printf 'export LD_LIBRARY_PATH=%q\n' "$LD_LIBRARY_PATH" >"$folder/environment.sh"
-}
-
 # Kernels for this GPU only, which halves the time of nvcc; for the default ones where it does not say what it is.
 configure() {
   local capability arch options=(-Dbuildtype=release -Dtests=true -Dcuda=enabled)
@@ -132,6 +102,8 @@ configure() {
     arch=$capability
     if ((arch == 90)); then arch=90a; fi
     options+=("-Dsm_archs=$arch")
+  elif [[ -n ${GPU_CHECK_ARCHS:-} ]]; then
+    options+=("-Dsm_archs=$GPU_CHECK_ARCHS")
   fi
   if [[ -f $folder/build.ninja ]]; then
     meson configure "$folder" "${options[@]}"
@@ -141,15 +113,8 @@ configure() {
 }
 
 build() {
-  configure && ninja -C "$folder" -k 0 -j "$(nproc)" gptrain tests/ops/test_ops tests/parity/test_parity_cuda
-}
-
-environment() {
-  timeout 30 nvidia-smi
-  nvcc --version
-  python3 --version
-  nproc
-  free -g
+  configure && ninja -C "$folder" -k 0 -j "$(nproc)" gptrain tests/ops/test_ops tests/parity/test_parity_cuda \
+    tests/bench/bench_gpu_library
 }
 
 python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
@@ -162,40 +127,43 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
 
 # Each op and each case in a process of its own, several at once: what has brought the device down for one has not for
 # the next. With a cache of their own: algorithms that were timed beside others are not to serve the benches.
-tests() {
+stage_A() {
   local -x XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
-  python_part 'every op (test_ops)' ops.log 150 each "$folder/tests/ops/test_ops" || true
+  python_part 'every op (test_ops)' ops.log 120 each "$folder/tests/ops/test_ops" || true
+  XDG_CACHE_HOME='' python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
+  python_part 'memcheck' memcheck.log 100 sanitize "$folder/tests/ops/test_ops" --tool memcheck || true
+  python_part 'racecheck' racecheck.log 80 sanitize "$folder/tests/ops/test_ops" --tool racecheck || true
   python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
     true
 }
 
-later_tests() {
-  python_part 'stop and resume' resume.log 60 resume || true
-  python_part 'memory' memory.log 60 memory || true
+stage_B() {
+  part 'products, by algorithm' products.log 260 "$folder/tests/bench/bench_gpu_library" products || true
+  python_part 'what the rules cost' products-rows.log 20 library "$LOGS/products.log" || true
+  part 'attention, backward' attention.log 90 "$folder/tests/bench/bench_gpu_library" attention || true
+  python_part 'what fixed bits cost' attention-rows.log 20 library "$LOGS/attention.log" || true
+  part 'benches of kernels' kernels.log 200 "$folder/tests/ops/test_ops" --backend cuda --bench || true
+  if [[ -f $LOGS/kernels.log ]]; then
+    python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
+  fi
 }
 
 # The marks are of these shapes; tools/bench_gpu.py and tools/compare_torch_gpu.py by themselves do all.
-whole_steps() {
-  local limit=170
+stage_C() {
+  local limit=230
   if (($(left) < limit)); then limit=$(left); fi
   if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
-}
-
-kernels() {
-  part 'benches of kernels' kernels.log 170 "$folder/tests/ops/test_ops" --backend cuda --bench || true
-  if [[ -f $LOGS/kernels.log ]]; then
-    python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
-  fi
+  beside_torch
 }
 
 beside_torch() {
   local name='PyTorch on the same machine' sees_gpu='import torch, sys; sys.exit(not torch.cuda.is_available())'
   if (($(left) < 90)); then
     skip "$name" 'no time was left'
-  elif ! timeout 40 python3 -c "$sees_gpu" 2>/dev/null; then
+  elif ! timeout 60 python3 -c "$sees_gpu" 2>/dev/null; then
     skip "$name" 'python3 has no torch that sees a GPU'
   elif
     part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
@@ -205,12 +173,13 @@ beside_torch() {
   fi
 }
 
-benches() {
-  whole_steps
-  kernels
-  if [[ $tests == yes ]]; then later_tests; fi
-  python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
-  beside_torch
+stage_D() {
+  local limit=270
+  if (($(left) < limit)); then limit=$(left); fi
+  part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
+    --seconds "$((limit - 10))" || true
+  python_part 'stop and resume' resume.log 90 resume || true
+  python_part 'memory' memory.log 90 memory || true
 }
 
 print_table() {
@@ -220,37 +189,52 @@ print_table() {
           exit count["fail"] > 0 }' "$rows"
 }
 
+# begin STAGE: what all stages do first. Returns 1 where the stage's own parts cannot run, and why is in the table.
+begin() {
+  stage=$1 stage_start=$SECONDS rows=$results/$1.tsv
+  : >"$rows"
+  : >"$results/$stage.log"
+  say "$stage: the GPU is ${gpu:-none}; the log is $results/$stage.log"
+  if [[ ${probed:-} ]]; then
+    cp "$probed" "$rows"
+  else
+    part 'what this machine has' machine.log 90 python3 tools/gpu_probe.py --rows "$rows" || sound=no
+    probed=$LOGS/machine.tsv
+    cp "$rows" "$probed"
+  fi
+  if [[ $stage == probe ]]; then return 1; fi
+  if [[ $build == yes && $sound == no ]]; then
+    skip build 'it would fail for what is missing'
+  elif [[ $build == yes ]]; then
+    # A function cannot be run by timeout, but by a shell that it starts.
+    export -f configure build
+    export folder
+    part build build.log 300 bash -c build || true
+  elif [[ ! -x $folder/gptrain ]]; then
+    skip build "there is no $folder/gptrain"
+  elif ! part 'what was built starts' starts.log 30 "$folder/gptrain" --version; then
+    return 1
+  fi
+  if [[ -z $gpu ]]; then
+    skip "stage $stage" 'there is no GPU'
+    return 1
+  elif [[ ! -x $folder/gptrain ]]; then
+    skip "stage $stage" 'there is no build'
+    return 1
+  fi
+}
+
+if [[ -f .gpu-deps/root.tar.gz ]]; then
+  # shellcheck source=tools/gpu_deps.sh
+  source tools/gpu_deps.sh install
+  say 'what the machine lacks is taken from .gpu-deps/'
+fi
 gpu=$(timeout 30 nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
 if [[ -z $gpu && -e /dev/nvidia0 ]]; then gpu='one of which nvidia-smi says nothing'; fi
-say "GPU: ${gpu:-none}; the log is $results/gpu-check.log"
-environment >"$results/gpu-check.log" 2>&1 || true
-
-if [[ $build == no && ! -x $folder/gptrain ]]; then
-  skip build "there is no $folder/gptrain"
-elif [[ $build == no ]]; then
-  find_libraries
-  skip build 'asked for (--no-build)'
-elif ! command -v nvcc >/dev/null; then
-  skip build 'there is no nvcc'
-else
-  mkdir -p "$folder"
-  find_libraries
-  # A function cannot be run by timeout, but by a shell that it starts.
-  export -f configure build
-  export folder
-  part build build.log 300 bash -c build || true
-fi
-if [[ -z $gpu ]]; then
-  skip 'tests and benches' 'there is no GPU'
-elif [[ ! -x $folder/gptrain ]]; then
-  skip 'tests and benches' 'there is no build'
-else
-  if [[ $tests == yes ]]; then tests; else skip tests 'asked for (--no-tests)'; fi
-  if [[ $quick == no ]]; then
-    benches
-  else
-    skip benches 'asked for (--quick)'
-    if [[ $tests == yes ]]; then later_tests; fi
-  fi
-fi
-print_table | tee "$results/table.txt"
+failed=no sound=yes
+for stage in "${stages[@]}"; do
+  if begin "$stage"; then "stage_$stage"; fi
+  print_table >"$results/$stage.txt" || failed=yes
+  cat "$results/$stage.txt"
+done
+[[ $failed == no ]]

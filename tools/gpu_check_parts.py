@@ -2,7 +2,9 @@
 """Parts of tools/gpu_check.sh that need more than a command: each adds rows to its table and exits 1 if one failed.
 
     each PROGRAM  runs every op of test_ops, or every case of a Catch2 program, in a process of its own
+    sanitize PROGRAM  runs some cases of test_ops, of the ops that a step is made of, under compute-sanitizer
     kernels LOG   takes rows from what `test_ops --backend cuda --bench` has printed
+    library LOG   takes rows from what bench_gpu_library has printed
     resume        a run that was stopped and resumed, and one again from the start, end with the same bits
     memory        what a run takes is what was planned, and stays what it is after the first steps
     profile       the time of a step, op by op
@@ -30,7 +32,14 @@ BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?
 AT_ONCE = 4  # processes on the device
 LONGEST_CASE_SECONDS = 60
 SKIPPED = 77
+# Of these, each kernel at small sizes: under a tool it takes a hundred times as long. Of so many cases one is taken.
+SANITIZED = {"linear_forward": 12, "linear_backward_input": 8, "linear_backward_weight": 10, "attention_forward": 12,
+             "attention_backward": 12, "norm_forward": 8, "norm_backward": 8, "cross_entropy": 8, "quantize": 6,
+             "scaled_product": 8, "embedding_backward": 4, "adamw": 6}
+SANITIZER_FOUND = 99
 STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
+# Those of tools/gpu_roofline.py, with which a profile is compared.
+RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
 # Dropout, several micro-batches and grouped queries, so that all that has a state takes part.
@@ -66,25 +75,53 @@ def end_of_command(command, seconds):
 
 
 def each(options, rows):
-    deadline, all_sound = Deadline(options.seconds), True
-    program = options.file.resolve()
+    deadline, program = Deadline(options.seconds), options.file.resolve()
     runs = commands(program)
     if not runs:
         raise RunFailed(f"{program} names nothing to run")
 
+    return run_each(runs, program.name, deadline, rows)
+
+
+def run_each(runs, title, deadline, rows):
+    """Runs {name: command}, several at once; a row for each that fails or finds no time."""
     def run(command):
         seconds = min(LONGEST_CASE_SECONDS, deadline.left())
         return end_of_command(command, seconds) if seconds > 0 else (None, "no time was left\n")
 
+    all_sound = True
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for name, (sound, printed) in zip(runs, pool.map(run, runs.values()), strict=True):
             print(f"---- {name}\n{printed}", end="", flush=True)
             if not sound:
                 late = sound is None
-                rows.add(f"{program.name}: {name}", "", mark=printed.splitlines()[-1],
-                         status="skipped" if late else "fail")
+                rows.add(f"{title}: {name}", "", mark=printed.splitlines()[-1], status="skipped" if late else "fail")
                 all_sound = all_sound and late
     return all_sound
+
+
+def sanitize(options, rows):
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        print("skipped: there is no compute-sanitizer")
+        return None
+    program = options.file.resolve()
+    under_tool = [tool, "--tool", options.tool, "--error-exitcode", str(SANITIZER_FOUND), program, "--backend", "cuda",
+                  "--repeats", "1"]
+    runs = {op: [*under_tool, "--op", op, "--every", str(every)] for op, every in SANITIZED.items()}
+    return run_each(runs, options.tool, Deadline(options.seconds), rows)
+
+
+def library(options, rows):
+    """Lines "= name, figure, unit, mark, outcome", by tabs."""
+    sound, found = True, False
+    for line in options.file.read_text(encoding="utf-8").splitlines():
+        fields = line[2:].split("\t")
+        if not line.startswith("= ") or len(fields) != 5:
+            continue
+        rows.add(*fields)
+        sound, found = sound and fields[4] != "fail", True
+    return sound and found
 
 
 def kernels(options, rows):
@@ -173,29 +210,37 @@ def profile(options, rows, folder):
         fitting = fitting_micro_batches(options.gptrain, folder, case, options.device)
         if not fitting:
             raise RunFailed(f"{name}: no micro-batch fits")
-        file = write_config(folder, case, fitting[0], options.device, name)
+        reckoned = RECKONED_MICRO_BATCHES.get(name)
+        micro = reckoned if reckoned in fitting else fitting[0]
+        file = write_config(folder, case, micro, options.device, name, batch={"global": micro})
         # The table follows the line of its step: one step more, and it is there.
         run = train_steps(options.gptrain, file, 7, deadline.left(), "--profile-step", 6)
         table = "".join(run.printed)
         if "profile of step" not in table:
             raise RunFailed(f"{name}: gptrain printed no profile")
-        print(f"{name}, micro-batch {fitting[0]}\n{table[table.index('profile of step'):]}")
+        print(f"{name}, one micro-batch of {micro}\n{table[table.index('profile of step'):]}")
+        rows.add(f"{name}, one micro-batch of {micro}, a step (op by op: the log)",
+                 f"{run.records[6]['step_seconds'] * 1e3:.1f}", "ms")
         shutil.rmtree(folder / name)
     return True
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["each", "kernels", "resume", "memory", "profile"])
-    parser.add_argument("file", nargs="?", type=Path, help="the program of each, the log of kernels")
+    parser.add_argument("part", choices=["each", "sanitize", "kernels", "library", "resume", "memory",
+                                         "profile"])
+    parser.add_argument("file", nargs="?", type=Path, help="the program of each and sanitize, the log of the others")
+    parser.add_argument("--tool", choices=["memcheck", "racecheck"], default="memcheck", help="of sanitize")
     add_arguments(parser)
     options = parser.parse_args()
     options.gptrain = options.gptrain.resolve()
     rows = Rows(options.rows)
-    parts = {"each": each, "kernels": kernels, "resume": resume, "memory": memory, "profile": profile}
+    of_files = {"each": each, "sanitize": sanitize, "kernels": kernels, "library": library}
+    parts = {"resume": resume, "memory": memory, "profile": profile}
     try:
-        if options.part in ("each", "kernels"):
-            return 0 if parts[options.part](options, rows) else 1
+        if options.part in of_files:
+            sound = of_files[options.part](options, rows)
+            return SKIPPED if sound is None else 0 if sound else 1
         with tempfile.TemporaryDirectory(prefix="gptrain-check-") as scratch:
             return 0 if parts[options.part](options, rows, Path(scratch)) else 1
     except (RunFailed, RuntimeError) as error:

@@ -1,7 +1,6 @@
 #include "device/algorithms.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -57,6 +56,26 @@ AlgorithmRecord empty_record() {
 
 }  // namespace
 
+AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto setting = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
+    size_t written = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof value, &written);
+    return status == CUBLAS_STATUS_SUCCESS ? static_cast<int32_t>(value) : -1;
+  };
+  return {.id = setting(CUBLASLT_ALGO_CONFIG_ID, int32_t{}),
+          .tile = setting(CUBLASLT_ALGO_CONFIG_TILE_ID, uint32_t{}),
+          .stages = setting(CUBLASLT_ALGO_CONFIG_STAGES_ID, uint32_t{}),
+          .split_k = setting(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, int32_t{}),
+          .reduction_scheme = setting(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, uint32_t{}),
+          .cluster = setting(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, uint16_t{})};
+}
+
+std::string AlgorithmSettings::text() const {
+  return fmt::format("algorithm {}, tile {}, stages {}, cluster {}, split-K {}, reduction scheme {}", id, tile, stages,
+                     cluster, split_k, reduction_scheme);
+}
+
 void check_cublas(cublasStatus_t status, std::string_view what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(ExitCode::device, "{}: cuBLASLt error {} ({})", what, cublasLtGetStatusString(status),
@@ -86,7 +105,16 @@ float Algorithms::Event::milliseconds_since(const Event& before) const {
 }
 
 Algorithms::Algorithms(Stream stream, const std::string& cache)
-    : stream_(stream), record_(empty_record()), timed_(record_), cache_file_(timed_.cache_file(cache)) {
+    : stream_(stream),
+      check_(stream,
+             [stream](void* host, const void* device, int64_t bytes) {
+               check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+                          "checking an algorithm");
+               check_cuda(cudaStreamSynchronize(stream), "checking an algorithm");
+             }),
+      record_(empty_record()),
+      timed_(record_),
+      cache_file_(timed_.cache_file(cache)) {
   if (!cache_file_.empty()) warn(timed_.read(cache_file_));
   check_cublas(cublasLtCreate(&library_), "starting the library");
 }
@@ -123,26 +151,57 @@ bool Algorithms::run(Served& served, const LtOperands& operands) {
   return false;
 }
 
-std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const LtOperands& operands) const {
-  std::vector<Candidate> found = candidates(served);
-  std::erase_if(found, [&](const Candidate& candidate) {
-    return try_to_start(served, operands, candidate.algorithm) != CUBLAS_STATUS_SUCCESS;
+template <typename Entry, typename CandidateOf>
+void Algorithms::time_all(Served& served, const LtOperands& operands, std::vector<Entry>& entries,
+                          const CandidateOf& candidate_of) const {
+  std::erase_if(entries, [&](Entry& entry) {
+    return try_to_start(served, operands, candidate_of(entry).algorithm) != CUBLAS_STATUS_SUCCESS;
   });
   for (int round = 0; round < timing_rounds; ++round) {
-    for (Candidate& candidate : found) {
+    for (Entry& entry : entries) {
+      Candidate& candidate = candidate_of(entry);
       const auto run = [&] { start(served, operands, candidate.algorithm); };
       candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(run));
     }
   }
-  std::optional<Candidate> best;
-  for (const Candidate& candidate : found)
-    if (!best || candidate.milliseconds < clearly * best->milliseconds) best = candidate;
-  return best;
 }
 
-void Algorithms::choose(Served& served, const LtOperands& operands) {
+std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const LtOperands& operands,
+                                                         const Expected& expected) {
+  std::vector<Candidate> found = candidates(served);
+  time_all(served, operands, found, [](Candidate& candidate) -> Candidate& { return candidate; });
+  const auto fault = [&](const Candidate& candidate) {
+    return fault_of(served, operands, expected, candidate.algorithm);
+  };
+  const auto strike = [&](const Candidate& candidate, const std::string& why) {
+    warn(fmt::format("{} ({}): cuBLASLt's {} is not used: {}", served.text, served.name,
+                     settings_of(candidate.algorithm).text(), why));
+  };
+  return fastest_sound(std::move(found), clearly, fault, strike);
+}
+
+std::string Algorithms::fault_of(Served& served, const LtOperands& operands, const Expected& expected,
+                                 const cublasLtMatmulAlgo_t& algorithm) const {
+  static_assert(product_check_bytes <= gpu_product_workspace_bytes);
+  const auto run = [&] { start(served, operands, algorithm); };
+  return check_.fault(expected.product, expected.bias_gradient, run, operands.workspace);
+}
+
+std::vector<Algorithms::Surveyed> Algorithms::survey(Served& served, const LtOperands& operands) const {
+  constexpr int most = 64;
+  std::vector<Surveyed> found;
+  for (const auto& result : ask(served, {operands.workspace_bytes, CUBLASLT_REDUCTION_SCHEME_MASK, most})) {
+    found.push_back({{result.algo, std::numeric_limits<float>::infinity()},
+                     static_cast<int64_t>(result.workspaceSize),
+                     is_allowed(result.algo, result.workspaceSize, served.depth)});
+  }
+  time_all(served, operands, found, [](Surveyed& surveyed) -> Candidate& { return surveyed.candidate; });
+  return found;
+}
+
+void Algorithms::choose(Served& served, const LtOperands& operands, const Expected& expected) {
   if (served.known) return;
-  const std::optional<Candidate> best = fastest(served, operands);
+  const std::optional<Candidate> best = fastest(served, operands, expected);
   if (!best) return settle(served, std::nullopt);  // not kept on disk: the next run asks again
   settle_timed(served, best->algorithm);
 }
@@ -165,36 +224,40 @@ void Algorithms::settle_timed(Served& served, const std::optional<cublasLtMatmul
   if (!cache_file_.empty()) warn(timed_.write(cache_file_));
 }
 
-// Those that the library thinks fastest, best first.
-std::vector<Algorithms::Candidate> Algorithms::candidates(Served& served) const {
+// What the library offers, which it thinks fastest first.
+std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, const Offers& offers) const {
   cublasLtMatmulPreferenceOpaque_t preference;
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     check_cublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value), served.text);
   };
   check_cublas(cublasLtMatmulPreferenceInit(&preference), served.text);
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(gpu_product_workspace_bytes));
-  // Unsplit sums are allowed with any mask.
-  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(offers.workspace_bytes));
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, offers.reduction_schemes);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, served.align_a);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, served.align_b);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, served.align_d);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, served.align_d);
-  std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results{};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(offers.count));
   int count = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library_, &served.operation, &served.a, &served.b, &served.d, &served.d,
-                                     &preference, most_candidates, results.data(), &count);
+                                     &preference, offers.count, results.data(), &count);
   // What is more than a bias has a way without the library, whatever that says of it.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
       (status != CUBLAS_STATUS_SUCCESS && served.otherwise == apart))
     return {};
   check_cublas(status, served.text);
+  results.resize(static_cast<size_t>(count));
+  std::erase_if(results, [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
+  return results;
+}
+
+std::vector<Algorithms::Candidate> Algorithms::candidates(Served& served) const {
   std::vector<Candidate> found;
-  for (int i = 0; i < count; ++i) {
-    const auto& result = results[static_cast<size_t>(i)];
-    if (result.state == CUBLAS_STATUS_SUCCESS && is_allowed(result.algo, result.workspaceSize, served.depth))
+  for (const auto& result :
+       ask(served, {gpu_product_workspace_bytes, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, most_candidates}))
+    if (is_allowed(result.algo, result.workspaceSize, served.depth))
       found.push_back({result.algo, std::numeric_limits<float>::infinity()});
-  }
   return found;
 }
 
@@ -210,7 +273,7 @@ cublasStatus_t Algorithms::try_to_start(Served& served, const LtOperands& operan
   const float beta = operands.accumulate ? 1.0F : 0.0F;
   const cublasStatus_t status = cublasLtMatmul(
       library_, &served.operation, &alpha, operands.a, &served.a, operands.b, &served.b, &beta, operands.d, &served.d,
-      operands.d, &served.d, &algorithm, operands.workspace, static_cast<size_t>(gpu_product_workspace_bytes), stream_);
+      operands.d, &served.d, &algorithm, operands.workspace, static_cast<size_t>(operands.workspace_bytes), stream_);
   if (status != CUBLAS_STATUS_SUCCESS) {
     cudaGetLastError();  // else the next kernel would be blamed
     if (const cudaError_t stays = cudaGetLastError(); stays != cudaSuccess) check_cuda(stays, served.text);

@@ -15,6 +15,8 @@
 #include "algorithm_record.h"
 #include "base/dtype.h"
 #include "device/cublas.h"
+#include "ops/gpu_scratch.h"
+#include "product_check.h"
 #include "stream.h"
 
 namespace gptrain {
@@ -46,12 +48,27 @@ struct Served {
   void lay_out(cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols, int64_t ld) const;
 };
 
-// What one run of a product works on. `workspace`: gpu_product_workspace_bytes.
+// What one run of a product works on.
 struct LtOperands {
   const void *a, *b;
   void* d;
   bool accumulate;
   std::byte* workspace;
+  int64_t workspace_bytes = gpu_product_workspace_bytes;
+};
+
+// What the library calls an algorithm's settings, for people.
+struct AlgorithmSettings {
+  int32_t id = -1, tile = -1, stages = -1, split_k = -1, reduction_scheme = -1, cluster = -1;
+
+  std::string text() const;
+};
+AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
+
+// What the product must come to (see ProductCheck::fault).
+struct Expected {
+  ExpectedProduct product;
+  Matrix bias_gradient;
 };
 
 // All functions that take a product want its descriptors complete. Throws Error(device).
@@ -76,12 +93,23 @@ class Algorithms {
     cublasLtMatmulAlgo_t algorithm;
     float milliseconds;
   };
-  // None where the library has none that starts.
-  std::optional<Candidate> fastest(Served& served, const LtOperands& operands) const;
+  // Of those that start and compute what they must, twice the same bits; none where there is none. Those that do not
+  // are warned of.
+  std::optional<Candidate> fastest(Served& served, const LtOperands& operands, const Expected& expected);
+  // Whatever the rules say, for benches: all that the library offers within operands.workspace_bytes, timed.
+  struct Surveyed {
+    Candidate candidate;
+    int64_t workspace_bytes;
+    bool allowed;  // by the rules, which `fastest` keeps
+  };
+  std::vector<Surveyed> survey(Served& served, const LtOperands& operands) const;
+  // As ProductCheck::fault has it.
+  std::string fault_of(Served& served, const LtOperands& operands, const Expected& expected,
+                       const cublasLtMatmulAlgo_t& algorithm) const;
   // Queues the product. Throws where the library does not take it with this algorithm.
   void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
   // Finds and settles the fastest, where nothing is known yet.
-  void choose(Served& served, const LtOperands& operands);
+  void choose(Served& served, const LtOperands& operands, const Expected& expected);
   // None: what is there otherwise.
   void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
   // The same, for this run and later ones on such a device.
@@ -118,13 +146,24 @@ class Algorithms {
   };
 
   bool still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
+  struct Offers {
+    int64_t workspace_bytes;
+    uint32_t reduction_schemes;  // a mask; unsplit sums are allowed with any
+    int count;
+  };
+  std::vector<cublasLtMatmulHeuristicResult_t> ask(Served& served, const Offers& offers) const;
   std::vector<Candidate> candidates(Served& served) const;
+  // Times those that start, and leaves the others out.
+  template <typename Entry, typename CandidateOf>
+  void time_all(Served& served, const LtOperands& operands, std::vector<Entry>& entries,
+                const CandidateOf& candidate_of) const;
   cublasStatus_t try_to_start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
   void warn(const std::string& line) {
     if (!line.empty()) warnings_ += line + '\n';
   }
 
   Stream stream_;
+  ProductCheck check_;
   cublasLtHandle_t library_ = nullptr;
   AlgorithmRecord record_;  // of all that was run or chosen here, or taken over
   AlgorithmRecord timed_;   // by this run and earlier ones on such a device

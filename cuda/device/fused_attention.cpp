@@ -155,9 +155,10 @@ void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length)
 template <typename Op>
 class GraphBuilder {
  public:
-  GraphBuilder(const Op& op, const AttentionPiece& piece)
+  GraphBuilder(const Op& op, const AttentionPiece& piece, bool fixed_bits)
       : op_(op),
         piece_(piece),
+        fixed_bits_(fixed_bits),
         batch_(piece.batch * fused_attention_room(op.mask)),
         heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
     graph_->set_io_data_type(data_type(op.q.dtype))
@@ -213,6 +214,7 @@ class GraphBuilder {
 
   const Op& op_;
   AttentionPiece piece_;
+  bool fixed_bits_;
   int64_t batch_, heads_;
   std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
 };
@@ -233,7 +235,7 @@ template <>
 void GraphBuilder<AttentionBackward>::add_attention() {
   fe::graph::SDPA_backward_attributes attributes;
   attributes.set_name("attention_backward").set_attn_scale(static_cast<float>(op_.scale));
-  attributes.set_deterministic_algorithm(true);
+  attributes.set_deterministic_algorithm(fixed_bits_);
   set_mask(attributes, op_.mask, op_.sequence_length);
   set_lengths(attributes);
   fe::graph::Tensor_attributes lse;
@@ -253,13 +255,30 @@ struct Plan {
   int64_t workspace_bytes;
 };
 
+int64_t scratch_bytes_of(const AttentionForward& op, const FusedAttentionOptions&) {
+  return fused_attention_scratch_bytes(op);
+}
+int64_t scratch_bytes_of(const AttentionBackward& op, const FusedAttentionOptions& options) {
+  return options.backward_bytes.value_or(fused_attention_scratch_bytes(op));
+}
+int64_t most_groups_of(const AttentionForward& op, const FusedAttentionOptions&) {
+  return fused_attention_most_groups(op);
+}
+int64_t most_groups_of(const AttentionBackward& op, const FusedAttentionOptions& options) {
+  // What is added up with atomics needs no gradients of scores.
+  if (!options.fixed_bits) return op.batch * op.num_kv_heads;
+  if (!options.backward_bytes) return fused_attention_most_groups(op);
+  const int64_t room = *options.backward_bytes - fused_attention_overhead_bytes;
+  return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
+}
+
 // Takes smaller pieces than planned where cuDNN wants more workspace than it was expected to.
 template <typename Op>
-Plan build_plan(const Op& op, cudnnHandle_t handle) {
-  const int64_t scratch_bytes = fused_attention_scratch_bytes(op);
-  for (AttentionPiece piece = fused_attention_piece(op, fused_attention_most_groups(op));;
+Plan build_plan(const Op& op, cudnnHandle_t handle, const FusedAttentionOptions& options) {
+  const int64_t scratch_bytes = scratch_bytes_of(op, options);
+  for (AttentionPiece piece = fused_attention_piece(op, most_groups_of(op, options));;
        piece = fused_attention_piece(op, piece.groups() / 2)) {
-    Plan plan{piece, GraphBuilder<Op>(op, piece).build(handle), 0};
+    Plan plan{piece, GraphBuilder<Op>(op, piece, options.fixed_bits).build(handle), 0};
     check_graph(op, plan.graph->get_workspace_size(plan.workspace_bytes));
     if (plan.workspace_bytes <= scratch_bytes) return plan;
     if (piece.groups() == 1) {
@@ -316,6 +335,8 @@ Operand last_operand(const AttentionBackward&) { return id_dv; }
 template <typename Op>
 class Plans {
  public:
+  explicit Plans(const FusedAttentionOptions& options) : options_(options) {}
+
   AttentionPieces pieces(const Op& op, cudnnHandle_t handle) {
     const Shape shape = shape_of(op);
     const auto refused = refused_.find(shape);
@@ -343,10 +364,11 @@ class Plans {
  private:
   const Plan& plan(const Op& op, const Shape& shape, cudnnHandle_t handle) {
     auto found = plans_.find(shape);
-    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle)).first;
+    if (found == plans_.end()) found = plans_.emplace(shape, build_plan(op, handle, options_)).first;
     return found->second;
   }
 
+  FusedAttentionOptions options_;
   std::map<Shape, Plan> plans_;
   std::map<Shape, std::string> refused_;  // and why
 };
@@ -357,7 +379,8 @@ struct DestroyHandle {
 
 class CudnnAttention final : public FusedAttention {
  public:
-  explicit CudnnAttention(Stream stream) {
+  CudnnAttention(Stream stream, const FusedAttentionOptions& options)
+      : forward_plans_(options), backward_plans_(options) {
     const size_t version = cudnnGetVersion();
     if (version < oldest_cudnn) {
       throw Error(ExitCode::device, "cuDNN {} was found, of which attention is wrong: {} or later is needed", version,
@@ -408,6 +431,8 @@ class CudnnAttention final : public FusedAttention {
 
 }  // namespace
 
-std::unique_ptr<FusedAttention> make_fused_attention(Stream stream) { return std::make_unique<CudnnAttention>(stream); }
+std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedAttentionOptions& options) {
+  return std::make_unique<CudnnAttention>(stream, options);
+}
 
 }  // namespace gptrain

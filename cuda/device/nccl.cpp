@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <nccl.h>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -50,7 +51,7 @@ std::shared_ptr<Flag> flag_of(const std::string& id) {
 // One rank's NCCL communicator, which checks and failures share with the links that use it. Of one thread.
 class Group {
  public:
-  Group(int rank, int size, const std::string& id, double timeout_seconds);
+  Group(int rank, int size, const std::string& id, int most_blocks, double timeout_seconds);
   // Waits for its work, unless it was aborted.
   ~Group();
   Group(const Group&) = delete;
@@ -73,7 +74,7 @@ class Group {
   ncclComm_t handle_ = nullptr;
 };
 
-Group::Group(int rank, int size, const std::string& id, double timeout_seconds)
+Group::Group(int rank, int size, const std::string& id, int most_blocks, double timeout_seconds)
     : timeout_(timeout_seconds), failed_(flag_of(id)) {
   ncclUniqueId unique;
   if (id.size() != sizeof unique.internal)
@@ -82,6 +83,7 @@ Group::Group(int rank, int size, const std::string& id, double timeout_seconds)
   std::copy(id.begin(), id.end(), unique.internal);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.maxCTAs = most_blocks;
   try {
     settle(ncclCommInitRankConfig(&handle_, size, unique, rank, &config), "making a group of devices");
   } catch (...) {
@@ -135,7 +137,8 @@ void Group::check() {
               ncclGetErrorString(asked == ncclSuccess ? state : asked), ncclGetLastError(handle_));
 }
 
-// The groups of one rank. When one fails, the work of all is ended: the device would not come to rest otherwise.
+// The groups of one rank, on all its lanes. When one fails, the work of all is ended: the device would not come to rest
+// otherwise.
 class Groups {
  public:
   Groups() = default;
@@ -145,8 +148,8 @@ class Groups {
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
 
-  Group& add(int rank, int size, const std::string& id, double timeout_seconds) {
-    return *groups_.emplace_back(std::make_unique<Group>(rank, size, id, timeout_seconds));
+  Group& add(int rank, int size, const std::string& id, int most_blocks, double timeout_seconds) {
+    return *groups_.emplace_back(std::make_unique<Group>(rank, size, id, most_blocks, timeout_seconds));
   }
   void check() {
     or_abort([&] {
@@ -242,23 +245,36 @@ std::string new_id(int rank) {
   return {id.internal, sizeof id.internal};
 }
 
+// How many blocks a group may run, so that one of every lane and all its peers' find room on a device together. NCCL's
+// own choice is the limit where there is more.
+int blocks_of_group(size_t num_lanes) {
+  constexpr int most = 32;
+  int device = 0, processors = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for processors");
+  return std::clamp(processors / static_cast<int>(num_lanes), 1, most);
+}
+
 }  // namespace
 
 bool has_device_links() { return true; }
 
-std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<Communicator* const> hosts,
-                                                                     SideQueue& queue, DeviceMemory& scratch,
+std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
                                                                      double timeout_seconds) {
-  const auto groups = std::make_shared<Groups>();
+  const auto made = std::make_shared<Groups>();
   std::vector<std::unique_ptr<Communicator>> communicators;
-  for (Communicator* const host : hosts) {
-    const std::string id = broadcast_text(host, new_id(host->rank()), 0);
-    Group& group = groups->add(host->rank(), host->size(), id, timeout_seconds);
+  std::set<SideQueue*> queues;
+  for (const LinkedGroup& group : groups) queues.insert(group.queue);
+  for (const LinkedGroup& group : groups) {
+    const int rank = group.host->rank(), size = group.host->size();
+    const std::string id = broadcast_text(group.host, new_id(rank), 0);
+    Group& links = made->add(rank, size, id, blocks_of_group(queues.size()), timeout_seconds);
     communicators.push_back(make_device_communicator(
-        std::make_unique<NcclLinks>(groups, group, host->rank(), host->size(), static_cast<Stream>(queue.handle())),
-        scratch));
+        std::make_unique<NcclLinks>(made, links, rank, size, static_cast<Stream>(group.queue->handle())),
+        *group.scratch));
   }
-  queue.while_waiting([weak = std::weak_ptr(groups)] {
+  if (groups.empty()) return communicators;
+  groups.front().queue->while_waiting([weak = std::weak_ptr(made)] {
     if (const auto alive = weak.lock()) alive->check();
   });
   return communicators;

@@ -29,6 +29,7 @@
 #include "base/dtype.h"
 #include "device/algorithms.h"
 #include "device/epilogues.h"
+#include "device/product_key.h"
 #include "device/scaled_products.h"
 #include "kernels/elements.h"
 #include "ops/check.h"
@@ -36,43 +37,6 @@
 
 namespace gptrain {
 namespace {
-
-// What an algorithm is chosen for. Alignments are in bytes, of the addresses; strides speak for themselves.
-struct ProductKey {
-  int64_t m, n, k;
-  int64_t lda, ldb, ldd;
-  uint32_t align_a, align_b, align_d;
-  bool transpose_a, transpose_b;
-  DType operands, result;
-  Epilogue epilogue;
-  int64_t ld_aux;  // of the pre-activation; 0: there is none
-  auto operator<=>(const ProductKey&) const = default;
-
-  std::string text() const {
-    return fmt::format("{}{} m={} n={} k={} ld={},{},{} align={},{},{} {} to {}{}{}", transpose_a ? 'T' : 'N',
-                       transpose_b ? 'T' : 'N', m, n, k, lda, ldb, ldd, align_a, align_b, align_d, dtype_name(operands),
-                       dtype_name(result), name_of(epilogue).text, ld_aux > 0 ? fmt::format(" ld={}", ld_aux) : "");
-  }
-};
-
-ProductKey key_of(const Call& call) {
-  const Product& product = call.product;
-  return {.m = product.c.cols,
-          .n = product.c.rows,
-          .k = product.depth(),
-          .lda = leading_dimension(product.b),
-          .ldb = leading_dimension(product.a),
-          .ldd = leading_dimension(product.c),
-          .align_a = alignment_of(product.b.data),
-          .align_b = alignment_of(product.a.data),
-          .align_d = alignment_of(product.c.data),
-          .transpose_a = product.b_transposed,
-          .transpose_b = product.a_transposed,
-          .operands = product.a.dtype,
-          .result = product.c.dtype,
-          .epilogue = call.epilogue,
-          .ld_aux = call.pre_activation.given() ? leading_dimension(call.pre_activation) : 0};
-}
 
 class CublasProducts final : public Products {
  public:
@@ -126,30 +90,6 @@ class CublasProducts final : public Products {
   std::map<ProductKey, Served> served_;
 };
 
-LtOperands operands_of(const Call& call) {
-  const Product& product = call.product;
-  return {product.b.data, product.a.data, product.c.data, product.accumulate, call.workspace};
-}
-
-void describe(const ProductKey& key, const Call& call, Served& served) {
-  served.text = call.text();
-  served.name = key.text();
-  served.otherwise = is_more_than_bias(key.epilogue) ? apart : own_kernel;
-  served.depth = key.k;
-  served.align_a = key.align_a;
-  served.align_b = key.align_b;
-  served.align_d = key.align_d;
-  served.begin();
-  const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
-  served.set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? transposed : plain);
-  served.set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? transposed : plain);
-  served.set(CUBLASLT_MATMUL_DESC_EPILOGUE, name_of(key.epilogue).library);
-  if (key.ld_aux > 0) served.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.ld_aux);
-  served.lay_out(served.a, key.operands, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k, key.lda);
-  served.lay_out(served.b, key.operands, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n, key.ldb);
-  served.lay_out(served.d, key.result, key.m, key.n, key.ldd);
-}
-
 template <typename Op>
 Call CublasProducts::call_of(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
   require_scratch(Op::name, gpu_scratch_bytes(op), scratch_bytes);
@@ -200,7 +140,7 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   if (served.known && served.algorithm) return;
   choose_product(product_alone(timed), scratch, scratch_bytes);
   if (served.known) return;
-  const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call));
+  const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call), expected_of(call));
   if (!best) return algorithms_.settle(served, std::nullopt);
   const bool is_apart = is_faster_apart(timed, call, served, best->algorithm, scratch, scratch_bytes);
   algorithms_.settle_timed(served, is_apart ? std::nullopt : std::optional(best->algorithm));
@@ -213,13 +153,13 @@ bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& se
   float apart_milliseconds = together_milliseconds;
   for (int round = 0; round < Algorithms::timing_rounds; ++round) {
     together_milliseconds = std::min(together_milliseconds, algorithms_.milliseconds([&] {
-                                       algorithms_.start(served, operands_of(fused), algorithm);
-                                       finish(op, fused, stream_);
-                                     }));
+      algorithms_.start(served, operands_of(fused), algorithm);
+      finish(op, fused, stream_);
+    }));
     apart_milliseconds = std::min(apart_milliseconds, algorithms_.milliseconds([&] {
-                                    run_product(product_alone(op), scratch, scratch_bytes);
-                                    run_rest(op, stream_, scratch);
-                                  }));
+      run_product(product_alone(op), scratch, scratch_bytes);
+      run_rest(op, stream_, scratch);
+    }));
   }
   return apart_milliseconds < Algorithms::clearly * together_milliseconds;
 }
@@ -227,7 +167,7 @@ bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& se
 template <typename Op>
 void CublasProducts::choose_product(const Op& op, std::byte* scratch, int64_t scratch_bytes) {
   const Call call = call_of(op, scratch, scratch_bytes);
-  algorithms_.choose(served(call), operands_of(call));
+  algorithms_.choose(served(call), operands_of(call), expected_of(call));
 }
 
 Served& CublasProducts::served(const Call& call) {
@@ -235,8 +175,7 @@ Served& CublasProducts::served(const Call& call) {
   const auto [place, is_new] = served_.try_emplace(key);
   Served& served = place->second;
   if (is_new) describe(key, call, served);
-  if (call.bias != nullptr) served.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
-  if (call.pre_activation.given()) served.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_activation.data);
+  set_pointers(call, served);
   if (is_new) algorithms_.look_up(served);  // which asks the library, and that looks at the pointers' alignment
   return served;
 }

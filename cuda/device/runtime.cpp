@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "device/status.h"
 #include "device/upload_ring.h"
+#include "ops/cuda_devices.h"
 
 namespace gptrain {
 namespace {
@@ -153,7 +154,10 @@ class CudaSideQueue final : public SideQueue {
 
 CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
     : device_(device), ops_(ops), checks_(std::move(checks)) {
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for copies");
+  // Before the ops wherever both have blocks to run: what moves data for other ranks, or for later ops, is short.
+  int least = 0, greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities of streams");
+  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "making a stream beside the ops");
   for (auto* const events : {&ops_at_, &work_at_}) {
     for (cudaEvent_t& event : *events)
       check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
@@ -267,6 +271,14 @@ int num_cuda_devices() {
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
   return 0;
+}
+
+std::string why_no_cuda_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  cudaGetLastError();
+  return fmt::format("this process sees no CUDA device ({})",
+                     status == cudaSuccess ? "CUDA_VISIBLE_DEVICES may hide them" : cudaGetErrorString(status));
 }
 
 Target cuda_target(int device) {

@@ -24,6 +24,13 @@ LtOperands operands_of(const ScaledProduct& op, std::byte* workspace) {
   return {op.b.data, op.a.data, op.c.data, op.accumulate, workspace};
 }
 
+Expected expected_of(const ScaledProduct& op) {
+  const Product product{
+      .a = op.a, .b = op.b, .bias = op.bias, .c = op.c, .b_transposed = true, .accumulate = op.accumulate};
+  return {.product = {.product = product, .a_scale = op.a_scale.as<float>(), .b_scale = op.b_scale.as<float>()},
+          .bias_gradient = {}};
+}
+
 void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t scratch_bytes) {
   require_scratch(ScaledProduct::name, gpu_scratch_bytes(op), scratch_bytes);
   if (reinterpret_cast<uintptr_t>(scratch) % workspace_alignment != 0)
@@ -60,7 +67,7 @@ void ScaledProducts::run(const ScaledProduct& op, std::byte* scratch, int64_t sc
 void ScaledProducts::choose(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes) {
   check_workspace(op, scratch, scratch_bytes);
   Served& served = this->served(op);
-  algorithms_.choose(served, operands_of(op, scratch));
+  algorithms_.choose(served, operands_of(op, scratch), expected_of(op));
   if (!served.algorithm) refuse(served);
 }
 

@@ -167,7 +167,7 @@ class HostFusedAttention final : public FusedAttention {
 
 }  // namespace
 
-std::unique_ptr<FusedAttention> make_fused_attention(Stream stream) {
+std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedAttentionOptions&) {
   return std::make_unique<HostFusedAttention>(stream);
 }
 

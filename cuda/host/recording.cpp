@@ -1,7 +1,14 @@
 #include "host/recording.h"
 
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
+
+extern "C" const char __executable_start;  // the linker's
 
 namespace gptrain::simt {
 namespace {
@@ -29,5 +36,20 @@ std::vector<Work> end_recording() {
 }
 
 bool recording() { return recorded.has_value(); }
+
+void note_launch(const void* kernel, int64_t blocks, unsigned threads, size_t shared_bytes) {
+  static std::FILE* const log = [] {
+    const char* const file = std::getenv("GPTRAIN_LAUNCH_LOG");
+    return file == nullptr ? nullptr : std::fopen(file, "a");
+  }();
+  if (log == nullptr) return;
+  static std::mutex mutex;
+  static std::set<std::tuple<const void*, unsigned, size_t>> seen;
+  const std::lock_guard lock(mutex);
+  if (!seen.insert({kernel, threads, shared_bytes}).second) return;
+  std::fprintf(log, "%zx %lld %u %zu\n", static_cast<size_t>(static_cast<const char*>(kernel) - &__executable_start),
+               static_cast<long long>(blocks), threads, shared_bytes);
+  std::fflush(log);
+}
 
 }  // namespace gptrain::simt

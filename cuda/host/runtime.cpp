@@ -18,6 +18,7 @@
 #include "host/device_memory.h"
 #include "host/device_queues.h"
 #include "host/recording.h"
+#include "ops/cuda_devices.h"
 
 namespace gptrain {
 namespace {
@@ -207,6 +208,8 @@ class HostRuntime final : public Runtime {
 }  // namespace
 
 int num_cuda_devices() { return num_devices; }
+
+std::string why_no_cuda_device() { return "this process sees no CUDA device"; }
 
 Target cuda_target(int device) {
   if (device < 0 || device >= num_devices)

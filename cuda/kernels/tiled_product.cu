@@ -1,15 +1,12 @@
 // A matrix product by tiles of 64 x 64 elements, 4 x 4 to a thread.
+#include "kernels/product_tile.h"
 #include "kernels/rows.h"
 #include "kernels/tiled_product.h"
 
 namespace gptrain {
 namespace {
 
-constexpr int tile = 64;
-constexpr int slice = 16;  // of the depth, in shared memory at a time
-constexpr int per_thread = 4;
-constexpr int threads_across = tile / per_thread;
-constexpr int threads = threads_across * threads_across;
+using namespace product_tile;
 
 // An operand by (place along the result's side, depth).
 template <typename T>
@@ -25,49 +22,25 @@ struct Factor {
         length(along_rows ? matrix.rows : matrix.cols),
         step(along_rows ? matrix.stride : 1),
         depth_step(along_rows ? 1 : matrix.stride) {}
-};
 
-struct Tiles {
-  float a[slice][tile + 1], b[slice][tile + 1];  // one more: a column's elements lie in different banks
+  __device__ bool is_contiguous() const { return step == 1; }
+  __device__ float at(int64_t place, int64_t depth) const { return to_float(data[place * step + depth * depth_step]); }
 };
-
-// tile[k][i] = the factor at (first + i, first_depth + k), zero outside it. Neighbouring threads read neighbours.
-template <typename T>
-__device__ void load_tile(float (&to)[slice][tile + 1], const Factor<T>& from, int64_t first, int64_t first_depth,
-                          int64_t depth) {
-  for (int place = static_cast<int>(threadIdx.x); place < tile * slice; place += threads) {
-    const int i = from.step == 1 ? place % tile : place / slice;
-    const int k = from.step == 1 ? place / tile : place % slice;
-    const bool inside = first + i < from.length && first_depth + k < depth;
-    to[k][i] = inside ? to_float(from.data[(first + i) * from.step + (first_depth + k) * from.depth_step]) : 0.0F;
-  }
-}
 
 template <typename T, typename C>
 __global__ void tiled_product(Factor<T> a, Factor<T> b, const T* bias, Rows<C> c, int64_t depth, bool accumulate) {
-  Tiles& tiles = shared<Tiles>();
-  const int64_t tiles_across = (b.length + tile - 1) / tile;
-  const int64_t first_row = blockIdx.x / tiles_across * tile;
-  const int64_t first_col = blockIdx.x % tiles_across * tile;
-  const int down = static_cast<int>(threadIdx.x) / threads_across;
-  const int across = static_cast<int>(threadIdx.x) % threads_across;
+  const int64_t tiles_across = (b.length + side - 1) / side;
+  const int64_t first_row = blockIdx.x / tiles_across * side;
+  const int64_t first_col = blockIdx.x % tiles_across * side;
   float sums[per_thread][per_thread] = {};
-  for (int64_t first = 0; first < depth; first += slice) {
-    load_tile(tiles.a, a, first_row, first, depth);
-    load_tile(tiles.b, b, first_col, first, depth);
-    __syncthreads();
-    for (int k = 0; k < slice; ++k)
-      for (int i = 0; i < per_thread; ++i)
-        for (int j = 0; j < per_thread; ++j)
-          sums[i][j] += tiles.a[k][down + i * threads_across] * tiles.b[k][across + j * threads_across];
-    __syncthreads();  // before the next slice is written
-  }
+  for_each_product(a, first_row, b, first_col, depth, shared<Slices>(),
+                   [&](int i, int j, float x, float y) { sums[i][j] += x * y; });
 #pragma unroll
   for (int i = 0; i < per_thread; ++i) {
-    const int64_t row = first_row + down + i * threads_across;
+    const int64_t row = first_row + own_row() + i * threads_across;
 #pragma unroll
     for (int j = 0; j < per_thread; ++j) {
-      const int64_t col = first_col + across + j * threads_across;
+      const int64_t col = first_col + own_column() + j * threads_across;
       if (row >= a.length || col >= b.length) continue;
       float value = sums[i][j];
       if (bias != nullptr) value += to_float(bias[col]);
@@ -80,13 +53,13 @@ __global__ void tiled_product(Factor<T> a, Factor<T> b, const T* bias, Rows<C> c
 }  // namespace
 
 void cuda_run(const Product& product, Stream stream) {
-  const int64_t down = (product.c.rows + tile - 1) / tile;
-  const int64_t across = (product.c.cols + tile - 1) / tile;
+  const int64_t down = (product.c.rows + side - 1) / side;
+  const int64_t across = (product.c.cols + side - 1) / side;
   with_type(product.c.dtype, [&](auto result) {
     with_type_beside(result, product.a.dtype, [&](auto operand) {
       using T = decltype(operand);
       using C = decltype(result);
-      launch(stream, {down * across, threads, sizeof(Tiles)}, tiled_product<T, C>,
+      launch(stream, {down * across, threads, sizeof(Slices)}, tiled_product<T, C>,
              Factor<T>(product.a, !product.a_transposed), Factor<T>(product.b, product.b_transposed),
              product.bias.as<const T>(), Rows<C>(product.c), product.depth(), product.accumulate);
     });

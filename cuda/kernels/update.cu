@@ -1,6 +1,7 @@
-// The end of a step: the norm of the gradients, the decision to skip, AdamW.
+// The end of a step: the norm of the gradients, the decision to skip, the updates of optimizers.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/philox.h"
 #include "kernels/update.h"
@@ -92,8 +93,8 @@ __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_
   partials[partial] = total;
 }
 
-__global__ void decide_update(const double* partials, int64_t num_partials, double clip_norm, double log_beta1,
-                              double log_beta2, int64_t loss_scale_window, StepState* state) {
+__global__ void decide_update(const double* partials, int64_t num_partials, double clip_norm, int64_t loss_scale_window,
+                              StepState* state) {
   double squared_norm = 0;
   for (int64_t i = 0; i < num_partials; ++i) squared_norm += partials[i];
   const auto loss_scale = static_cast<double>(state->loss_scale.value);
@@ -106,78 +107,68 @@ __global__ void decide_update(const double* partials, int64_t num_partials, doub
   state->step_loss_scale = state->loss_scale.value;
   if (loss_scale_window > 0)
     state->loss_scale = next_loss_scale(state->loss_scale, state->skip != 0, loss_scale_window);
-  if (state->skip != 0) return;
-  state->updates += 1;
-  const auto updates = static_cast<double>(state->updates);
-  // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
-  state->bias_correction1 = static_cast<float>(-expm1(updates * log_beta1));
-  state->bias_correction2 = static_cast<float>(-expm1(updates * log_beta2));
+  if (state->skip == 0) state->updates += 1;
 }
 
-// What all elements of a step have in common.
-struct AdamWFactors {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
-  double weight_decay;
-};
-
-struct AdamWBuffers {
+template <size_t n>
+struct UpdateBuffers {
   const float* gradients;
-  float *master, *exp_avg, *exp_avg_sq;
+  float* master;
+  float* columns[n];
 };
 
-// An element's new weight; its moments become those after the update.
-class AdamWStep {
- public:
-  __device__ AdamWStep(const AdamWFactors& factors, const StepState& state)
-      : f_(factors),
-        scale_(state.gradient_scale),
-        correction1_(static_cast<float>(1.0 / static_cast<double>(state.bias_correction1))),
-        correction2_(static_cast<float>(1.0 / static_cast<double>(state.bias_correction2))),
-        rate_(state.learning_rate) {}
-
-  __device__ float decay_of(const AdamW::Segment& segment) const {
-    return segment.decay != 0 ? static_cast<float>(static_cast<double>(rate_) * f_.weight_decay) : 0.0F;
+// The formula in this step: one thread of the block makes it for all.
+template <typename Formula>
+__device__ Formula begun(const Formula& formula, const StepState& state) {
+  Formula& step = shared<Formula>();
+  if (threadIdx.x == 0) {
+    step = formula;
+    step.begin_step(state);
   }
-  __device__ void update(float g, float& w, float& m, float& v, float decay) const {
-    g *= scale_;
-    m = f_.beta1 * m + f_.one_minus_beta1 * g;
-    v = f_.beta2 * v + f_.one_minus_beta2 * g * g;
-    w = w - rate_ * (m * correction1_ / (sqrtf(v * correction2_) + f_.eps)) - decay * w;
-  }
+  __syncthreads();
+  return step;
+}
 
- private:
-  AdamWFactors f_;
-  float scale_, correction1_, correction2_, rate_;
-};
+// What `of` gives for each column's element, as arguments of the formula.
+template <typename Formula, typename Of, size_t... column>
+__device__ float updated(const Formula& formula, float gradient, float weight, const Of& of,
+                         std::index_sequence<column...>) {
+  return formula.updated(gradient, weight, of(column)...);
+}
 
-template <typename C, bool has_weights>
-__global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, AdamWFactors f, const StepState* state,
-                      AdamWBuffers buffers, C* weights) {
+template <typename Op, typename C, bool has_weights>
+__global__ void update(const UpdateSegment* segments, int64_t num_segments, typename Op::Formula formula,
+                       const StepState* state, UpdateBuffers<Op::num_columns> buffers, C* weights) {
   if (state->skip != 0) return;
-  const AdamWStep step(f, *state);
-  for_each_chunk(segments, num_segments, [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
-    const float decay = step.decay_of(segment);
-    const bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, buffers.exp_avg + first,
-                                      buffers.exp_avg_sq + first, weights + (has_weights ? first : 0));
+  constexpr size_t n = Op::num_columns;
+  constexpr std::make_index_sequence<n> columns;
+  const auto step = begun(formula, *state);
+  for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
+    const auto own = step.of(segment);
+    bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, weights + (has_weights ? first : 0));
+    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(buffers.master + i);
-        auto m = load<width>(buffers.exp_avg + i);
-        auto v = load<width>(buffers.exp_avg_sq + i);
+        Pack<float, width> values[n];
+#pragma unroll
+        for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
         Pack<C, width> rounded;
-        for (int n = 0; n < width; ++n) {
-          step.update(g.at[n], w.at[n], m.at[n], v.at[n], decay);
-          if constexpr (has_weights) rounded.at[n] = rounded_to<C>(w.at[n]);
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          const auto of = [&](size_t c) -> float& { return values[c].at[k]; };
+          w.at[k] = updated(own, g.at[k], w.at[k], of, columns);
+          if constexpr (has_weights) rounded.at[k] = rounded_to<C>(w.at[k]);
         }
         store(buffers.master + i, w);
-        store(buffers.exp_avg + i, m);
-        store(buffers.exp_avg_sq + i, v);
+#pragma unroll
+        for (size_t c = 0; c < n; ++c) store(buffers.columns[c] + i, values[c]);
         if constexpr (has_weights) store(weights + i, rounded);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
-          step.update(buffers.gradients[rest], buffers.master[rest], buffers.exp_avg[rest], buffers.exp_avg_sq[rest],
-                      decay);
+          const auto of = [&](size_t c) -> float& { return buffers.columns[c][rest]; };
+          buffers.master[rest] = updated(own, buffers.gradients[rest], buffers.master[rest], of, columns);
           if constexpr (has_weights) weights[rest] = rounded_to<C>(buffers.master[rest]);
         }
       }
@@ -185,7 +176,8 @@ __global__ void adamw(const AdamW::Segment* segments, int64_t num_segments, Adam
   });
 }
 
-// The word that element `index` of a tensor draws (see AdamW in ops/ops.h), and its three neighbours'.
+// The word that element `index` of a tensor draws (see ElementUpdate in ops/element_update.h), and its three
+// neighbours'.
 __device__ auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
   const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
   return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
@@ -193,63 +185,83 @@ __device__ auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
 }
 
 // Weights without masters.
-__global__ void adamw_rounding(const AdamW::Segment* segments, int64_t num_segments, AdamWFactors f,
-                               const StepState* state, AdamWBuffers buffers, bf16* weights) {
+template <typename Op>
+__global__ void update_rounding(const UpdateSegment* segments, int64_t num_segments, typename Op::Formula formula,
+                                const StepState* state, UpdateBuffers<Op::num_columns> buffers, bf16* weights) {
   if (state->skip != 0) return;
-  const AdamWStep step(f, *state);
+  constexpr size_t n = Op::num_columns;
+  constexpr std::make_index_sequence<n> columns;
+  const auto step = begun(formula, *state);
   const int64_t updates = state->updates;
-  for_each_chunk(segments, num_segments, [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
-    const float decay = step.decay_of(segment);
+  for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
+    const auto own = step.of(segment);
     const IndexMap& map = segment.map;
-    const bool packs = in_whole_packs(buffers.gradients + first, weights + first, buffers.exp_avg + first,
-                                      buffers.exp_avg_sq + first);
+    bool packs = in_whole_packs(buffers.gradients + first, weights + first);
+    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       const int64_t index = map.index(i - segment.offset);
       const auto words = rounding_words(segment.key, index, updates);
       // A pack's elements follow one another in the tensor, and draw the words of one counter.
-      const bool together =
-          index % width == 0 &&
-          (map.cols == map.stride || (map.first + i - segment.offset) % map.cols + width <= map.cols);
+      const bool together = index % width == 0 &&
+                            (map.cols == map.stride || (map.first + i - segment.offset) % map.cols + width <= map.cols);
       if (packs && together && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(weights + i);
-        auto m = load<width>(buffers.exp_avg + i);
-        auto v = load<width>(buffers.exp_avg_sq + i);
+        Pack<float, width> values[n];
 #pragma unroll
-        for (int n = 0; n < width; ++n) {
-          float wide = to_float(w.at[n]);
-          step.update(g.at[n], wide, m.at[n], v.at[n], decay);
-          w.at[n] = stochastic_bf16(wide, words[static_cast<size_t>(n)]);
+        for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          const auto of = [&](size_t c) -> float& { return values[c].at[k]; };
+          const float wide = updated(own, g.at[k], to_float(w.at[k]), of, columns);
+          w.at[k] = stochastic_bf16(wide, words[static_cast<size_t>(k)]);
         }
         store(weights + i, w);
-        store(buffers.exp_avg + i, m);
-        store(buffers.exp_avg_sq + i, v);
+#pragma unroll
+        for (size_t c = 0; c < n; ++c) store(buffers.columns[c] + i, values[c]);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
-          const int64_t own = map.index(rest - segment.offset);
-          float wide = to_float(weights[rest]);
-          step.update(buffers.gradients[rest], wide, buffers.exp_avg[rest], buffers.exp_avg_sq[rest], decay);
-          const auto own_words = rounding_words(segment.key, own, updates);
-          weights[rest] = stochastic_bf16(wide, own_words[static_cast<size_t>(own % 4)]);
+          const int64_t index_of_rest = map.index(rest - segment.offset);
+          const auto of = [&](size_t c) -> float& { return buffers.columns[c][rest]; };
+          const float wide = updated(own, buffers.gradients[rest], to_float(weights[rest]), of, columns);
+          const auto own_words = rounding_words(segment.key, index_of_rest, updates);
+          weights[rest] = stochastic_bf16(wide, own_words[static_cast<size_t>(index_of_rest % 4)]);
         }
       }
     }
   });
 }
 
-AdamWFactors factors_of(const AdamW& op) {
-  return {static_cast<float>(op.beta1),       static_cast<float>(1.0 - op.beta1), static_cast<float>(op.beta2),
-          static_cast<float>(1.0 - op.beta2), static_cast<float>(op.eps),         op.weight_decay};
+template <typename Op>
+UpdateBuffers<Op::num_columns> buffers_of(const Op& op) {
+  UpdateBuffers<Op::num_columns> buffers{op.gradients.template as<const float>(), op.master.template as<float>(), {}};
+  for (size_t i = 0; i < Op::num_columns; ++i) buffers.columns[i] = op.columns[i].template as<float>();
+  return buffers;
 }
 
-AdamWBuffers buffers_of(const AdamW& op) {
-  return {op.gradients.as<const float>(), op.master.as<float>(), op.exp_avg.as<float>(), op.exp_avg_sq.as<float>()};
+template <typename Op>
+LaunchShape update_shape(const Op& op) {
+  LaunchShape shape = shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments));
+  shape.shared_bytes = sizeof(typename Op::Formula);
+  return shape;
 }
 
-template <typename C, bool has_weights>
-void launch_adamw(const AdamW& op, Stream stream) {
-  launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), adamw<C, has_weights>,
-         op.segments, op.num_segments, factors_of(op), op.state, buffers_of(op), op.weights.as<C>());
+template <typename C, bool has_weights, typename Op>
+void launch_update(const Op& op, Stream stream) {
+  launch(stream, update_shape(op), update<Op, C, has_weights>, op.segments, op.num_segments, typename Op::Formula(op),
+         op.state, buffers_of(op), op.weights.template as<C>());
+}
+
+template <typename Op>
+void run_update(const Op& op, Stream stream) {
+  if (!op.master.given()) {
+    return launch(stream, update_shape(op), update_rounding<Op>, op.segments, op.num_segments, typename Op::Formula(op),
+                  op.state, buffers_of(op), op.weights.template as<bf16>());
+  }
+  if (!op.weights.given()) return launch_update<float, false>(op, stream);
+  if (op.weights.dtype == DType::f32) return launch_update<float, true>(op, stream);
+  if (op.weights.dtype == DType::bf16) return launch_update<bf16, true>(op, stream);
+  launch_update<f16, true>(op, stream);
 }
 
 }  // namespace
@@ -265,18 +277,12 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
 
 void cuda_run(const PrepareUpdate& op, Stream stream) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
-         std::log(op.beta1), std::log(op.beta2), op.loss_scale_window, op.state);
+         op.loss_scale_window, op.state);
 }
 
-void cuda_run(const AdamW& op, Stream stream) {
-  if (!op.master.given()) {
-    return launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), adamw_rounding,
-                  op.segments, op.num_segments, factors_of(op), op.state, buffers_of(op), op.weights.as<bf16>());
-  }
-  if (!op.weights.given()) return launch_adamw<float, false>(op, stream);
-  if (op.weights.dtype == DType::f32) return launch_adamw<float, true>(op, stream);
-  if (op.weights.dtype == DType::bf16) return launch_adamw<bf16, true>(op, stream);
-  launch_adamw<f16, true>(op, stream);
-}
+#define GPTRAIN_CUDA_UPDATE(Op) \
+  void cuda_run(const Op& op, Stream stream) { run_update(op, stream); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CUDA_UPDATE)
+#undef GPTRAIN_CUDA_UPDATE
 
 }  // namespace gptrain

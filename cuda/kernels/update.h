@@ -4,13 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "stream.h"
 #include "ops/ops.h"
+#include "stream.h"
 
 namespace gptrain {
 
 void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch);
 void cuda_run(const PrepareUpdate& op, Stream stream);
-void cuda_run(const AdamW& op, Stream stream);
+#define GPTRAIN_DECLARE_UPDATE(Op) void cuda_run(const Op& op, Stream stream);
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
+#undef GPTRAIN_DECLARE_UPDATE
 
 }  // namespace gptrain

@@ -1,8 +1,8 @@
 // Checkpoints: safetensors files whose slices name their place in the global tensor, and one manifest, written last.
 //
 // OUT/checkpoints/step-00000120/
-//   rank-00000.safetensors   slices "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" of f32 (with bf16-pure weights of
-//                            bf16); each one's box in the global tensor in __metadata__
+//   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
+//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
 //

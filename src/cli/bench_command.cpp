@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <memory>
 #include <numeric>
@@ -56,12 +57,17 @@ void bench_mesh(World& world, const CommArguments& arguments, const std::string&
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::string where =
       on_gpu ? fmt::format(", {}{}", backend.target().name, groups.has_links() ? " by NCCL" : " through the host") : "";
+  // A kind that several lanes have is measured on the first.
+  const std::vector<LaneGroup> all = lane_groups(config);
   for (size_t i = 0; i < num_group_kinds; ++i) {
     const auto kind = static_cast<GroupKind>(i);
-    if (groups.group(kind) == nullptr) continue;
-    bench_group({*groups.group(kind), *groups.device_group(kind), backend}, arguments, world.rank() == 0,
+    const auto first = std::find_if(all.begin(), all.end(),
+                                    [&](const LaneGroup& group) { return group.group == kind && group.reduces; });
+    if (first == all.end() || groups.num_ranks(kind) == 1) continue;
+    bench_group({*groups.host_group(first->lane, kind), *groups.group(first->lane, kind), backend}, arguments,
+                world.rank() == 0,
                 fmt::format("{} ({}{}), {} groups of {}", format_counted(world.size(), "rank"), how, where,
-                            group_names[i], groups.group(kind)->size()));
+                            group_names[i], groups.num_ranks(kind)));
   }
 }
 

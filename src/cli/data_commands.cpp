@@ -1,7 +1,9 @@
+#include <algorithm>
+#include <charconv>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
-#include <vector>
+#include <thread>
 
 #include "base/output.h"
 #include "base/progress.h"
@@ -9,28 +11,93 @@
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "data/pack.h"
+#include "data/tokenizer/files.h"
 
 namespace gptrain {
 namespace {
 
 struct PackArguments {
-  std::vector<std::string> inputs;
+  PackOptions options;
   std::string out;
   std::string tokenizer;
+  std::string pattern;
+  std::string on_bad_line = "stop";
+  std::string part = "1/1";
 };
 
-void pack(const PackArguments& arguments) {
-  PackOptions options;
-  options.inputs.assign(arguments.inputs.begin(), arguments.inputs.end());
+// "i/n" with 1 <= i <= n.
+std::string part_fault(const std::string& text, int& part, int& num_parts) {
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, part);
+  if (first.ec == std::errc() && first.ptr != end && *first.ptr == '/') {
+    const auto second = std::from_chars(first.ptr + 1, end, num_parts);
+    if (second.ec == std::errc() && second.ptr == end && 1 <= part && part <= num_parts) return {};
+  }
+  return fmt::format("{} is not I/N with 1 <= I <= N", text);
+}
+
+void pack_inputs(PackArguments& arguments) {
+  PackOptions& options = arguments.options;
   options.out_prefix = arguments.out;
+  options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
+  options.skip_faults = arguments.on_bad_line == "skip";
   std::unique_ptr<Progress> bar;
-  const PackResult packed = pack_bytes(options, [&](int64_t done, int64_t total) {
+  const PackResult packed = pack(options, [&](int64_t done, int64_t total) {
     if (!bar) bar = std::make_unique<Progress>("packing", total, ProgressUnit::bytes);
     bar->update(done);
   });
   if (bar) bar->finish();
-  print_out("{}: {}, {} tokens from {}\n", arguments.out, format_counted(packed.documents, "document"),
-            format_grouped(packed.tokens), format_bytes(static_cast<double>(packed.input_bytes)));
+  for (const std::string& fault : packed.first_faults) print_err("left out: {}\n", fault);
+  if (packed.faults > 0) {
+    print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
+  }
+  if (packed.was_finished) {
+    print_out("{}: was finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
+               format_grouped(packed.tokens));
+    return;
+  }
+  print_out("{}: {}, {} tokens{} from {}\n", arguments.out, format_counted(packed.documents, "document"),
+             format_grouped(packed.tokens),
+             packed.shards > 0 ? fmt::format(" in {}", format_counted(packed.shards, "shard")) : "",
+             format_bytes(static_cast<double>(packed.input_bytes)));
+}
+
+void add_pack_command(CLI::App& data) {
+  auto packing = std::make_shared<PackArguments>();
+  PackOptions& options = packing->options;
+  options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
+  command
+      ->add_option("INPUT", options.inputs,
+                   "files, folders, patterns or -: text, JSONL, JSON or CSV, also as .gz, .zst, .xz")
+      ->required();
+  command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
+  command
+      ->add_option("--tokenizer", packing->tokenizer,
+                   "bytes (ids 0-255 are bytes, 256 ends a document), a tokenizer.json, a tiktoken rank file, or a "
+                   "folder with one or with vocab.json and merges.txt")
+      ->required()
+      ->type_name("NAME");
+  command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
+  command->add_option("--field", options.field, "member or column that holds the text")->type_name("NAME");
+  command->add_flag("--append-eod", options.append_end, "an end-of-document token behind each document");
+  command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
+      ->check(whole_number_from(1))
+      ->type_name("TOKENS");
+  command->add_option("--threads", options.threads, "threads that encode")->check(whole_number_from(1))->type_name("N");
+  command->add_flag("--resume", options.resume, "go on behind the last whole shard of a pack that was stopped");
+  command->add_option("--on-bad-line", packing->on_bad_line, "what a document that cannot be read does: stop, skip")
+      ->check(CLI::IsMember({"stop", "skip"}))
+      ->type_name("WORD");
+  command->add_flag("--replace-invalid", options.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
+  command->add_option("--part", packing->part, "of N machines this is the I-th: every N-th input file")
+      ->check(CLI::Validator(
+          [packing](const std::string& text) {
+            return part_fault(text, packing->options.part, packing->options.num_parts);
+          },
+          ""))
+      ->type_name("I/N");
+  command->callback([packing] { pack_inputs(*packing); });
 }
 
 }  // namespace
@@ -38,23 +105,8 @@ void pack(const PackArguments& arguments) {
 void add_data_commands(CLI::App& app) {
   CLI::App* data = app.add_subcommand("data", "make and look at token files")->require_subcommand(1);
 
-  auto packing = std::make_shared<PackArguments>();
-  CLI::App* pack_command = data->add_subcommand("pack", "text or JSONL files to PREFIX.bin and PREFIX.idx");
-  pack_command->add_option("INPUT", packing->inputs, "text files, or .jsonl files with a \"text\" field")->required();
-  pack_command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
-  const CLI::Validator known_tokenizer(
-      [](const std::string& name) {
-        if (name == "bytes") return std::string();
-        return fmt::format(
-            "{} is not bytes, the tokenizer of gptrain; with others Megatron-LM's tools/preprocess_data.py makes "
-            "token files, see data/README.md",
-            name);
-      },
-      "{bytes}");
-  pack_command->add_option("--tokenizer", packing->tokenizer, "bytes: ids 0-255 are bytes, 256 ends a document")
-      ->required()
-      ->check(known_tokenizer);
-  pack_command->callback([packing] { pack(*packing); });
+  add_pack_command(*data);
+  add_tokenizer_commands(*data);
 
   auto verifying = std::make_shared<std::string>();
   CLI::App* verify_command = data->add_subcommand("verify", "check a token file's index and checksums");

@@ -1,52 +1,68 @@
 // What one rank is doing, for the report about it when it goes missing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/call.h"
 
 namespace gptrain {
 
-// Any thread may call anything. Steps and phases are set by the training loop, operations by the communicators.
+// Any thread may call anything. Steps and phases are set by the training loop, operations by the communicators, of
+// which several may run at a time.
 class Activity {
  public:
   struct State {
     int64_t step = -1;         // -1: none yet
     std::string phase;         // "start", "forward", "checkpoint", ...
-    std::string group;         // of the last operation; empty: none yet
-    Call call;                 // the last operation
+    std::string group;         // of the operation that has run longest, or else of the last; empty: none yet
+    Call call;                 // that operation
     bool in_progress = false;  // whether it still runs
   };
 
   void set_step(int64_t step) {
     const std::lock_guard lock(mutex_);
-    state_.step = step;
+    step_ = step;
   }
   void set_phase(std::string_view phase) {
     const std::lock_guard lock(mutex_);
-    state_.phase = phase;
+    phase_ = phase;
   }
-  void begin(std::string_view group, const Call& call) {
+  // `group` outlives the operation.
+  void begin(const std::string& group, const Call& call) {
     const std::lock_guard lock(mutex_);
-    state_.group = group;
-    state_.call = call;
-    state_.in_progress = true;
+    running_.push_back({&group, call});
   }
-  void end() {
+  void end(const std::string& group) {
     const std::lock_guard lock(mutex_);
-    state_.in_progress = false;
+    const auto ended = std::find_if(running_.begin(), running_.end(),
+                                    [&](const Running& running) { return running.group == &group; });
+    last_group_ = group;
+    last_call_ = ended->call;
+    running_.erase(ended);
   }
   State state() const {
     const std::lock_guard lock(mutex_);
-    return state_;
+    if (running_.empty()) return {step_, phase_, last_group_, last_call_, false};
+    return {step_, phase_, *running_.front().group, running_.front().call, true};
   }
 
  private:
+  struct Running {
+    const std::string* group;
+    Call call;
+  };
+
   mutable std::mutex mutex_;
-  State state_;
+  int64_t step_ = -1;
+  std::string phase_;
+  std::vector<Running> running_;  // the one that began first in front
+  std::string last_group_;
+  Call last_call_;
 };
 
 }  // namespace gptrain

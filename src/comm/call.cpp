@@ -5,17 +5,15 @@
 namespace gptrain {
 
 std::string describe(const Call& call) {
-  static constexpr const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                          "broadcast",  "barrier",        "send",       "receive"};
   static constexpr const char* reductions[] = {"sum", "max", "min"};
   std::string where;
-  if (call.operation <= Operation::reduce_scatter) where = fmt::format(", {}", reductions[static_cast<int>(call.op)]);
+  if (is_reduction(call.operation)) where = fmt::format(", {}", reductions[static_cast<int>(call.op)]);
   if (call.operation == Operation::broadcast) where = fmt::format(", root {}", call.peer);
   if (call.operation == Operation::send) where = fmt::format(" to rank {}", call.peer);
   if (call.operation == Operation::receive) where = fmt::format(" from rank {}", call.peer);
   const auto what =
       call.operation == Operation::barrier ? "" : fmt::format("{} x {}", call.count, dtype_name(call.dtype));
-  return fmt::format("{}({}{})", names[static_cast<int>(call.operation)], what, where);
+  return fmt::format("{}({}{})", operation_name(call.operation), what, where);
 }
 
 const char* difference(const Call& a, const Call& b) {
@@ -37,8 +35,22 @@ const char* transfer_difference(const Call& send, const Call& receive) {
 void check_call(const Call& call, int size) {
   if (call.count < 0 || call.peer < 0 || call.peer >= size)
     throw Error(ExitCode::device, "{}: count or rank out of range in a group of {}", describe(call), size);
-  if (call.operation <= Operation::reduce_scatter && (call.dtype == DType::u8 || call.dtype == DType::u16))
+  if (is_reduction(call.operation) && (call.dtype == DType::u8 || call.dtype == DType::u16))
     throw Error(ExitCode::device, "{}: no reductions of this type", describe(call));
+}
+
+void check_parts(std::span<const PeerPart> sent, std::span<const PeerPart> received, DType dtype, int rank, int size) {
+  const auto fail = [&](std::string_view what) {
+    throw Error(ExitCode::device, "all_to_all_v of {} in a group of {}: {}", dtype_name(dtype), size, what);
+  };
+  const auto num_ranks = static_cast<size_t>(size);
+  if (sent.size() != num_ranks || received.size() != num_ranks) fail("not one part for each rank");
+  for (const std::span<const PeerPart> parts : {sent, received}) {
+    for (const PeerPart& part : parts)
+      if (part.first < 0 || part.count < 0) fail("a part with a negative start or count");
+  }
+  const auto own = static_cast<size_t>(rank);
+  if (sent[own].count != received[own].count) fail("a rank's part for itself has two lengths");
 }
 
 Error disagreement(const char* what, int rank_a, const Call& a, int rank_b, const Call& b) {

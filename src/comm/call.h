@@ -2,30 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/error.h"
 #include "comm/communicator.h"
+#include "comm/operation.h"
 
 namespace gptrain {
-
-enum class Operation : uint8_t {
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  barrier,
-  send,
-  receive
-};
 
 struct Call {
   Operation operation = Operation::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;  // of reductions
   int32_t peer = 0;             // root of a broadcast, other side of a send or receive
-  int64_t count = 0;            // elements
+  int64_t count = 0;            // elements; of an all_to_all_v, those of one pair of ranks
 };
 
 std::string describe(const Call& call);  // "all_reduce(4 x f32, sum)"
@@ -37,6 +28,8 @@ const char* transfer_difference(const Call& send, const Call& receive);
 
 // Throws Error(device) if a group of `size` cannot do this.
 void check_call(const Call& call, int size);
+// The same for an all_to_all_v of `rank`, whose part for itself has one length, sent and received.
+void check_parts(std::span<const PeerPart> sent, std::span<const PeerPart> received, DType dtype, int rank, int size);
 
 // The Error(device) for ranks whose calls differ in `what`.
 Error disagreement(const char* what, int rank_a, const Call& a, int rank_b, const Call& b);

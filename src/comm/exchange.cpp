@@ -14,8 +14,10 @@ namespace {
 
 // Latency rules below, bandwidth above.
 constexpr int64_t small_bytes = 16 * 1024;
-// One peer's share of the scratch memory: large enough that a message costs more than its start, small enough that what
-// arrived is still in the cache when it is summed, and that large groups need not much.
+// What a rank may receive in one exchange to save a second one: beyond, all from all would grow with the group.
+constexpr int64_t small_exchange_bytes = 4 * small_bytes;
+// One peer's share of a group's own scratch memory: large enough that a message costs more than its start, small enough
+// that what arrived is still in the cache when it is summed, and that large groups need not much.
 constexpr int64_t largest_slot_bytes = 256 * 1024;
 constexpr int64_t large_group_bytes = 16 << 20;
 int64_t slot_bytes(int group_size) {
@@ -32,23 +34,23 @@ std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) 
 class ExchangeCommunicator final : public Communicator {
  public:
   ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group,
-                       bool only_meets)
+                       std::shared_ptr<ExchangeScratch> scratch)
       : transport_(std::move(transport)),
         activity_(std::move(activity)),
         group_(std::move(group)),
         rank_(transport_->rank()),
         size_(transport_->size()),
-        scratch_bytes_(only_meets ? 0 : exchange_scratch_bytes(size_)),
-        scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(scratch_bytes_))),
+        scratch_(std::move(scratch)),
+        slot_bytes_(scratch_ ? std::min(slot_bytes(size_), scratch_->bytes() / size_ / 64 * 64) : 0),
         inputs_(static_cast<size_t>(size_)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  int64_t scratch_bytes() const override { return scratch_bytes_; }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     const Running running(*this, {Operation::all_reduce, dtype, op, 0, count});
-    if (count * dtype_bytes(dtype) <= small_bytes) return reduce_whole(data, count);
+    const int64_t bytes = count * dtype_bytes(dtype);
+    if (bytes <= small_bytes && (size_ - 1) * bytes <= small_exchange_bytes) return reduce_whole(data, count);
     const auto slice = [&](int rank) { return count * rank / size_; };
     reduce_slices(data, at(data, slice(rank_) * dtype_bytes(dtype)), slice);
     gather_slices(at(data, slice(rank_) * dtype_bytes(dtype)), data, slice);
@@ -72,6 +74,26 @@ class ExchangeCommunicator final : public Communicator {
     for_each_peer([&](int to, int from) {
       send_to(to, at(in, to * bytes), bytes);
       receive_from(from, at(out, from * bytes), bytes);
+    });
+    run();
+  }
+
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    check_parts(sent, received, dtype, rank_, size_);
+    int64_t all_sent = 0;
+    for (const PeerPart& part : sent) all_sent += part.count;
+    const Running running(*this, {Operation::all_to_all_v, dtype, ReduceOp::sum, 0, all_sent});
+    const int64_t width = dtype_bytes(dtype);
+    const auto own = static_cast<size_t>(rank_);
+    copy(at(out, received[own].first * width), at(in, sent[own].first * width), sent[own].count * width);
+    for_each_peer([&](int to, int from) {
+      const PeerPart& leaves = sent[static_cast<size_t>(to)];
+      const PeerPart& comes = received[static_cast<size_t>(from)];
+      call_.count = leaves.count;
+      send_to(to, at(in, leaves.first * width), leaves.count * width);
+      call_.count = comes.count;
+      receive_from(from, at(out, comes.first * width), comes.count * width);
     });
     run();
   }
@@ -123,6 +145,7 @@ class ExchangeCommunicator final : public Communicator {
     }
   }
   void synchronize() override {}  // every call has finished when it returns
+  void abort() override { transport_->abort(); }
 
  private:
   // Checks a call, and says while it lives that it runs.
@@ -131,11 +154,11 @@ class ExchangeCommunicator final : public Communicator {
     Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
       check_call(call, group.size_);
       if (group.grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
-      if (group.scratch_bytes_ == 0 && call.operation <= Operation::reduce_scatter)
-        throw Error(ExitCode::device, "{} in a group that only meets", describe(call));
+      if (group.scratch_ == nullptr && is_reduction(call.operation))
+        throw Error(ExitCode::device, "{} in a group without memory to reduce in", describe(call));
       group.start(call);
     }
-    ~Running() { group_.activity_->end(); }
+    ~Running() { group_.activity_->end(group_.group_); }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 
@@ -188,8 +211,8 @@ class ExchangeCommunicator final : public Communicator {
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
-    const int64_t step = slot_bytes(size_) / width;
-    // Part `start` of rank r's slice; may be empty for a shorter slice.
+    const int64_t step = slot_bytes_ / width;
+    // PeerPart `start` of rank r's slice; may be empty for a shorter slice.
     const auto part = [&](int rank, int64_t start) {
       const int64_t first = std::min(slice(rank) + start, slice(rank + 1));
       return std::pair{first, std::min(step, slice(rank + 1) - first)};
@@ -222,7 +245,7 @@ class ExchangeCommunicator final : public Communicator {
   }
 
   // Where the piece of a peer is received; neighbours are apart by whole cache lines.
-  std::byte* slot(int peer, int64_t bytes) { return scratch_.get() + peer * ((bytes + 63) / 64 * 64); }
+  std::byte* slot(int peer, int64_t bytes) { return scratch_->data() + peer * ((bytes + 63) / 64 * 64); }
 
   // out = own op slots, in rank order.
   void sum(const void* own, int64_t bytes, void* out, int64_t count) {
@@ -274,8 +297,8 @@ class ExchangeCommunicator final : public Communicator {
   std::string group_;
   int rank_;
   int size_;
-  int64_t scratch_bytes_;
-  std::unique_ptr<std::byte[]> scratch_;
+  const std::shared_ptr<ExchangeScratch> scratch_;  // null: no reductions
+  const int64_t slot_bytes_;                        // of it for each rank
   std::vector<const void*> inputs_;  // of a sum
   std::vector<Message> messages_;    // gathered for the next exchange
   Call call_;                        // the one that runs
@@ -296,9 +319,9 @@ void check_arrival(const Call& sent, int64_t sent_bytes, const Message& expected
 
 std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transport> transport,
                                                          std::shared_ptr<Activity> activity, std::string group,
-                                                         bool only_meets) {
+                                                         std::shared_ptr<ExchangeScratch> scratch) {
   return std::make_unique<ExchangeCommunicator>(std::move(transport), std::move(activity), std::move(group),
-                                                only_meets);
+                                                std::move(scratch));
 }
 
 }  // namespace gptrain

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <mutex>
 #include <sched.h>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -28,6 +29,7 @@ constexpr int spins_per_yield = 200;
 struct LocalCall : Call {
   const void* in = nullptr;
   void* out = nullptr;
+  std::span<const PeerPart> sent = {}, received = {};  // of an all_to_all_v
 };
 
 struct Transfer {
@@ -43,6 +45,7 @@ class LocalGroup {
       : size_(size),
         calls_(static_cast<size_t>(size)),
         left_(static_cast<size_t>(size)),
+        given_up_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
     // Spinning only steals time from the others when there are more ranks than cores.
     if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 50 * spins_per_yield;
@@ -72,8 +75,10 @@ class LocalGroup {
       std::erase_if(transfers, [](const Transfer& transfer) { return transfer.done; });
       if (transfers.empty()) return true;
       calls_[static_cast<size_t>(rank)] = transfers.front().call;
-      for (const Transfer& transfer : transfers)
-        if (left_[static_cast<size_t>(transfer.call.peer)]) fail_left(transfer.call.peer, rank, transfer.call);
+      for (const Transfer& transfer : transfers) {
+        for (const int needed : {transfer.call.peer, rank})
+          if (is_gone(needed)) fail_left(needed, rank, transfer.call);
+      }
       return false;
     };
     wait(lock, finished);
@@ -85,6 +90,13 @@ class LocalGroup {
     ++num_left_;
     changed();
   }
+  // While the rank's thread may be in a call. A collective that all have begun goes on to its end: its ranks read each
+  // other's buffers, which nobody may free before.
+  void give_up(int rank) {
+    const std::lock_guard lock(mutex_);
+    given_up_[static_cast<size_t>(rank)] = true;
+    changed();
+  }
 
  private:
   // The slot of one ordered pair. A sender clears its own slot, so that its next send waits for this one to be taken.
@@ -93,11 +105,14 @@ class LocalGroup {
     LocalCall offer;
   };
 
-  // A barrier; generation_ plays the part of a reversing sense. The last to arrive checks for the others.
-  void arrive(std::unique_lock<std::mutex>& lock, int rank, bool check) {
+  bool is_gone(int rank) const { return left_[static_cast<size_t>(rank)] || given_up_[static_cast<size_t>(rank)]; }
+
+  // A barrier; generation_ plays the part of a reversing sense. At the first of a call the last to arrive checks for
+  // the others.
+  void arrive(std::unique_lock<std::mutex>& lock, int rank, bool first) {
     const uint64_t mine = generation_;
     if (++num_arrived_ == size_ && failure_.empty()) {
-      if (check) check_agreement();
+      if (first) check_agreement();
       if (failure_.empty()) {
         num_arrived_ = 0;
         ++generation_;
@@ -106,8 +121,8 @@ class LocalGroup {
     }
     wait(lock, [&] {
       if (generation_ != mine) return true;
-      for (int peer = 0; peer < size_; ++peer)
-        if (left_[static_cast<size_t>(peer)]) fail_left(peer, rank, call(rank));
+      for (int peer = 0; peer < size_ && first; ++peer)
+        if (is_gone(peer)) fail_left(peer, rank, call(rank));
       return false;
     });
   }
@@ -116,6 +131,18 @@ class LocalGroup {
     for (int rank = 1; rank < size_; ++rank) {
       if (const char* what = difference(call(0), call(rank)))
         fail(disagreement(what, 0, call(0), rank, call(rank)).what());
+    }
+    if (failure_.empty() && call(0).operation == Operation::all_to_all_v) check_parts_agree();
+  }
+
+  void check_parts_agree() {
+    for (int source = 0; source < size_; ++source) {
+      for (int rank = 0; rank < size_; ++rank) {
+        Call sent = call(source), received = call(rank);
+        sent.count = call(source).sent[static_cast<size_t>(rank)].count;
+        received.count = call(rank).received[static_cast<size_t>(source)].count;
+        if (sent.count != received.count) fail(disagreement("count", source, sent, rank, received).what());
+      }
     }
   }
 
@@ -204,7 +231,7 @@ class LocalGroup {
   std::condition_variable change_seen_;
   std::atomic<uint64_t> change_ = 0;
   std::vector<LocalCall> calls_;
-  std::vector<bool> left_;
+  std::vector<bool> left_, given_up_;
   std::vector<Mailbox> mailboxes_;  // [source * size + destination]
   uint64_t generation_ = 0;
   int num_arrived_ = 0;
@@ -265,6 +292,19 @@ class LocalCommunicator final : public Communicator {
     group_->meet(rank_);
   }
 
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    check_parts(sent, received, dtype, rank_, size());
+    begin({{Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0}, in, out, sent, received});
+    for (int rank = 0; rank < size(); ++rank) {
+      const LocalCall& peer = group_->call(rank);
+      const PeerPart& part = peer.sent[static_cast<size_t>(rank_)];
+      copy(place(out, received[static_cast<size_t>(rank)].first, dtype), place(peer.in, part.first, dtype),
+           part.count * dtype_bytes(dtype));
+    }
+    group_->meet(rank_);
+  }
+
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     begin({{Operation::broadcast, dtype, ReduceOp::sum, root, count}, data, data});
     copy(place(data, 0, dtype), place(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
@@ -288,6 +328,7 @@ class LocalCommunicator final : public Communicator {
   }
   void barrier() override { begin({}); }
   void synchronize() override {}  // every call has finished when it returns
+  void abort() override { group_->give_up(rank_); }
 
  private:
   static const std::byte* place(const void* data, int64_t element, DType dtype) {

@@ -88,7 +88,8 @@ class LocalWorld final : public World {
   int size() const override { return state_->size(); }
   bool of_processes() const override { return false; }
   const std::string& host(int) const override { return state_->host(); }
-  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
+  // Threads reduce where the data are.
+  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse&) override {
     return state_->make(rank_, ranks);
   }
 

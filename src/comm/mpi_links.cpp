@@ -2,6 +2,7 @@
 // in rank order and need no temporary buffers of MPI's own, whose page faults are slow. Waiting is done here as well,
 // so that ranks that share a core let each other run.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <mpi.h>
@@ -87,6 +88,7 @@ class MpiTransport final : public Transport {
     statuses_.resize(requests_.size());
     int idle = 0;
     for (int left = static_cast<int>(requests_.size()); left > 0;) {
+      if (given_up_) throw PeerGone("this rank has given the group up");
       int count = 0;
       const int status = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, completed_.data(),
                                       statuses_.data());
@@ -104,6 +106,8 @@ class MpiTransport final : public Transport {
       if (idle > 0) session_->pause(idle);
     }
   }
+
+  void abort() override { given_up_ = true; }
 
  private:
   void start_header(const Message& message, Header& header) {
@@ -151,6 +155,7 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> requests_;  // theirs, then those of the payloads
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;
+  std::atomic<bool> given_up_ = false;
 };
 
 class MpiWorldLinks final : public MpiLinks {

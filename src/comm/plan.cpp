@@ -11,37 +11,44 @@ class PlanCommunicator final : public Communicator {
   int size() const override { return size_; }
 
   void all_reduce(void*, int64_t count, DType dtype, ReduceOp) override {
-    note(Collective::all_reduce, 2 * others_share(count * dtype_bytes(dtype)));
+    note(Operation::all_reduce, 2 * others_share(count * dtype_bytes(dtype)));
   }
   void reduce_scatter(const void*, void*, int64_t count, DType dtype, ReduceOp) override {
-    note(Collective::reduce_scatter, (size_ - 1) * count * dtype_bytes(dtype));
+    note(Operation::reduce_scatter, (size_ - 1) * count * dtype_bytes(dtype));
   }
   void all_gather(const void*, void*, int64_t count, DType dtype) override {
-    note(Collective::all_gather, (size_ - 1) * count * dtype_bytes(dtype));
+    note(Operation::all_gather, (size_ - 1) * count * dtype_bytes(dtype));
   }
   void all_to_all(const void*, void*, int64_t count, DType dtype) override {
-    note(Collective::all_to_all, (size_ - 1) * count * dtype_bytes(dtype));
+    note(Operation::all_to_all, (size_ - 1) * count * dtype_bytes(dtype));
+  }
+  void all_to_all_v(const void*, std::span<const PeerPart> sent, void*, std::span<const PeerPart>,
+                    DType dtype) override {
+    int64_t count = -sent[static_cast<size_t>(rank_)].count;
+    for (const PeerPart& part : sent) count += part.count;
+    note(Operation::all_to_all_v, count * dtype_bytes(dtype));
   }
   void broadcast(void*, int64_t count, DType dtype, int root) override {
     const int64_t bytes = count * dtype_bytes(dtype);
     const int64_t share = others_share(bytes);
     const bool is_root = rank_ == root;
-    if (size_ == 2) return note(Collective::broadcast, is_root ? bytes : 0);
-    note(Collective::broadcast, is_root ? 2 * share : share);
+    if (size_ == 2) return note(Operation::broadcast, is_root ? bytes : 0);
+    note(Operation::broadcast, is_root ? 2 * share : share);
   }
   void send(const void*, int64_t count, DType dtype, int) override {
-    note(Collective::point_to_point, count * dtype_bytes(dtype));
+    note(Operation::send, count * dtype_bytes(dtype));
   }
   void receive(void*, int64_t, DType, int) override {}
   void group_start() override {}
   void group_end() override {}
   void barrier() override {}
   void synchronize() override {}
+  void abort() override {}
 
  private:
   int64_t others_share(int64_t bytes) const { return bytes * (size_ - 1) / size_; }
-  void note(Collective collective, int64_t sent_bytes) {
-    Traffic& traffic = traffic_[static_cast<size_t>(collective)];
+  void note(Operation operation, int64_t sent_bytes) {
+    Traffic& traffic = traffic_[static_cast<size_t>(operation)];
     traffic.calls += 1;
     traffic.sent_bytes += sent_bytes;
   }

@@ -1,38 +1,26 @@
-// The communicator of the `plan` backend: moves nothing and writes down what each collective would have sent.
+// The communicator of the `plan` backend: moves nothing and writes down what each call would have sent.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include "comm/communicator.h"
+#include "comm/operation.h"
 
 namespace gptrain {
 
-enum class Collective : uint8_t {
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  point_to_point,
-  count
-};
-constexpr size_t num_collectives = static_cast<size_t>(Collective::count);
-constexpr std::array<std::string_view, num_collectives> collective_names = {
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "point_to_point"};
-
-// Calls of one collective and the bytes that one rank of the group sends in them, by algorithms that send no more than
+// Calls of one operation and the bytes that one rank of the group sends in them, by algorithms that send no more than
 // is needed (Thakur et al., IJHPCA 2005): n bytes of data and P ranks, an all-reduce sends 2 n (P - 1) / P, a
 // reduce-scatter or all-gather of n bytes in all n (P - 1) / P; a broadcast n / P to each other rank, as a scatter and
-// an all-gather, 2 n (P - 1) / P at most, and between two ranks n from its root. Of a few KiB, where the number of
-// messages counts, processes send all to all in one step: comm/exchange.h.
+// an all-gather, 2 n (P - 1) / P at most, and between two ranks n from its root. A transfer counts with its sender;
+// barriers do not. Of a few KiB, where the number of messages counts, processes send all to all in one step:
+// comm/exchange.h.
 struct Traffic {
   int64_t calls = 0;
   int64_t sent_bytes = 0;
 };
-using TrafficTable = std::array<Traffic, num_collectives>;
+using TrafficTable = std::array<Traffic, num_operations>;
 
 // One rank of a group of `size`; `traffic` belongs to the caller and outlives it.
 std::unique_ptr<Communicator> make_plan_communicator(int rank, int size, TrafficTable& traffic);

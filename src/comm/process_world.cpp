@@ -80,7 +80,7 @@ class ProcessWorld final : public World {
                                              [links = links_.get()](bool reporter) { links->end_process(reporter); });
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
-    all_ = connect(all, true);
+    all_ = connect(all, {.reduces = false});
   }
   ProcessWorld(const ProcessWorld&) = delete;
   ProcessWorld& operator=(const ProcessWorld&) = delete;
@@ -109,19 +109,23 @@ class ProcessWorld final : public World {
   bool of_processes() const override { return true; }
   const std::string& host(int rank) const override { return hosts_[static_cast<size_t>(rank)]; }
 
-  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
+  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use) override {
     check_group(ranks, size_);
-    return connect(ranks, false);
+    return connect(ranks, use);
   }
 
  private:
-  std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, bool only_meets) {
+  std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, const GroupUse& use) {
     const int index = num_groups_++;
     const auto place = std::find(ranks.begin(), ranks.end(), rank_);
     if (place == ranks.end()) return nullptr;
     if (ranks.size() == 1) return std::move(make_local_group(1).front());
+    auto scratch = use.scratch;
+    if (use.reduces && scratch == nullptr) scratch = std::make_shared<ExchangeScratch>(static_cast<int>(ranks.size()));
+    std::string name = name_of(ranks);
+    if (!use.lane.empty()) name += fmt::format(" (lane {})", use.lane);
     return make_exchange_communicator(links_->connect(ranks, static_cast<int>(place - ranks.begin()), index), activity_,
-                                      name_of(ranks), only_meets);
+                                      std::move(name), use.reduces ? std::move(scratch) : nullptr);
   }
 
   const Launch launch_;

@@ -60,6 +60,20 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
+  // As a group of transfers.
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    check_parts(sent, received, dtype, rank(), size());
+    group_start();
+    for (int peer = 0; peer < size(); ++peer) {
+      const PeerPart& leaves = sent[static_cast<size_t>(peer)];
+      const PeerPart& comes = received[static_cast<size_t>(peer)];
+      send(place(in, leaves.first, dtype), leaves.count, dtype, peer);
+      receive(place(out, comes.first, dtype), comes.count, dtype, peer);
+    }
+    group_end();
+  }
+
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     in_pieces({Operation::broadcast, dtype, ReduceOp::sum, root, count}, 1, [&](int64_t first, int64_t n) {
       if (rank() == root) download(staging_, place(data, first, dtype), n, dtype);
@@ -86,6 +100,7 @@ class StagedCommunicator final : public Communicator {
 
   void barrier() override { host_.barrier(); }
   void synchronize() override { host_.synchronize(); }
+  void abort() override { host_.abort(); }
 
  private:
   struct Transfer {

@@ -9,8 +9,8 @@
 
 namespace gptrain {
 
-// Host memory that a rank takes to carry its collectives through, whatever they move: pieces are long enough that a
-// copy costs more than its start.
+// Host memory that a rank takes to carry its collectives through, whatever they move, and shares out among its lanes:
+// pieces are long enough that a copy costs more than its start.
 constexpr int64_t staging_bytes = int64_t{8} << 20;
 
 // The ranks of `host`, a group on the host's memory, on device memory: every piece is copied to `staging`, there the

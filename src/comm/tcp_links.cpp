@@ -1,5 +1,6 @@
 // Groups over TCP sockets, one for each pair of ranks and group.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -45,6 +46,7 @@ class TcpTransport final : public Transport {
   int size() const override { return static_cast<int>(sockets_.size()); }
 
   void exchange(std::span<const Message> messages) override {
+    check_given_up();
     for (auto* flows : {&sending_, &receiving_})
       for (Flow& flow : *flows) {
         flow.messages.clear();
@@ -57,6 +59,12 @@ class TcpTransport final : public Transport {
       flow.messages.push_back(&message);
     }
     while (!advance_all()) wait();
+  }
+
+  void abort() override {
+    given_up_ = true;
+    for (const Socket& socket : sockets_)
+      if (socket) shutdown(socket.descriptor(), SHUT_RDWR);
   }
 
  private:
@@ -116,7 +124,12 @@ class TcpTransport final : public Transport {
     poll(waiting_.data(), waiting_.size(), -1);
   }
 
+  void check_given_up() const {
+    if (given_up_) throw PeerGone("this rank has given the group up");
+  }
+
   [[noreturn]] void lose(int peer, const Call& call) {
+    check_given_up();
     await_heartbeat();
     throw Error(ExitCode::device, "rank {} of a group closed its connection while rank {} was in {}", peer, rank_,
                 describe(call));
@@ -127,6 +140,7 @@ class TcpTransport final : public Transport {
   std::vector<Flow> sending_;
   std::vector<Flow> receiving_;
   std::vector<pollfd> waiting_;
+  std::atomic<bool> given_up_ = false;
 };
 
 class TcpLinks final : public Links {

@@ -11,6 +11,15 @@
 
 namespace gptrain {
 
+class ExchangeScratch;
+
+// What a group is made for.
+struct GroupUse {
+  std::string lane = {};                               // whose messages these are, for reports; empty: no lane's
+  std::shared_ptr<ExchangeScratch> scratch = nullptr;  // of comm/exchange.h, to share; null: the group's own
+  bool reduces = true;                                 // false: it takes no scratch memory, and refuses reductions
+};
+
 // One rank's place among all ranks. A process may hold the worlds of several ranks, each used by its own thread.
 class World {
  public:
@@ -29,8 +38,9 @@ class World {
   // Makes the group of `ranks` (of the world, each once; the order of the list is the rank order inside the group) and
   // returns this rank's handle, or null if it is no member. Collective over the world: every rank, member or not, makes
   // the same groups in the same order, once at the start. Handles may outlive the world. Error(device): a list that is
-  // no group, or that differs from what another rank gives for the same group.
-  virtual std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) = 0;
+  // no group, or that differs from what another rank gives for the same group. Groups of the same ranks are as apart
+  // from each other as any: what one waits for is no other's.
+  virtual std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use = {}) = 0;
 
  protected:
   const std::shared_ptr<Activity> activity_ = std::make_shared<Activity>();

@@ -2,162 +2,274 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <fstream>
+#include <optional>
+#include <sstream>
 #include <string_view>
 #include <system_error>
+#include <unistd.h>
+#include <utility>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/output_file.h"
+#include "data/ingest/inputs.h"
+#include "data/ingest/pipeline.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
+#include "data/tokenizer/files.h"
 
 namespace gptrain {
 namespace {
 
-constexpr size_t chunk_bytes = size_t{1} << 16;
-constexpr int64_t progress_step_bytes = int64_t{1} << 20;
+namespace fs = std::filesystem;
 
-[[noreturn]] void throw_unreadable(const std::filesystem::path& input, const std::string& reason) {
-  throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
+constexpr int64_t progress_step_bytes = int64_t{1} << 20;
+// Megatron-LM's bound.
+constexpr int64_t first_vocabulary_of_i32 = 65500;
+
+fs::path shard_prefix(const PackOptions& options, int64_t shard) {
+  if (options.shard_tokens == 0) return options.out_prefix;
+  return options.out_prefix.native() + fmt::format("-{:05}", shard);
 }
 
-// Everything that can be refused before any output exists. Returns the sum of the sizes.
-int64_t check_inputs(const PackOptions& options) {
+fs::path state_path(const PackOptions& options) { return token_file_path(options.out_prefix, ".pack.json"); }
+
+// Everything that can be refused before any output exists.
+std::vector<InputFile> find_inputs(const PackOptions& options) {
   if (options.inputs.empty()) throw Error(ExitCode::usage, "no input file to pack");
-  int64_t total_bytes = 0;
-  for (const auto& input : options.inputs) {
-    std::error_code error;
-    const auto status = std::filesystem::status(input, error);
-    if (std::filesystem::is_directory(status)) throw_unreadable(input, "it is a directory; name the files in it");
-    if (error) throw_unreadable(input, error.message());
-    if (!std::filesystem::is_regular_file(status)) throw_unreadable(input, "not a regular file");
+  const std::vector<InputFile> all = expand_inputs(options.inputs);
+  std::vector<InputFile> own;
+  for (size_t i = static_cast<size_t>(options.part) - 1; i < all.size(); i += static_cast<size_t>(options.num_parts)) {
+    own.push_back(all[i]);
+  }
+  if (own.empty()) {
+    throw Error(ExitCode::usage, "part {}/{} has no input: there are {} files", options.part, options.num_parts,
+                all.size());
+  }
+  for (const InputFile& input : own) {
+    if (input.path == "-" && options.resume) {
+      throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time");
+    }
     for (const std::string_view suffix : {".bin", ".idx", ".meta.json"}) {
-      const auto output = token_file_path(options.out_prefix, suffix);
-      if (std::filesystem::equivalent(input, output, error)) {
+      const auto output = token_file_path(shard_prefix(options, 0), suffix);
+      std::error_code ignored;
+      if (fs::equivalent(input.path, output, ignored)) {
         throw Error(ExitCode::data, "{} is an input and would be overwritten; choose another output prefix",
                     output.native());
       }
     }
-    const auto size = std::filesystem::file_size(input, error);
-    if (error) throw_unreadable(input, error.message());
-    total_bytes += static_cast<int64_t>(size);
   }
-  return total_bytes;
+  return own;
 }
 
-class BytePacker {
- public:
-  BytePacker(TokenWriter& writer, int64_t total_bytes, const std::function<void(int64_t, int64_t)>& progress)
-      : writer_(writer), total_bytes_(total_bytes), progress_(progress) {}
+// What must be the same for a pack to go on.
+nlohmann::json identity_of(const PackOptions& options, const std::vector<InputFile>& inputs,
+                           const std::optional<int32_t>& end_token) {
+  auto files = nlohmann::json::array();
+  for (const InputFile& input : inputs) {
+    files.push_back({{"path", input.path.native()}, {"bytes", input.size_bytes}, {"modified", input.modified}});
+  }
+  const std::string tokenizer = options.tokenizer->is_bytes() ? "bytes" : tokenizer_json(options.tokenizer->parts());
+  return {{"inputs", std::move(files)},
+          {"tokenizer_crc32c", crc32c(tokenizer.data(), tokenizer.size())},
+          {"field", options.field},
+          {"end_token", end_token ? *end_token : -1},
+          {"shard_tokens", options.shard_tokens},
+          {"skip_faults", options.skip_faults},
+          {"replace_invalid_utf8", options.replace_invalid_utf8}};
+}
 
-  void pack(const std::filesystem::path& input) {
-    errno = 0;
-    std::ifstream stream(input, std::ios::binary);
-    if (!stream) throw_unreadable(input, std::generic_category().message(errno));
-    if (input.extension() == ".jsonl") {
-      pack_jsonl(input, stream);
-    } else {
-      pack_text(stream);
+// Temporary files of packs that were killed.
+void remove_leftovers(const PackOptions& options) {
+  const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
+  const std::string start = options.out_prefix.filename().native();
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().native();
+    const size_t mark = name.rfind(".tmp-");
+    if (!name.starts_with(start) || mark == std::string::npos) continue;
+    pid_t process = 0;
+    const char* end = name.data() + name.size();
+    if (std::from_chars(name.data() + mark + 5, end, process).ptr != end || process <= 0) continue;
+    if (::kill(process, 0) != 0 && errno == ESRCH) fs::remove(entry.path(), ignored);
+  }
+}
+
+class Packer {
+ public:
+  Packer(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress)
+      : options_(options), progress_(progress), inputs_(find_inputs(options)) {
+    encode_.field = options.field;
+    encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
+    if (options.append_end || options.tokenizer->is_bytes()) {
+      encode_.end_token = options.tokenizer->end_of_document_id();
+      if (!encode_.end_token) {
+        throw Error(ExitCode::usage,
+                    "--append-eod: {} has no special token that ends a document (<|endoftext|>, <|end_of_text|>, </s>, "
+                    "<eos>, <|eot|>)",
+                    options.tokenizer->parts().source);
+      }
     }
-    if (stream.bad()) throw_unreadable(input, std::generic_category().message(errno));
+    for (const InputFile& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
+    identity_ = identity_of(options, inputs_, encode_.end_token);
+    if (options.resume) {
+      remove_leftovers(options);
+      resume();
+    } else {
+      std::error_code ignored;
+      fs::remove(state_path(options), ignored);
+    }
   }
 
-  const PackResult& result() const { return result_; }
+  PackResult run() {
+    if (result_.was_finished) return result_;
+    BlockReader reader(
+        inputs_, options_.field, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
+        start_);
+    IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
+    open_shard();
+    while (const std::optional<IngestPipeline::Item> item = pipeline.next()) write(*item);
+    if (result_.documents == 0) {
+      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text", inputs_[0].path.native());
+    }
+    if (shard_has_documents_) close_shard();
+    writer_.reset();
+    if (keeps_state()) save_state({inputs_.size(), 0, 1}, 0, true);
+    if (progress_) progress_(total_bytes_, total_bytes_);
+    return result_;
+  }
 
  private:
-  void pack_text(std::istream& stream) {
-    std::array<char, chunk_bytes> chunk;
-    bool empty = true;
-    while (stream.read(chunk.data(), chunk.size()), stream.gcount() > 0) {
-      const auto count = static_cast<size_t>(stream.gcount());
-      append({chunk.data(), count});
-      advance(static_cast<int64_t>(count));
-      empty = false;
-    }
-    end_document(empty);
+  bool keeps_state() const { return options_.shard_tokens > 0 || options_.resume; }
+
+  void open_shard() {
+    const bool is_small = options_.tokenizer->vocab_size() < first_vocabulary_of_i32;
+    writer_.emplace(shard_prefix(options_, result_.shards), is_small ? DType::u16 : DType::i32);
+    shard_tokens_ = 0;
+    shard_has_documents_ = false;
   }
 
-  void pack_jsonl(const std::filesystem::path& input, std::istream& stream) {
-    std::string line;
-    for (int64_t number = 1; std::getline(stream, line); ++number) {
-      // The last line may lack its newline.
-      advance(static_cast<int64_t>(line.size()) + (stream.eof() ? 0 : 1));
-      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      const std::string text = text_of_line(input, number, line);
-      append(text);
-      end_document(text.empty());
+  void close_shard() {
+    writer_->finish();
+    if (options_.shard_tokens > 0) ++result_.shards;
+  }
+
+  void write(const IngestPipeline::Item& item) {
+    const EncodedBlock& encoded = item.encoded;
+    // A pack that goes on has counted the block in which it stopped.
+    const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
+    if (to_skip == 0) count(item);
+    size_t begin = to_skip == 0 ? 0 : encoded.ends[to_skip - 1];
+    for (size_t i = to_skip; i < encoded.ends.size(); ++i) {
+      append(std::span(encoded.ids).subspan(begin, encoded.ends[i] - begin));
+      begin = encoded.ends[i];
+      writer_->end_document();
+      ++result_.documents;
+      shard_has_documents_ = true;
+      if (options_.shard_tokens == 0 || shard_tokens_ < options_.shard_tokens) continue;
+      close_shard();
+      save_state({item.block.input, item.block.offset, item.block.first_line}, static_cast<int64_t>(i) + 1, false);
+      open_shard();
+    }
+    append(std::span(encoded.ids).subspan(begin));
+    result_.input_bytes = item.block.file_bytes_read - start_bytes_;
+    if (progress_ && item.block.file_bytes_read >= next_report_bytes_) {
+      progress_(item.block.file_bytes_read, total_bytes_);
+      next_report_bytes_ = item.block.file_bytes_read + progress_step_bytes;
     }
   }
 
-  static std::string text_of_line(const std::filesystem::path& input, int64_t number, const std::string& line) {
-    nlohmann::json object;
+  void append(std::span<const int32_t> ids) {
+    writer_->append(ids);
+    result_.tokens += static_cast<int64_t>(ids.size());
+    shard_tokens_ += static_cast<int64_t>(ids.size());
+  }
+
+  void count(const IngestPipeline::Item& item) {
+    result_.empty_documents += item.encoded.empty_documents;
+    result_.faults += item.encoded.num_faults;
+    for (const EncodedBlock::Fault& fault : item.encoded.faults) {
+      const std::string text =
+          fmt::format("{}, line {}: {}", inputs_[item.block.input].path.native(), fault.line, fault.reason);
+      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text);
+      if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
+    }
+  }
+
+  void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
+    const nlohmann::json state = {{"identity", identity_},
+                                  {"finished", finished},
+                                  {"shards", result_.shards},
+                                  {"documents", result_.documents},
+                                  {"empty_documents", result_.empty_documents},
+                                  {"tokens", result_.tokens},
+                                  {"faults", result_.faults},
+                                  {"first_faults", result_.first_faults},
+                                  {"input", position.input},
+                                  {"offset", position.offset},
+                                  {"line", position.line},
+                                  {"documents_done", documents_done}};
+    AtomicFile file(state_path(options_));
+    file.write(json_text(state, 1) + "\n");
+    file.commit();
+  }
+
+  void resume() {
+    const fs::path path = state_path(options_);
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) return;
+    std::ifstream stream(path, std::ios::binary);
+    std::ostringstream text;
+    text << stream.rdbuf();
+    const nlohmann::json state = parse_json_or_discard(text.str());
     try {
-      object = parse_json(line);
-    } catch (const nlohmann::json::exception& error) {
-      throw Error(ExitCode::data, "{}, line {}: not valid JSON: {}", input.native(), number, error.what());
+      for (const auto& [key, value] : state.at("identity").items()) {
+        if (identity_.at(key) == value) continue;
+        throw Error(ExitCode::usage,
+                    "--resume: {} was begun with another {}; give the same inputs and options, or start anew without "
+                    "--resume",
+                    options_.out_prefix.native(), key);
+      }
+      result_.was_finished = state.at("finished");
+      result_.shards = state.at("shards");
+      result_.documents = state.at("documents");
+      result_.empty_documents = state.at("empty_documents");
+      result_.tokens = state.at("tokens");
+      result_.faults = state.at("faults");
+      result_.first_faults = state.at("first_faults").get<std::vector<std::string>>();
+      start_ = {state.at("input"), state.at("offset"), state.at("line")};
+      documents_to_skip_ = state.at("documents_done");
+    } catch (const nlohmann::json::exception&) {
+      throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
-    if (!object.is_object()) {
-      throw Error(ExitCode::data, "{}, line {}: {} where an object with a member \"text\" is needed", input.native(),
-                  number, object.type_name());
-    }
-    const auto text = object.find("text");
-    if (text == object.end()) {
-      throw Error(ExitCode::data, "{}, line {}: no member \"text\"", input.native(), number);
-    }
-    if (!text->is_string()) {
-      throw Error(ExitCode::data, "{}, line {}: member \"text\" is of type {}, must be a string", input.native(),
-                  number, text->type_name());
-    }
-    return text->get<std::string>();
+    if (start_.input > inputs_.size()) throw Error(ExitCode::data, "{} is damaged", path.native());
+    for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
   }
 
-  void append(std::string_view bytes) {
-    tokens_.assign(reinterpret_cast<const uint8_t*>(bytes.data()),
-                   reinterpret_cast<const uint8_t*>(bytes.data()) + bytes.size());
-    writer_.append(tokens_);
-    result_.tokens += static_cast<int64_t>(bytes.size());
-  }
-
-  void end_document(bool empty) {
-    if (empty) {
-      ++result_.empty_documents;
-      return;
-    }
-    writer_.append({&end_of_document, 1});
-    writer_.end_document();
-    ++result_.tokens;
-    ++result_.documents;
-  }
-
-  void advance(int64_t bytes) {
-    result_.input_bytes += bytes;
-    if (!progress_ || result_.input_bytes < next_report_bytes_) return;
-    progress_(result_.input_bytes, total_bytes_);
-    next_report_bytes_ = result_.input_bytes + progress_step_bytes;
-  }
-
-  TokenWriter& writer_;
-  int64_t total_bytes_;
+  const PackOptions& options_;
   const std::function<void(int64_t, int64_t)>& progress_;
+  std::vector<InputFile> inputs_;
+  EncodeOptions encode_;
+  nlohmann::json identity_;
+  BlockPosition start_;
+  int64_t documents_to_skip_ = 0;
+  int64_t start_bytes_ = 0;
+  int64_t total_bytes_ = 0;
   int64_t next_report_bytes_ = progress_step_bytes;
+  std::optional<TokenWriter> writer_;
+  int64_t shard_tokens_ = 0;
+  bool shard_has_documents_ = false;
   PackResult result_;
-  std::vector<int32_t> tokens_;
 };
 
 }  // namespace
 
-PackResult pack_bytes(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
-  const int64_t total_bytes = check_inputs(options);
-  TokenWriter writer(options.out_prefix, DType::u16);
-  BytePacker packer(writer, total_bytes, progress);
-  for (const auto& input : options.inputs) packer.pack(input);
-  const PackResult& result = packer.result();
-  if (result.documents == 0) {
-    throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text", options.inputs[0].native());
-  }
-  writer.finish();
-  if (progress) progress(total_bytes, total_bytes);
-  return result;
+PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+  return Packer(options, progress).run();
 }
 
 }  // namespace gptrain

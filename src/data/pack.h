@@ -4,33 +4,45 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "data/tokenizer/tokenizer.h"
+
 namespace gptrain {
 
-// The "bytes" vocabulary.
-constexpr int32_t end_of_document = 256;
-constexpr int64_t bytes_vocabulary = 257;
-
 struct PackOptions {
-  std::vector<std::filesystem::path>
-      inputs;                        // text (one document a file) or .jsonl (one document a line, member "text")
+  std::vector<std::string> inputs;   // words of expand_inputs()
   std::filesystem::path out_prefix;  // writes PREFIX.bin and PREFIX.idx, each through a temporary file and rename
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::string field = "text";  // of JSON objects and CSV records
+  bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
+  int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
+  int threads = 1;           // that encode; the output does not depend on it
+  bool resume = false;       // goes on behind the last shard of a pack that was killed
+  bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
+  bool replace_invalid_utf8 = false;
+  int part = 1;  // of the input files, every num_parts-th, from the part-th on
+  int num_parts = 1;
 };
 
 struct PackResult {
   int64_t documents = 0;
   int64_t empty_documents = 0;  // left out, not counted in `documents`
-  int64_t tokens = 0;           // with one end-of-document token a document
-  int64_t input_bytes = 0;
+  int64_t tokens = 0;           // with end-of-document tokens
+  int64_t input_bytes = 0;      // as they lie on the disk; of a resumed pack, since then
+  int64_t shards = 0;           // 0 without shard_tokens
+  int64_t faults = 0;
+  std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
+  bool was_finished = false;              // resume found nothing left to do
 };
 
-// Tokenizer "bytes": ids 0-255 are bytes, 256 ends a document; vocabulary 257. Empty documents are left out.
-// `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total. Throws Error(data)
-// naming file and line for bad JSON, a missing "text", invalid input files; Error(data) if the output cannot be
-// written. Never leaves a half-written PREFIX.
-PackResult pack_bytes(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
+// Ids are stored as u16 where the vocabulary is below 65500, else as i32, as Megatron-LM does it. Empty documents are
+// left out. `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total; a total of 0
+// is not known. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output
+// that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX.
+PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
 // What `data inspect` prints: counts, document length histogram, the most frequent tokens, unigram entropy in nats.
 // With sample >= 0, that document instead: as text if it was packed with tokenizer "bytes" (its last id is 256, the

@@ -1,6 +1,7 @@
 #include "data/token_writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -129,14 +130,25 @@ struct TokenWriter::Impl {
 
   template <typename T>
   void put_tokens(std::span<const int32_t> values) {
-    for (const int32_t token : values) {
-      const auto stored = static_cast<T>(token);
-      if (token < 0 || static_cast<int32_t>(stored) != token) {
-        throw Error(ExitCode::data, "cannot write {}: token {} is not a token of dtype {}", tokens.path().native(),
-                    token, dtype_name(dtype));
+    std::array<T, 4096> stored;
+    while (!values.empty()) {
+      const size_t count = std::min(values.size(), stored.size());
+      bool fits = true;
+      for (size_t i = 0; i < count; ++i) {
+        stored[i] = static_cast<T>(values[i]);
+        fits = fits && values[i] >= 0 && static_cast<int32_t>(stored[i]) == values[i];
       }
-      tokens.put(stored);
+      if (!fits) throw_unfit(values.first(count));
+      tokens.put_bytes(stored.data(), count * sizeof(T));
+      values = values.subspan(count);
     }
+  }
+
+  [[noreturn]] void throw_unfit(std::span<const int32_t> values) const {
+    const int32_t highest = dtype == DType::u16 ? 0xFFFF : std::numeric_limits<int32_t>::max();
+    const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t id) { return id < 0 || id > highest; });
+    throw Error(ExitCode::data, "cannot write {}: token {} is not a token of dtype {}", tokens.path().native(), *bad,
+                dtype_name(dtype));
   }
 
   void put_index() {

@@ -3,7 +3,7 @@
 namespace gptrain {
 
 void TensorRows::wait(Ticket ticket) {
-  if (tensor_.stream != nullptr) tensor_.stream->wait(ticket);
+  if (tensor_.lane != nullptr) tensor_.lane->wait(ticket);
 }
 
 Matrix TensorRows::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
@@ -12,7 +12,7 @@ Matrix TensorRows::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) 
 
 TensorRows::Gathering TensorRows::begin_gather(const Matrix& rows, const Matrix& whole) {
   if (!has_own_rows()) return {rows};
-  return {whole, tensor_.stream->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
+  return {whole, tensor_.lane->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
 }
 
 Matrix TensorRows::wait(const Gathering& gathering) {
@@ -22,9 +22,9 @@ Matrix TensorRows::wait(const Gathering& gathering) {
 
 TensorRows::Reduction TensorRows::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
   if (!is_split()) return {part};
-  if (!has_own_rows()) return {part, tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
+  if (!has_own_rows()) return {part, tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
   const Matrix rows = frame.take(part.dtype, own_rows(), part.cols);
-  return {rows, tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
+  return {rows, tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
 }
 
 Matrix TensorRows::wait(const Reduction& reduction) {
@@ -34,21 +34,21 @@ Matrix TensorRows::wait(const Reduction& reduction) {
 
 void TensorRows::sum_into(const Matrix& part, const Matrix& rows) {
   if (!is_split()) return;
-  wait(has_own_rows() ? tensor_.stream->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)
-                      : tensor_.stream->all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+  wait(has_own_rows() ? tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)
+                      : tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype));
 }
 
 void TensorRows::take_max(const Matrix& values) {
   if (!is_split()) return;
-  wait(tensor_.stream->all_reduce(tensor_.group, values.data, values.count(), values.dtype, ReduceOp::max));
+  wait(tensor_.lane->all_reduce(tensor_.group, values.data, values.count(), values.dtype, ReduceOp::max));
 }
 
 void TensorRows::gather_all(const Matrix& own, const Matrix& all) {
-  wait(tensor_.stream->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
+  wait(tensor_.lane->all_gather(tensor_.group, own.data, all.data, own.count(), own.dtype));
 }
 
 TensorRows::Ticket TensorRows::begin_broadcast(const Matrix& rows, int64_t root) {
-  return tensor_.stream->broadcast(tensor_.group, rows.data, rows.count(), rows.dtype, static_cast<int>(root));
+  return tensor_.lane->broadcast(tensor_.group, rows.data, rows.count(), rows.dtype, static_cast<int>(root));
 }
 
 }  // namespace gptrain

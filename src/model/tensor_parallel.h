@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/matrix.h"
-#include "comm/collective_stream.h"
+#include "comm/lane.h"
 #include "model/record.h"
 #include "model/spec/shard.h"
 
@@ -14,15 +14,15 @@ namespace gptrain {
 struct TensorParallel {
   TensorPlace place;
   bool sequence = false;
-  Communicator* group = nullptr;       // null: one rank
-  CollectiveStream* stream = nullptr;  // null: one rank
+  Communicator* group = nullptr;  // of the lane; null: one rank
+  Lane* lane = nullptr;           // null: one rank
 };
 
 // A micro-batch's N rows over the tensor ranks, and every collective that layers make of them. The ranks call the same
 // functions in the same order. Groups and stream are the caller's.
 class TensorRows {
  public:
-  using Ticket = CollectiveStream::Ticket;
+  using Ticket = Lane::Ticket;
 
   TensorRows(const TensorParallel& tensor, int64_t rows) : tensor_(tensor), rows_(rows) {}
 
@@ -38,7 +38,7 @@ class TensorRows {
   // A matrix of all rows [N, cols], which may still be on its way.
   struct Gathering {
     Matrix whole;
-    Ticket ticket = CollectiveStream::done;
+    Ticket ticket = Lane::done;
   };
   // All rows of what each rank holds its rows of. Without sequence parallelism that is `rows` itself; else it goes to
   // `whole`, for which there is room_for_all_rows.
@@ -49,7 +49,7 @@ class TensorRows {
   // This rank's rows of a sum over the tensor ranks, likewise.
   struct Reduction {
     Matrix rows;
-    Ticket ticket = CollectiveStream::done;
+    Ticket ticket = Lane::done;
   };
   // Sums `part`, [N, cols]: in place without sequence parallelism, else into memory of `frame`.
   Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);

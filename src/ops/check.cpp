@@ -359,11 +359,10 @@ void check(const PrepareUpdate& op) {
   const Checker checker(op.name);
   checker.matrix("partials", op.partials, DType::f64, 1, op.partials.cols);
   checker.require(op.clip_norm >= 0, "clip_norm is negative");
-  checker.require(op.beta1 >= 0 && op.beta1 < 1 && op.beta2 >= 0 && op.beta2 < 1, "a beta is not in [0, 1)");
 }
 
-void check(const AdamW& op) {
-  const Checker checker(op.name);
+void check_update(std::string_view name, const ElementUpdate& op, size_t num_columns) {
+  const Checker checker(name);
   const int64_t elements = op.gradients.cols;
   checker.matrix("gradients", op.gradients, DType::f32, 1, elements);
   if (op.master.given()) {
@@ -371,13 +370,17 @@ void check(const AdamW& op) {
   } else {
     checker.matrix("weights without masters", op.weights, DType::bf16, 1, elements);
   }
-  checker.matrix("exp_avg", op.exp_avg, DType::f32, 1, elements);
-  checker.matrix("exp_avg_sq", op.exp_avg_sq, DType::f32, 1, elements);
+  for (size_t i = 0; i < num_columns; ++i) checker.matrix("a column of state", op.columns[i], DType::f32, 1, elements);
   if (op.weights.given()) {
     checker.real("weights", op.weights);
     checker.matrix("weights", op.weights, op.weights.dtype, 1, elements);
   }
 }
+
+#define GPTRAIN_CHECK_UPDATE(Op) \
+  void check(const Op& op) { check_update(Op::name, op, Op::num_columns); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
+#undef GPTRAIN_CHECK_UPDATE
 
 void check(const Cast& op) {
   const Checker checker(op.name);

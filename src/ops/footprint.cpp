@@ -160,11 +160,18 @@ Footprint footprint(const SquaredNorm& op, const Target& target) {
 
 Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }
 
-Footprint footprint(const AdamW& op, const Target&) {
+// Columns of state and weights are read and written; what receives rounded masters is written only.
+Footprint update_footprint(const ElementUpdate& op) {
   const Matrix& read = op.master.given() ? op.master : op.weights;
-  return {.bytes_moved =
-              moved({op.gradients, read, op.master, op.exp_avg, op.exp_avg, op.exp_avg_sq, op.exp_avg_sq, op.weights})};
+  int64_t bytes = moved({op.gradients, read, op.master, op.weights});
+  for (const Matrix& column : op.columns) bytes += moved({column, column});
+  return {.bytes_moved = bytes};
 }
+
+#define GPTRAIN_UPDATE_FOOTPRINT(Op) \
+  Footprint footprint(const Op& op, const Target&) { return update_footprint(op); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_FOOTPRINT)
+#undef GPTRAIN_UPDATE_FOOTPRINT
 
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
 

@@ -17,6 +17,7 @@
 #include "base/kinds.h"
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "ops/adamw.h"
 #include "ops/step_state.h"
 
 namespace gptrain {
@@ -326,60 +327,16 @@ struct SquaredNorm {
   Matrix partials;   // [1, n] f64 out
 };
 
-// Ends the norm and decides the update: squared_norm = sum of partials in order / loss scale^2; skip = loss_sum or
-// squared_norm is not finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0) / loss scale; if not
-// skipped: updates += 1 and both bias corrections follow. The loss scale is that of the step, which step_loss_scale
-// keeps; with a window state->loss_scale becomes the next step's (see next_loss_scale).
+// Ends the norm and decides the update, whatever the optimizer: squared_norm = sum of partials in order / loss scale^2;
+// skip = loss_sum or squared_norm is not finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0) / loss
+// scale; if not skipped: updates += 1. The loss scale is that of the step, which step_loss_scale keeps; with a window
+// state->loss_scale becomes the next step's (see next_loss_scale).
 struct PrepareUpdate {
   static constexpr std::string_view name = "prepare_update";
   Matrix partials;  // [1, n] f64
   double clip_norm;
-  double beta1, beta2;
   StepState* state;
   int64_t loss_scale_window = 0;  // 0: no loss scaling
-};
-
-// From the elements of a range in memory, row after row of `cols`, to the tensor that they are a box of: element i of
-// the range is element index(i) of the global tensor in row-major order, whose rows are `stride` elements apart.
-struct IndexMap {
-  int64_t origin = 0;  // index of the box's first element
-  int64_t first = 0;   // of the range, in the box
-  int64_t cols = 1;    // of the box; equal to stride where rows follow one another in the tensor, too
-  int64_t stride = 1;
-
-  constexpr int64_t index(int64_t i) const {
-    return origin + (cols == stride ? first + i : (first + i) / cols * stride + (first + i) % cols);
-  }
-};
-
-// AdamW (arXiv 1711.05101) on a flat range: g = gradient * gradient_scale; m, v moments; w -= lr * (m_hat /
-// (sqrt(v_hat) + eps) + decay * w). Nothing is written when state->skip. `weights`, where given, receives the updated
-// master weights rounded to C. Elements outside every segment (padding between tensors) are left alone.
-//
-// Without masters `weights` is what is updated: read, computed with in f32, and rounded stochastically (base/dtype.h).
-// To nearest, an update below half the distance to the next bf16 number, 2^-9 to 2^-8 of the weight, would be lost
-// every time (arXiv 2010.06192). Element e of a tensor draws word (e % 4) of philox(segment.key, {low(e / 4),
-// high(e / 4), low(u), high(u)}), u = state->updates: the same on every layout and backend, and after a resume.
-struct AdamW {
-  static constexpr std::string_view name = "adamw";
-  struct Segment {
-    int64_t offset;
-    int64_t count;
-    int32_t decay;  // 0 or 1
-    // What rounding draws by; without effect where there are masters.
-    PhiloxKey key = {};
-    IndexMap map = {};
-  };
-  const Segment* segments;  // device memory
-  int64_t num_segments;
-  double beta1, beta2, eps, weight_decay;
-  const StepState* state;
-  Matrix gradients;   // [1, elements] f32
-  Matrix master;      // [1, elements] f32, or not given
-  Matrix exp_avg;     // [1, elements] f32, m
-  Matrix exp_avg_sq;  // [1, elements] f32, v
-  // [1, elements] C, or not given (f32 training: the master is the weight). Without masters bf16, in and out.
-  Matrix weights;
 };
 
 // to = from, converted. Same shape.
@@ -441,6 +398,9 @@ struct ScaledProduct {
   int64_t true_terms = -1;  // of m n k, those that count in the model (-1: all); only model FLOPs look at it
 };
 
+// The updates of optimizers: each is an ElementUpdate with a formula (ops/element_update.h).
+#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW)
+
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \
   X(EmbeddingBackward)         \
@@ -462,7 +422,7 @@ struct ScaledProduct {
   X(AccumulateLoss)            \
   X(SquaredNorm)               \
   X(PrepareUpdate)             \
-  X(AdamW)                     \
+  GPTRAIN_FOR_EACH_UPDATE(X)   \
   X(Cast)                      \
   X(Add)                       \
   X(AddSums)                   \

@@ -91,12 +91,17 @@ std::string shape_text(const SquaredNorm& op) { return elements_text(op.gradient
 
 std::string shape_text(const PrepareUpdate& op) { return fmt::format("tensors={}", op.partials.count()); }
 
-std::string shape_text(const AdamW& op) {
+std::string update_text(const ElementUpdate& op) {
   std::string text = elements_text(op.gradients);
   if (op.weights.given()) text += fmt::format(", {} weights", dtype_name(op.weights.dtype));
   if (!op.master.given()) text += " only";
   return text;
 }
+
+#define GPTRAIN_UPDATE_TEXT(Op) \
+  std::string shape_text(const Op& op) { return update_text(op); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_TEXT)
+#undef GPTRAIN_UPDATE_TEXT
 
 std::string shape_text(const Cast& op) {
   return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));

@@ -23,9 +23,7 @@ struct StepState {
   float step_loss_scale = 1;  // the loss scale that the step's gradients have
 
   // Kept from step to step (saved in checkpoints).
-  int64_t updates = 0;         // steps that were not skipped
-  float bias_correction1 = 0;  // 1 - beta1^updates, set with `updates`
-  float bias_correction2 = 0;
+  int64_t updates = 0;  // steps that were not skipped
   LossScale loss_scale;  // of the next loss gradients
 };
 

@@ -4,29 +4,29 @@
 
 namespace gptrain {
 
-std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                     const ParameterLayout& layout, bool sequence) {
-  std::vector<PartialSum> sums;
-  for (size_t i = 0; i < spec.tensors.size(); ++i) {
-    const TensorSpec& tensor = spec.tensors[i];
-    const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-    const bool partial = tensor.norm_use == NormUse::of_heads || (tensor.norm_use == NormUse::of_rows && sequence);
-    if (partial) sums.push_back({tensor.unit, start, shards[i].count(), GroupKind::tensor});
-    if (shards[i].replicas_count > 0) {
-      sums.push_back({tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
-    }
+namespace {
+
+GroupKind kind_of(ReductionGroup group) {
+  switch (group) {
+    case ReductionGroup::tensor:
+      return GroupKind::tensor;
+    case ReductionGroup::kv_heads:
+      return GroupKind::replicas;
+    case ReductionGroup::data:
+      return GroupKind::copies;
   }
-  return sums;
+  return GroupKind::count;
 }
 
-Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters,
-                   const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update)
+}  // namespace
+
+Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
+                   UpdateRule* update)
     : model_(model),
       program_(program),
       parameters_(parameters),
-      partial_sums_(partial_sums),
       place_(place),
-      sums_(program.schedule.options.units.size(), CollectiveStream::done),
+      sums_(program.schedule.options.units.size(), Lane::done),
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
@@ -138,7 +138,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
           begin_gather(parameters_, action.unit, at(action, Operand::weights), *place_.groups, *place_.backend);
       return;
     case ActionKind::await_weights:
-      return place_.groups->stream().wait((*place_.gathers)[static_cast<size_t>(action.unit)]);
+      return place_.groups->lane(LaneKind::weights).wait((*place_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
       return reduce(action);
     case ActionKind::await_gradients:
@@ -163,10 +163,11 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   if (shape.mask_documents) backend.upload(device.document_starts, host.document_starts, token_bytes);
 }
 
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
                                       RankGroups& groups, Backend& backend) {
-  CollectiveStream& stream = groups.stream();
-  Communicator* const data = groups.device_group(GroupKind::data);
+  if (parameters.piece_elements(unit) == 0) return Lane::done;
+  Lane& lane = groups.lane(LaneKind::weights);
+  Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
     // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
@@ -180,49 +181,47 @@ CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t 
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
-    stream.all_reduce(data, whole.norms, count, DType::f32);
+    lane.all_reduce(data, whole.norms, count, DType::f32);
   }
-  return stream.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+  return lane.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                            parameters.sharding().compute);
 }
 
 void Executor::reduce(const Action& action) {
   const int64_t unit = action.unit;
-  CollectiveStream& stream = place_.groups->stream();
-  CollectiveStream::Ticket& ticket = sums_[static_cast<size_t>(unit)];
-  auto* const gradients = reinterpret_cast<float*>(whole(action.unit, action).gradients);
-  ticket = CollectiveStream::done;
-  for (const PartialSum& sum : partial_sums_) {
-    if (sum.unit == unit)
-      ticket = std::max(
-          ticket, stream.all_reduce(place_.groups->device_group(sum.group), gradients + sum.first, sum.count, DType::f32));
-  }
-  if (parameters_.sharding().narrows_gradients()) {
-    // The sums over tensor ranks are f32 and come before the rounding.
-    stream.wait(ticket);
-    ticket = reduce_narrow(action);
-    return;
-  }
-  Communicator* const data = place_.groups->device_group(GroupKind::data);
+  Lane& lane = place_.groups->lane(LaneKind::gradients);
+  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  auto* const gradients = reinterpret_cast<float*>(whole(unit, action).gradients);
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(action.unit);
-  ticket = std::max(
-      ticket, sharding.zero == 0
-                  ? stream.all_reduce(data, gradients, piece * sharding.data_size, DType::f32)
-                  : stream.reduce_scatter(data, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
+  ticket = Lane::done;
+  for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
+    Communicator* const group = place_.groups->group(LaneKind::gradients, kind_of(sum.group));
+    const bool in_pieces = sum.group == ReductionGroup::data;
+    if (in_pieces && sharding.narrows_gradients()) {
+      // The sums over tensor ranks are f32 and come before the rounding.
+      lane.wait(ticket);
+      ticket = reduce_narrow(action);
+    } else if (in_pieces && sharding.zero > 0) {
+      const int64_t piece = parameters_.piece_elements(unit);
+      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece,
+                                                      DType::f32));
+    } else {
+      ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
+    }
+  }
 }
 
-CollectiveStream::Ticket Executor::reduce_narrow(const Action& action) {
+Lane::Ticket Executor::reduce_narrow(const Action& action) {
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(action.unit);
   std::byte* const bucket = at(action, Operand::narrow_gradients);
   place_.backend->run(Cast{.from = Matrix(whole(action.unit, action).gradients, DType::f32, sharding.data_size, piece),
                     .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
-  CollectiveStream& stream = place_.groups->stream();
-  Communicator* const data = place_.groups->device_group(GroupKind::data);
-  if (sharding.zero == 0) return stream.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
+  Lane& lane = place_.groups->lane(LaneKind::gradients);
+  Communicator* const data = place_.groups->group(LaneKind::gradients, GroupKind::copies);
+  if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
   std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
-  return stream.reduce_scatter(data, bucket, own, piece, sharding.reduce);
+  return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
 }
 
 // Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
@@ -238,7 +237,7 @@ void Executor::widen(const Action& action) {
 }
 
 void Executor::await_gradients(const Action& action) {
-  place_.groups->stream().wait(sums_[static_cast<size_t>(action.unit)]);
+  place_.groups->lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(action.unit)]);
   if (parameters_.sharding().narrows_gradients()) widen(action);
   if (program_.schedule.options.zero < 2) return;
   const int64_t piece = parameters_.piece_elements(action.unit);

@@ -32,24 +32,14 @@ class ActionObserver {
   virtual void after(const Action& action) = 0;
 };
 
-// Ranges of a unit's gradients that are parts of a sum over a group of tensor ranks, besides the data axis (see
-// NormUse and TensorShard::replicas_first).
-struct PartialSum {
-  int64_t unit;
-  int64_t first;  // elements from the unit's start
-  int64_t count;
-  GroupKind group;
-};
-std::vector<PartialSum> partial_sums(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                     const ParameterLayout& layout, bool sequence);
 
 // Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
 // with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
-CollectiveStream::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
                                       RankGroups& groups, Backend& backend);
 
 // Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
-using UnitTickets = std::vector<CollectiveStream::Ticket>;
+using UnitTickets = std::vector<Lane::Ticket>;
 
 // Where the executors of a rank work; all of it is the caller's.
 struct Workplace {
@@ -65,8 +55,8 @@ struct Workplace {
 // Borrows everything it is given. `update` may be null for schedules without norm and updates.
 class Executor {
  public:
-  Executor(Model& model, const Program& program, const ParameterStore& parameters,
-           const std::vector<PartialSum>& partial_sums, const Workplace& place, UpdateRule* update);
+  Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
+           UpdateRule* update);
 
   // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
   // null.
@@ -86,14 +76,13 @@ class Executor {
   // The parameters of the unit, which are those that the action works on.
   UnitParameters whole(int64_t unit, const Action& action) const;
   void reduce(const Action& action);
-  CollectiveStream::Ticket reduce_narrow(const Action& action);
+  Lane::Ticket reduce_narrow(const Action& action);
   void widen(const Action& action);
   void await_gradients(const Action& action);
 
   Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
-  const std::vector<PartialSum>& partial_sums_;
   const Workplace place_;
   UnitTickets sums_;  // by unit
   UpdateRule* update_;

@@ -1,6 +1,7 @@
 #include "parallel/groups.h"
 
 #include <algorithm>
+#include <exception>
 #include <fmt/format.h>
 #include <set>
 
@@ -15,6 +16,9 @@ namespace {
 
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                       MeshAxis::data, MeshAxis::pipeline};
+
+// Along which ranks hold the same parameters.
+constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::expert, MeshAxis::data};
 
 // Those that the batch divides over, too.
 std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, int64_t world_size) {
@@ -50,8 +54,15 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
       return mesh.group(rank, all_axes);
     case GroupKind::tensor:
       return mesh.group(rank, {MeshAxis::tensor});
-    case GroupKind::data:
-      return mesh.group(rank, {MeshAxis::data});
+    case GroupKind::copies:
+      return mesh.group(rank, copy_axes);
+    case GroupKind::pipeline:
+      return mesh.group(rank, {MeshAxis::pipeline});
+    case GroupKind::tied: {
+      const std::vector<int64_t> stages = mesh.group(rank, {MeshAxis::pipeline});
+      if (stages.size() == 1 || (rank != stages.front() && rank != stages.back())) return {rank};
+      return {stages.front(), stages.back()};
+    }
     case GroupKind::replicas: {
       const std::vector<int64_t> tensor = mesh.group(rank, {MeshAxis::tensor});
       const auto replicas = static_cast<size_t>(kv_replicas(config.model, static_cast<int64_t>(tensor.size())));
@@ -65,75 +76,173 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
   return {};
 }
 
+// The first group of a rank decides nothing for others: sizes of a kind are the same for all of its groups.
+std::vector<LaneGroup> lane_groups(const RunConfig& config) {
+  std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
+  const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
+  if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
+  groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
+  groups.push_back({LaneKind::gradients, GroupKind::copies, true});
+  if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
+  groups.push_back({LaneKind::gradients, GroupKind::world, true});
+  // What is gathered in a 16-bit type leaves out the norms, which are summed from zeros and one rank's own.
+  if (config.parallel.zero > 0)
+    groups.push_back({LaneKind::weights, GroupKind::copies, config.precision.compute != DType::f32});
+  groups.push_back({LaneKind::pipeline_forward, GroupKind::pipeline, false});
+  groups.push_back({LaneKind::pipeline_backward, GroupKind::pipeline, false});
+  return groups;
+}
+
+namespace {
+
+// Of what a rank takes for all its lanes, the part of one; the first has what equal parts leave over.
+int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
+  const int64_t share = bytes / lanes / 256 * 256;
+  return first ? bytes - (lanes - 1) * share : share;
+}
+
+}  // namespace
+
 int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups) {
   int64_t bytes = 0;
-  for (size_t kind = 0; kind < num_group_kinds && target.of_processes; ++kind) {
-    const Communicator* const group = groups.group(static_cast<GroupKind>(kind));
-    if (group != nullptr) bytes += exchange_scratch_bytes(group->size());
+  bool any = false;
+  for (size_t kind = 0; kind < num_lanes; ++kind) {
+    const auto lane = static_cast<LaneKind>(kind);
+    any = any || groups.works(lane);
+    if (target.of_processes) bytes += exchange_scratch_bytes(static_cast<int>(groups.ranks_that_reduce(lane)));
   }
-  if (target.kind == Target::Kind::cpu || groups.mesh().world_size() == 1) return bytes;
+  if (target.kind == Target::Kind::cpu || !any) return bytes;
   return bytes + (target.device_links ? device_exchange_bytes : staging_bytes);
 }
 
-RankGroups::RankGroups(const RunConfig& config, World& world)
-    : mesh_(make_mesh(config, world.size(), ExitCode::device)),
-      rank_(world.rank()),
-      at_(mesh_.coordinates(rank_)),
-      stream_(std::make_unique<CollectiveStream>(world.size() > 1)) {
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    std::set<std::vector<int64_t>> made;
-    for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
-      const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, static_cast<GroupKind>(kind));
-      if (ranks.size() == 1 || !made.insert(ranks).second) continue;
-      auto group = world.make_group(std::vector<int>(ranks.begin(), ranks.end()));
-      if (group) groups_[kind] = std::move(group);
-    }
+int64_t RankGroups::sample_rank() const {
+  return at_[MeshAxis::expert] + mesh_.size(MeshAxis::expert) * at_[MeshAxis::data];
+}
+
+int64_t RankGroups::copy_rank() const {
+  return at_[MeshAxis::context] + mesh_.size(MeshAxis::context) * sample_rank();
+}
+
+void RankGroups::note_sizes(const RunConfig& config) {
+  for (size_t kind = 0; kind < num_group_kinds; ++kind)
+    sizes_[kind] = std::ssize(group_ranks(config, mesh_, rank_, static_cast<GroupKind>(kind)));
+  for (const LaneGroup& group : lane_groups(config)) {
+    RankLane& lane = on(group.lane);
+    const int64_t ranks = sizes_[index(group.group)];
+    lane.ranks = std::max(lane.ranks, ranks);
+    if (group.reduces) lane.ranks_that_reduce = std::max(lane.ranks_that_reduce, ranks);
   }
 }
 
-RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, GroupTraffic& traffic)
-    : mesh_(make_mesh(config, world_size)),
-      rank_(rank),
-      at_(mesh_.coordinates(rank)),
-      stream_(std::make_unique<CollectiveStream>(false)) {
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, static_cast<GroupKind>(kind));
+void RankGroups::start_lanes(bool threaded) {
+  const auto failure = std::make_shared<LaneFailure>();
+  for (size_t kind = 0; kind < num_lanes; ++kind) {
+    RankLane& lane = lanes_[kind];
+    lane.lane.reset();
+    lane.lane = std::make_unique<Lane>(std::string(lane_names[kind]),
+                                       Lane::Options{threaded && lane.ranks > 1, lane.queue.get(), failure});
+  }
+}
+
+RankGroups::RankGroups(const RunConfig& config, World& world)
+    : mesh_(make_mesh(config, world.size(), ExitCode::device)), rank_(world.rank()), at_(mesh_.coordinates(rank_)) {
+  note_sizes(config);
+  const auto make = [&](GroupKind kind, const GroupUse& use, std::unique_ptr<Communicator>& own) {
+    std::set<std::vector<int64_t>> made;
+    for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
+      const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, kind);
+      if (ranks.size() == 1 || !made.insert(ranks).second) continue;
+      auto group = world.make_group(std::vector<int>(ranks.begin(), ranks.end()), use);
+      if (group) own = std::move(group);
+    }
+  };
+  for (const LaneGroup& group : lane_groups(config)) {
+    RankLane& lane = on(group.lane);
+    if (world.of_processes() && lane.scratch == nullptr && lane.ranks_that_reduce > 1)
+      lane.scratch = std::make_shared<ExchangeScratch>(static_cast<int>(lane.ranks_that_reduce));
+    make(group.group, {std::string(lane_names[static_cast<size_t>(group.lane)]), lane.scratch, group.reduces},
+         lane.host[index(group.group)]);
+  }
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::copies})
+    make(kind, {.reduces = false}, groups_[index(kind)]);
+  start_lanes(true);
+}
+
+RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, LaneTraffic& traffic)
+    : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank_)) {
+  note_sizes(config);
+  for (const LaneGroup& group : lane_groups(config)) {
+    const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, group.group);
     if (ranks.size() == 1) continue;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-    groups_[kind] = make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()), traffic[kind]);
+    on(group.lane).host[index(group.group)] =
+        make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()),
+                               traffic[static_cast<size_t>(group.lane)][index(group.group)]);
   }
+  start_lanes(false);
 }
 
 void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeout_seconds) {
-  if (mesh_.world_size() == 1) return;
-  queue_ = backend.make_side_queue();
-  if (queue_ == nullptr) return;
+  const auto working =
+      std::count_if(lanes_.begin(), lanes_.end(), [](const RankLane& lane) { return lane.ranks > 1; });
   linked_ = own_devices && has_device_links();
-  exchanged_ = linked_ ? backend.allocate(device_exchange_bytes) : queue_->allocate_host(staging_bytes);
-  std::vector<Communicator*> hosts;
-  for (const auto& group : groups_) {
-    if (group) hosts.push_back(group.get());
+  std::vector<LinkedGroup> groups;
+  std::vector<std::unique_ptr<Communicator>*> made;
+  for (RankLane& lane : lanes_) {
+    if (lane.ranks == 1) continue;
+    lane.queue = backend.make_side_queue();
+    if (lane.queue == nullptr) break;
+    const int64_t share = share_of_lane(linked_ ? device_exchange_bytes : staging_bytes, working, groups.empty());
+    lane.exchanged = linked_ ? backend.allocate(share) : lane.queue->allocate_host(share);
+    for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+      if (lane.host[kind] == nullptr) continue;
+      groups.push_back({lane.host[kind].get(), lane.queue.get(), lane.exchanged.get()});
+      made.push_back(&lane.device[kind]);
+    }
   }
-  std::vector<std::unique_ptr<Communicator>> on_devices;
+  if (groups.empty()) {
+    linked_ = false;
+    return;
+  }
   if (linked_) {
-    on_devices = make_linked_communicators(hosts, *queue_, *exchanged_, timeout_seconds);
+    auto communicators = make_linked_communicators(groups, timeout_seconds);
+    for (size_t i = 0; i < made.size(); ++i) *made[i] = std::move(communicators[i]);
   } else {
-    for (Communicator* const host : hosts) on_devices.push_back(make_staged_communicator(*host, *queue_, *exchanged_));
+    for (size_t i = 0; i < made.size(); ++i)
+      *made[i] = make_staged_communicator(*groups[i].host, *groups[i].queue, *groups[i].scratch);
   }
-  for (size_t kind = 0, next = 0; kind < num_group_kinds; ++kind) {
-    if (groups_[kind]) device_groups_[kind] = std::move(on_devices[next++]);
-  }
-  stream_ = std::make_unique<CollectiveStream>(!linked_, queue_.get());
+  start_lanes(!linked_);
 }
 
 int64_t RankGroups::exchanged_bytes() const {
-  int64_t bytes = exchanged_ ? exchanged_->bytes() : 0;
-  for (const auto& group : groups_) bytes += group ? group->scratch_bytes() : 0;
+  int64_t bytes = 0;
+  for (const RankLane& lane : lanes_) {
+    bytes += lane.exchanged ? lane.exchanged->bytes() : 0;
+    bytes += lane.scratch ? lane.scratch->bytes() : 0;
+  }
   return bytes;
 }
 
-Communicator* RankGroups::device_group(GroupKind kind) const {
-  return (queue_ ? device_groups_ : groups_)[static_cast<size_t>(kind)].get();
+Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
+  const RankLane& of = on(lane);
+  Communicator* const group = (of.queue ? of.device : of.host)[index(kind)].get();
+  if (group == nullptr && sizes_[index(kind)] > 1) {
+    throw Error(ExitCode::device, "the lane {} has no group {}", lane_names[static_cast<size_t>(lane)],
+                group_names[index(kind)]);
+  }
+  return group;
+}
+
+void RankGroups::wait_all() {
+  std::exception_ptr failure;
+  for (const RankLane& lane : lanes_) {
+    try {
+      lane.lane->wait_all();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace gptrain

@@ -7,7 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/collective_stream.h"
+#include "comm/exchange.h"
+#include "comm/lane.h"
 #include "comm/plan.h"
 #include "comm/world.h"
 #include "config/run_config.h"
@@ -18,73 +19,137 @@
 
 namespace gptrain {
 
+// Kinds of groups, by what their ranks have in common.
 enum class GroupKind : uint8_t {
   world,     // every rank: the norm, and what all agree on
-  tensor,    // shares each layer
-  replicas,  // holds the same key/value heads, inside a tensor group
-  data,      // sees other samples, holds the same weights
+  tensor,    // share each layer
+  replicas,  // hold the same key/value heads, inside a tensor group
+  copies,    // hold the same parameters, and see other samples or tokens: gradients and losses are summed over them
+  pipeline,  // the stages of one pipeline: rank i of the group is stage i, its neighbours are i - 1 and i + 1
+  tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
-constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas", "data"};
+// In reports.
+constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor",   "replicas",
+                                                                       "data",  "pipeline", "tied"};
 
-// What each group of a rank sends in a step.
+// What a rank's communication in a step is for; each kind has a lane (comm/lane.h).
+enum class LaneKind : uint8_t {
+  tensor,             // inside layers
+  gradients,          // sums of gradients, and what the update needs: the norm, losses
+  weights,            // whole weights from pieces
+  pipeline_forward,   // outputs of a stage to the next
+  pipeline_backward,  // their gradients to the one before
+  count
+};
+constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
+constexpr std::array<std::string_view, num_lanes> lane_names = {"tensor", "gradients", "weights", "pipeline_forward",
+                                                                "pipeline_backward"};
+
+// A group that works on a lane.
+struct LaneGroup {
+  LaneKind lane;
+  GroupKind group;
+  bool reduces;  // besides moving
+};
+
+// What each group of a rank sends in a step, and each lane.
 using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
+using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
 // The mesh of a config that has been checked, for `world_size` ranks. Where the size does not divide: Error(fault) with
 // the nearest ones that do. It is a fault of the command line that asks for so many, or of what has started them.
 Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
-// Not copied: what is issued on the stream refers to the groups.
+// The ranks of `rank`'s group of a kind, in rising order; a rank without one is alone.
+std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
+// The groups that the config's lanes work in, in the order in which all ranks make them. Those of one rank are never
+// made.
+std::vector<LaneGroup> lane_groups(const RunConfig& config);
+
+// Not copied: what is issued on the lanes refers to the groups.
 class RankGroups {
  public:
-  // Makes all groups, collectively with the other ranks of the world, in one fixed order.
+  // Makes all groups, collectively with the other ranks of the world: those of lane_groups, and then those that agree.
   RankGroups(const RunConfig& config, World& world);
   // The groups of `rank` on the `plan` backend; what they would send is written to `traffic`, of the caller.
-  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, GroupTraffic& traffic);
+  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, LaneTraffic& traffic);
 
   const Mesh& mesh() const { return mesh_; }
   int64_t rank() const { return rank_; }
   TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
-  int64_t data_size() const { return mesh_.size(MeshAxis::data); }
-  int64_t data_rank() const { return at_[MeshAxis::data]; }
+  // Among the ranks that see other samples: whose share of a batch is this rank's.
+  int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
+  int64_t sample_rank() const;
+  // Among the ranks that hold the same parameters: whose piece of them is this rank's.
+  int64_t num_copies() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
+  int64_t copy_rank() const;
 
-  // Makes the collectives of the stream work on the memory of this backend; without it, on the host's. To be called
-  // once, by the thread that calls the backend, before the stream is used and anybody holds one of its groups.
-  // Collective over the world. `own_devices`: no two ranks share a device, so these may exchange by themselves (NCCL);
-  // otherwise, and in a build without NCCL, what they exchange is carried through the host. Error(device): no memory
-  // for that, or no groups of devices within `timeout_seconds`.
+  // Makes the lanes work on the memory of this backend; without it, on the host's. To be called once, by the thread
+  // that calls the backend, before a lane is used and anybody holds one of its groups. Collective over the world.
+  // `own_devices`: no two ranks share a device, so these may exchange by themselves (NCCL); otherwise, and in a build
+  // without NCCL, what they exchange is carried through the host. Error(device): no memory for that, or no groups of
+  // devices within `timeout_seconds`.
   void use_memory_of(Backend& backend, bool own_devices, double timeout_seconds);
 
-  // Null where the group has one rank. What ranks agree on lies in the host's memory, and what the stream moves in that
-  // of the backend.
+  // Of this rank's group of a kind.
+  int64_t num_ranks(GroupKind kind) const { return sizes_[index(kind)]; }
+  // For what ranks agree on, by the rank's thread and in the host's memory, beside all lanes: world, tensor or copies.
+  // It moves and does not reduce. Null where the group has one rank.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
-  Communicator* device_group(GroupKind kind) const;
+  // The group of a lane, which works on the memory of the backend. Null where it has one rank.
+  Communicator* group(LaneKind lane, GroupKind kind) const;
+  // The same ranks on the host's memory, while the lane has nothing to do.
+  Communicator* host_group(LaneKind lane, GroupKind kind) const { return on(lane).host[index(kind)].get(); }
+  Lane& lane(LaneKind kind) { return *on(kind).lane; }
+  // Waits for everything on all lanes, also where one of them has failed; throws what it has failed with.
+  void wait_all();
+
   // Whether ranks exchange amid a unit's ops, which are then not recorded (Backend::run_recorded): what goes through
   // the host cannot be, and NCCL neither lets a communicator end before the graphs that hold its work, nor promises
   // that such graphs and other communicators' work on one device run in one order on all ranks.
-  bool exchange_amid_ops() const { return group(GroupKind::tensor) != nullptr; }
-  CollectiveStream& stream() { return *stream_; }
-  // Whether collectives on devices go from device to device, and the memory that they pass through.
+  bool exchange_amid_ops() const { return on(LaneKind::tensor).ranks > 1; }
+  // Whether groups on devices exchange from device to device.
   bool has_links() const { return linked_; }
+  // The memory that exchanges pass through, and receive in.
   int64_t exchanged_bytes() const;
+  // Ranks of the largest group of a lane that reduces; 1: none does.
+  int64_t ranks_that_reduce(LaneKind kind) const { return on(kind).ranks_that_reduce; }
+  // Whether the lane has any group.
+  bool works(LaneKind kind) const { return on(kind).ranks > 1; }
 
  private:
+  // Null where the group has one rank.
+  using GroupHandles = std::array<std::unique_ptr<Communicator>, num_group_kinds>;
+
+  struct RankLane {
+    int64_t ranks = 1;  // of its largest group
+    int64_t ranks_that_reduce = 1;
+    std::shared_ptr<ExchangeScratch> scratch;  // of groups of processes
+    GroupHandles host;
+    std::unique_ptr<SideQueue> queue;         // null: the backend's memory is the host's
+    std::unique_ptr<DeviceMemory> exchanged;  // what its groups on devices pass through: the host's or the device's
+    GroupHandles device;                      // with a queue
+    std::unique_ptr<Lane> lane;               // after the groups: its thread ends before they do
+  };
+
+  static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
+  RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
+  const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }
+  void note_sizes(const RunConfig& config);
+  void start_lanes(bool threaded);
+
   Mesh mesh_;
   int64_t rank_;
   MeshPoint at_;
   bool linked_ = false;
-  std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
-  std::unique_ptr<SideQueue> queue_;         // null: the backend's memory is the host's
-  std::unique_ptr<DeviceMemory> exchanged_;  // what collectives on devices pass through: the host's or the device's
-  std::array<std::unique_ptr<Communicator>, num_group_kinds> device_groups_;  // empty without a queue
-  std::unique_ptr<CollectiveStream> stream_;  // after the groups: its thread ends before they do
+  GroupHandles groups_;
+  std::array<int64_t, num_group_kinds> sizes_{};
+  std::array<RankLane, num_lanes> lanes_;
 };
 
 // What exchanged_bytes of a rank with such groups will be on that target.
 int64_t planned_exchange_bytes(const Target& target, const RankGroups& groups);
-
-// The ranks of `rank`'s group of a kind.
-std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
 
 }  // namespace gptrain

@@ -13,7 +13,7 @@ enum class MemoryClass : uint8_t {
   weights,        // in the compute dtype; with fp32 and bf16-pure what updates go to
   gradients,      // f32
   master,         // f32 master weights of mixed precision
-  moments,        // both of Adam's, f32
+  optimizer,      // the columns of the optimizer's state; "moments" in reports, whose keys keep their names
   gathered,       // whole weights of units whose pieces are gathered (ZeRO 3)
   buckets,        // whole gradients of units whose pieces are kept (ZeRO 2 and 3), and of sums in bf16
   fp8_weights,    // copies of blocks' weights for FP8 linears

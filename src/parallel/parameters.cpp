@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <span>
+#include <utility>
 
 namespace gptrain {
 namespace {
@@ -14,6 +16,13 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
+// Of the first `columns` for so many elements, which begin at multiples of 256 bytes as the layout's pieces do.
+int64_t state_bytes(std::span<const StateColumn> columns, int64_t elements) {
+  int64_t bytes = 0;
+  for (const StateColumn& column : columns) bytes += column_bytes(column, elements);
+  return bytes;
+}
+
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
 
 }  // namespace
@@ -22,7 +31,7 @@ int64_t StatePiece::count() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding) {
+ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
   const int64_t whole = layout.elements;
   const int64_t piece = whole / layout.pieces;
   const int64_t zero = sharding.zero;
@@ -32,12 +41,18 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
-          .moments = 2 * (zero >= 1 ? piece : whole) * f32_bytes};
+          .state = state_bytes(columns, zero >= 1 ? piece : whole)};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                               const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers)
-    : spec_(spec), shards_(shards), layout_(layout), sharding_(sharding), buffers_(buffers) {
+                               const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers,
+                               StateColumns columns)
+    : spec_(spec),
+      shards_(shards),
+      layout_(layout),
+      sharding_(sharding),
+      buffers_(buffers),
+      columns_(std::move(columns)) {
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
@@ -92,7 +107,6 @@ Matrix ParameterStore::summed_gradients() const {
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {
   const bool whole_unit = sharding_.zero == 0;
-  const int64_t held = layout_.elements / (whole_unit ? 1 : layout_.pieces);  // elements of each moment
   const int64_t in_state = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
   const int64_t in_weights = whole_unit ? range(unit).offset : offset_of_piece(unit, sharding_.zero == 3);
   const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
@@ -104,9 +118,15 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
           .master = has_master  ? as_floats(buffers_.master, in_state)
                     : is_master ? as_floats(buffers_.weights, in_weights)
                                 : nullptr,
-          .exp_avg = as_floats(buffers_.moments, in_state),
-          .exp_avg_sq = as_floats(buffers_.moments, held + in_state),
           .weights = is_master ? nullptr : buffers_.weights + in_weights * dtype_bytes(sharding_.compute)};
+}
+
+std::byte* ParameterStore::column(size_t column, int64_t unit) const {
+  const bool whole_unit = sharding_.zero == 0;
+  const int64_t held = layout_.elements / (whole_unit ? 1 : layout_.pieces);
+  const int64_t first = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
+  const int64_t before = state_bytes(std::span(columns_).first(column), held);
+  return buffers_.state + before + column_bytes(columns_[column], first);
 }
 
 std::vector<StatePiece> ParameterStore::state(bool written_only) const {
@@ -138,13 +158,15 @@ void ParameterStore::add_state(size_t tensor, const ShardBox& box, int64_t first
   const bool narrow = sharding_.pure && !is_norm;
   float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
   const auto add = [&](std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
+    std::vector<std::byte*> columns;
+    for (size_t i = 0; i < columns_.size(); ++i)
+      columns.push_back(column(i, unit) + column_bytes(columns_[i], start + at));
     state.push_back({.tensor = static_cast<int64_t>(tensor),
                      .offset = std::move(offset),
                      .shape = std::move(shape),
                      .weight = narrow ? nullptr : master + start + at,
                      .narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + start + at : nullptr,
-                     .exp_avg = held.exp_avg + start + at,
-                     .exp_avg_sq = held.exp_avg_sq + start + at,
+                     .columns = std::move(columns),
                      .gradient = held.gradients + start + at});
   };
   if (box.shape.size() == 1) {

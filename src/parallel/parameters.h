@@ -9,6 +9,7 @@
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
 #include "model/model.h"
+#include "parallel/state_columns.h"
 
 namespace gptrain {
 
@@ -22,8 +23,6 @@ namespace gptrain {
 // - Norms, whose ops read f32 (see NormUse), are some ten thousandths of the parameters. Near 1, bf16 numbers are
 //   2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
 // - Gradients are f32, as in the other precisions: the sum over micro-batches is rounded once, when it is used.
-// - Moments are f32. In bf16 a second moment with beta2 near 1 moves by less than half a place in each step: it would
-//   need random bits of its own, and its noise goes into every step's size.
 struct Sharding {
   int64_t zero = 0;
   int64_t data_size = 1;
@@ -43,26 +42,24 @@ struct ParameterBytes {
   int64_t weights = 0;    // compute dtype; and f32 norms, where they are kept apart
   int64_t gradients = 0;  // f32
   int64_t master = 0;     // f32; 0 with f32 weights and without masters
-  int64_t moments = 0;    // f32, both
+  int64_t state = 0;      // the optimizer's columns, one after the other
 };
-ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding);
+ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns);
 
 // Starts of the buffers, device memory.
 struct ParameterBuffers {
   std::byte* weights = nullptr;
   std::byte* gradients = nullptr;
   std::byte* master = nullptr;
-  std::byte* moments = nullptr;
+  std::byte* state = nullptr;
 };
 
-// A range of a unit's elements in all buffers that an update touches.
+// A range of a unit's elements in the buffers that an update touches, but for the optimizer's own.
 struct UpdateRange {
   int64_t first;     // elements from the unit's start
   int64_t elements;  // of the range
   float* gradients;
   float* master;  // null without masters
-  float* exp_avg;
-  float* exp_avg_sq;
   std::byte* weights;  // compute dtype; null where the master is the weight
 };
 
@@ -73,9 +70,8 @@ struct StatePiece {
   // What updates go to: `weight`, or where only norms have masters `narrow_weight`. The other is null.
   float* weight;
   bf16* narrow_weight;
-  float* exp_avg;
-  float* exp_avg_sq;
-  float* gradient;  // of the last step, summed, before clipping
+  std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes
+  float* gradient;                  // of the last step, summed, before clipping
 
   int64_t count() const;
 };
@@ -90,9 +86,9 @@ struct NormPiece {
 
 class ParameterStore {
  public:
-  // Borrows the layout, the spec and the shards.
+  // Borrows the layout, the spec and the shards. `columns` are the optimizer's; none where nothing is trained.
   ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
-                 const Sharding& sharding, const ParameterBuffers& buffers);
+                 const Sharding& sharding, const ParameterBuffers& buffers, StateColumns columns = {});
 
   const Sharding& sharding() const { return sharding_; }
   const ParameterLayout& layout() const { return layout_; }
@@ -112,6 +108,9 @@ class ParameterStore {
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
+  // The optimizer's columns, and where what one of them has for update_range(unit) starts.
+  const StateColumns& columns() const { return columns_; }
+  std::byte* column(size_t column, int64_t unit) const;
 
   // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it.
   Matrix summed_gradients() const;
@@ -133,6 +132,7 @@ class ParameterStore {
   const ParameterLayout& layout_;
   Sharding sharding_;
   ParameterBuffers buffers_;
+  StateColumns columns_;
   std::vector<int64_t> norm_offset_;  // elements, by unit, among the norms that are kept apart
   std::vector<float> zeros_;
 };

@@ -1,5 +1,6 @@
 #include "report/dry_run.h"
 
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <sstream>
@@ -8,6 +9,7 @@
 #include "base/units.h"
 #include "config/faults.h"
 #include "model/spec/shard.h"
+#include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
 
@@ -18,27 +20,9 @@ using Json = nlohmann::ordered_json;
 
 double to_double(Flops flops) { return static_cast<double>(flops); }
 
-// Parameters by part of the model, in the order a reader expects.
-struct Part {
-  std::string name;
-  int64_t parameters = 0;
-};
-
-std::vector<Part> parameters_by_part(const ModelSpec& spec) {
-  std::vector<Part> parts = {{"embedding"}, {"attention"}, {"ffn"}, {"norms"}, {"head"}};
-  for (const TensorSpec& tensor : spec.tensors) {
-    size_t part = 3;
-    if (tensor.name.starts_with("embedding.")) {
-      part = 0;
-    } else if (tensor.name == "head.weight") {
-      part = 4;
-    } else if (tensor.name.find(".attention.") != std::string::npos) {
-      part = 1;
-    } else if (tensor.name.find(".ffn.") != std::string::npos) {
-      part = 2;
-    }
-    parts[part].parameters += tensor.count();
-  }
+std::array<int64_t, num_model_parts> parameters_by_part(const ModelSpec& spec) {
+  std::array<int64_t, num_model_parts> parts{};
+  for (const TensorSpec& tensor : spec.tensors) parts[static_cast<size_t>(tensor.part)] += tensor.count();
   return parts;
 }
 
@@ -91,13 +75,24 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
+// Of the optimizer's state: "; NAME f32, NAME f32".
+std::string column_names(const OptimizerConfig& config) {
+  std::string names;
+  for (const StateColumn& column : optimizer_type(config.type).columns(config))
+    names += fmt::format("{} {} {}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype));
+  return names;
+}
+
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
     text += row("rank", format_grouped(input.world.largest_rank), "none takes more");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory.bytes[c];
-    if (bytes > 0) text += row(memory_class_names[c], format_grouped(bytes), format_bytes(static_cast<double>(bytes)));
+    if (bytes == 0) continue;
+    std::string remark = format_bytes(static_cast<double>(bytes));
+    if (c == static_cast<size_t>(MemoryClass::optimizer)) remark += column_names(input.config.optimizer);
+    text += row(memory_class_names[c], format_grouped(bytes), remark);
   }
   const int64_t total = input.memory.total();
   const auto all = static_cast<double>(total) * static_cast<double>(input.target.sharing);
@@ -134,6 +129,19 @@ std::string_view link_class(const DryRunInput& input, GroupKind kind) {
   return one_node ? "within a node" : "between nodes";
 }
 
+// body(lane, group, operation, traffic) for what the rank sends at all.
+template <typename Body>
+void for_each_traffic(const DryRunInput& input, const Body& body) {
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+      for (size_t operation = 0; operation < num_operations; ++operation) {
+        const Traffic& traffic = input.world.traffic[lane][kind][operation];
+        if (traffic.calls > 0) body(lane, kind, operation, traffic);
+      }
+    }
+  }
+}
+
 std::string ranks_section(const DryRunInput& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
@@ -153,15 +161,12 @@ std::string ranks_section(const DryRunInput& input) {
         fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
                     input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    for (size_t i = 0; i < num_collectives; ++i) {
-      const Traffic& traffic = input.world.traffic[kind][i];
-      if (traffic.calls == 0) continue;
-      text += row(fmt::format("{} {}", group_names[kind], collective_names[i]), format_grouped(traffic.sent_bytes),
-                  fmt::format("{}, {}, {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
-                              format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind))));
-    }
-  }
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    text += row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
+                fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
+                            format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
+                            lane_names[lane]));
+  });
   return text;
 }
 
@@ -174,17 +179,14 @@ Json world_json(const DryRunInput& input) {
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    for (size_t i = 0; i < num_collectives; ++i) {
-      const Traffic& traffic = input.world.traffic[kind][i];
-      if (traffic.calls == 0) continue;
-      json["traffic"].push_back({{"group", group_names[kind]},
-                                 {"collective", collective_names[i]},
-                                 {"calls", traffic.calls},
-                                 {"sent_bytes", traffic.sent_bytes},
-                                 {"link", link_class(input, static_cast<GroupKind>(kind))}});
-    }
-  }
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    json["traffic"].push_back({{"lane", lane_names[lane]},
+                               {"group", group_names[kind]},
+                               {"collective", operation_names[operation]},
+                               {"calls", traffic.calls},
+                               {"sent_bytes", traffic.sent_bytes},
+                               {"link", link_class(input, static_cast<GroupKind>(kind))}});
+  });
   return json;
 }
 
@@ -216,7 +218,7 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
   } else {
     text += row("time", "?", "give --tokens-per-second, or measure it: a run's own speed is used once it has started");
   }
-  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config.precision))));
+  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config))));
   return text;
 }
 
@@ -252,11 +254,13 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision) {
+int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
   int64_t bytes = 0;
+  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
   for (const TensorSpec& tensor : spec.tensors) {
-    const bool narrow = precision.pure && tensor.norm_use == NormUse::no_norm;
-    bytes += tensor.count() * (2 * dtype_bytes(DType::f32) + dtype_bytes(narrow ? DType::bf16 : DType::f32));
+    const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
+    bytes += tensor.count() * dtype_bytes(narrow ? DType::bf16 : DType::f32);
+    for (const StateColumn& column : columns) bytes += column_bytes(column, tensor.count());
   }
   return bytes;
 }
@@ -265,8 +269,9 @@ std::string dry_run_text(const DryRunInput& input) {
   const Totals totals(input);
   std::string text =
       "model\n  " + model_line(input.config.model, input.world.mesh.size(MeshAxis::tensor)) + "\n\nparameters\n";
-  for (const Part& part : parameters_by_part(input.spec)) {
-    if (part.parameters > 0) text += row(part.name, format_grouped(part.parameters));
+  const auto parts = parameters_by_part(input.spec);
+  for (size_t part = 0; part < num_model_parts; ++part) {
+    if (parts[part] > 0) text += row(model_part_names[part], format_grouped(parts[part]));
   }
   if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
   text +=
@@ -284,7 +289,9 @@ std::string dry_run_json(const DryRunInput& input) {
   json["target_memory_bytes"] = input.target.memory_bytes;
   json["ranks_sharing_memory"] = input.target.sharing;
   json["fits"] = input.shortage.empty();
-  for (const Part& part : parameters_by_part(input.spec)) json["parameters_by_part"][part.name] = part.parameters;
+  const auto parts = parameters_by_part(input.spec);
+  for (size_t part = 0; part < num_model_parts; ++part)
+    json["parameters_by_part"][std::string(model_part_names[part])] = parts[part];
   json["model_flops_per_step"] = flops_json(totals.step.model_flops);
   json["hardware_flops_per_step"] = flops_json(totals.step.executed_flops);
   json["reference_flops_per_step"] = flops_json(totals.reference);
@@ -292,7 +299,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["steps"] = input.config.run.steps;
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
-  json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config.precision);
+  json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =

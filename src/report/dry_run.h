@@ -33,7 +33,7 @@ struct SourceForecast {
 // The ranks that are planned for, and what rank 0 sends in a step.
 struct WorldForecast {
   Mesh mesh{{{1, 1, 1, 1, 1}}, 1};
-  GroupTraffic traffic{};
+  LaneTraffic traffic{};
   int64_t largest_rank = 0;  // the one whose memory is shown
 };
 
@@ -58,7 +58,7 @@ std::string dry_run_json(const DryRunInput& input);
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 
-// Bytes of one checkpoint's tensors: weights and both moments, f32 (with bf16-pure weights of bf16 but for norms).
-int64_t checkpoint_bytes(const ModelSpec& spec, const PrecisionConfig& precision);
+// Bytes of one checkpoint's tensors: weights, f32 (with bf16-pure bf16 but for norms), and the optimizer's columns.
+int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
 
 }  // namespace gptrain

@@ -114,7 +114,9 @@ std::string step_profile_table(const StepProfile& profile) {
   const std::vector<ProfileRow> ops = rows_by_op(profile);
   std::vector<ProfileRow> shapes = rows_by_shape(profile);
   shapes.resize(std::min(shapes.size(), most_shapes));
-  const std::vector<ProfileRow> collectives = added_up(profile.collectives.events, name_and_shape_of);
+  std::vector<TimedEvent> items;
+  for (const WorkTrack& lane : profile.lanes) items.insert(items.end(), lane.events.begin(), lane.events.end());
+  const std::vector<ProfileRow> collectives = added_up(items, name_and_shape_of);
   const size_t width = std::max({widest_label(ops), widest_label(shapes), widest_label(collectives)});
   ProfileRow total{.label = "total", .seconds = profile.seconds(), .limit = profile.matrix_flops};
   for (const ProfileRow& row : ops) {
@@ -153,7 +155,9 @@ std::string step_profile_trace(const StepProfile& profile) {
                                     std::move(arguments)));
   }
   size_t row = 1;
-  for (const WorkTrack* track : {&profile.ops, &profile.waits, &profile.collectives}) {
+  std::vector<const WorkTrack*> tracks = {&profile.ops, &profile.waits};
+  for (const WorkTrack& lane : profile.lanes) tracks.push_back(&lane);
+  for (const WorkTrack* track : tracks) {
     if (track->events.empty()) continue;
     events.push_back(metadata("thread_name", row, track->name));
     for (const TimedEvent& event : track->events) {

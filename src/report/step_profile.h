@@ -34,9 +34,9 @@ struct StepProfile {
   double end_seconds = 0;
   double data_seconds = 0;  // of the step, waiting for data; outside all events
   std::vector<TimedAction> actions;
-  WorkTrack ops;          // with the actions, what the step's time is made of
-  WorkTrack waits;        // for other ranks: the part of the collectives that nothing hides
-  WorkTrack collectives;  // beside the ops, on a thread or stream of their own
+  WorkTrack ops;                 // with the actions, what the step's time is made of
+  WorkTrack waits;               // for other ranks: the part of the lanes' time that nothing hides
+  std::vector<WorkTrack> lanes;  // of communication, beside the ops and each other
 
   double seconds() const { return end_seconds - start_seconds; }
 };

@@ -13,6 +13,7 @@
 #include "comm/device_groups.h"
 #include "comm/texts.h"
 #include "config/faults.h"
+#include "ops/cuda_devices.h"
 
 namespace gptrain {
 namespace {
@@ -21,15 +22,13 @@ namespace {
 int num_devices_to_use(const RunConfig& config) {
   const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
   if (config.run.device == DeviceKind::cuda && num_devices == 0) {
-    throw Error(
-        ExitCode::device,
-        "run.device = cuda: this process sees no CUDA device, or this build of gptrain has no CUDA (cpu and auto "
-        "run on the CPU)");
+    throw Error(ExitCode::device, "run.device = cuda: {}; cpu and auto run on the CPU", why_no_cuda_device());
   }
   if (config.precision.compute == DType::f16 && num_devices == 0) {
     throw Error(ExitCode::device,
-                "precision.compute = fp16: this process sees no CUDA device, or this build of gptrain has no CUDA, and "
-                "the CPU backend has no fp16 (it has bf16; --dry-run --target NAME plans for a GPU)");
+                "precision.compute = fp16: {}, and the CPU backend has no fp16 (it has bf16; --dry-run --target NAME "
+                "plans for a GPU)",
+                why_no_cuda_device());
   }
   return num_devices;
 }

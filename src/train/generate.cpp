@@ -73,7 +73,7 @@ class Inference {
       : design_(design_inference(config, backend.target(), groups, length)),
         backend_(backend),
         groups_(groups),
-        gathers_(design_.spec.units.size(), CollectiveStream::done),
+        gathers_(design_.spec.units.size(), Lane::done),
         source_(length) {
     activations_ = backend.allocate(design_.memory.arenas[MemoryClass::activations]);
     data_ = backend.allocate(design_.memory.arenas[MemoryClass::data]);
@@ -84,8 +84,8 @@ class Inference {
     workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
     workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
     model_ = make_model(design_, design_.evaluation_shape, backend, groups);
-    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, design_.partial_sums,
-                                           place_of(backend, workspace_), nullptr);
+    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, place_of(backend, workspace_),
+                                           nullptr);
   }
 
   // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
@@ -121,8 +121,7 @@ class Inference {
     PlanBackend plan(backend_.target());
     const auto model = make_model(design_, design_.evaluation_shape, plan, groups_);
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(*model, *design_.evaluation, *parameters_, design_.partial_sums, place_of(plan, unlimited),
-                      nullptr);
+    Executor executor(*model, *design_.evaluation, *parameters_, place_of(plan, unlimited), nullptr);
     executor.play(source_, nullptr);
     return {unlimited.high_water_bytes(), plan.scratch_bytes()};
   }

@@ -12,7 +12,7 @@ namespace {
 // Lets equal actions run once: the plan counts an action that it has seen as often as it comes.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(PlanBackend& backend, GroupTraffic& traffic, const StepDesign& design)
+  PlanObserver(PlanBackend& backend, LaneTraffic& traffic, const StepDesign& design)
       : backend_(backend), traffic_(traffic), design_(design) {}
 
   bool before(const Action& action) override {
@@ -40,19 +40,21 @@ class PlanObserver : public ActionObserver {
   struct Entry {
     bool seen = false;
     OpTable ops{};
-    GroupTraffic traffic{};
+    LaneTraffic traffic{};
   };
 
-  static void combine(GroupTraffic& to, const GroupTraffic& from, int64_t sign) {
-    for (size_t group = 0; group < to.size(); ++group) {
-      for (size_t i = 0; i < num_collectives; ++i) {
-        to[group][i].calls += sign * from[group][i].calls;
-        to[group][i].sent_bytes += sign * from[group][i].sent_bytes;
+  static void combine(LaneTraffic& to, const LaneTraffic& from, int64_t sign) {
+    for (size_t lane = 0; lane < to.size(); ++lane) {
+      for (size_t group = 0; group < num_group_kinds; ++group) {
+        for (size_t i = 0; i < num_operations; ++i) {
+          to[lane][group][i].calls += sign * from[lane][group][i].calls;
+          to[lane][group][i].sent_bytes += sign * from[lane][group][i].sent_bytes;
+        }
       }
     }
   }
-  static void subtract(GroupTraffic& to, const GroupTraffic& from) { combine(to, from, -1); }
-  void add_traffic(const GroupTraffic& from) { combine(traffic_, from, 1); }
+  static void subtract(LaneTraffic& to, const LaneTraffic& from) { combine(to, from, -1); }
+  void add_traffic(const LaneTraffic& from) { combine(traffic_, from, 1); }
 
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
@@ -67,11 +69,11 @@ class PlanObserver : public ActionObserver {
   }
 
   PlanBackend& backend_;
-  GroupTraffic& traffic_;
+  LaneTraffic& traffic_;
   const StepDesign& design_;
   Key key_;
   OpTable ops_before_{};
-  GroupTraffic traffic_before_{};
+  LaneTraffic traffic_before_{};
   std::map<Key, Entry> seen_;
 };
 
@@ -152,7 +154,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   step.run(0, source, &observer);
   plan.ops = backend.ops();
   // Without dropout attention may go to a library that does not take it in training, and wants scratch of its own.
-  const GroupTraffic traffic = plan.traffic;
+  const LaneTraffic traffic = plan.traffic;
   step.evaluate(1, source);
   plan.traffic = traffic;
   plan.warnings = backend.take_warnings();

@@ -15,7 +15,7 @@ namespace gptrain {
 struct StepPlan {
   std::shared_ptr<const StepDesign> design;
   OpTable ops{};           // of the whole step
-  GroupTraffic traffic{};  // that the rank sends
+  LaneTraffic traffic{};  // that the rank sends
   std::string warnings;    // lines, as of Backend::take_warnings
 
   const StepMemory& memory() const { return design->memory; }

@@ -53,7 +53,7 @@ void Reporter::announce() const {
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
     print_out("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
-              groups.mesh().size(MeshAxis::tensor), groups.data_size(), context_.config.parallel.zero,
+              groups.mesh().size(MeshAxis::tensor), groups.num_copies(), context_.config.parallel.zero,
               context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
               dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())

@@ -18,7 +18,7 @@ struct RunContext {
 
   bool leads() const { return groups.rank() == 0; }                     // rank 0 prints and writes; all compute
   Communicator* all() const { return groups.group(GroupKind::world); }  // null: there is one rank
-  DataPlace place() const { return {groups.data_rank(), groups.data_size()}; }
+  DataPlace place() const { return {groups.sample_rank(), groups.num_sample_ranks()}; }
 };
 
 }  // namespace gptrain

@@ -54,11 +54,12 @@ class DeviceState final : public SliceMemory {
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
+// Weights, and each column of the optimizer's state.
 std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceState& memory) {
   std::vector<Slice> slices;
   for (const StatePiece& piece : step.state(written_only)) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](const char* kind, void* data, DType dtype = DType::f32) {
+    const auto add = [&](std::string_view kind, void* data, DType dtype) {
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
                         .global_shape = spec.shape,
                         .offset = piece.offset,
@@ -68,12 +69,12 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, Device
                         .dtype = dtype});
     };
     if (piece.weight != nullptr) {
-      add("weight", piece.weight);
+      add("weight", piece.weight, DType::f32);
     } else {
       add("weight", piece.narrow_weight, DType::bf16);
     }
-    add("exp_avg", piece.exp_avg);
-    add("exp_avg_sq", piece.exp_avg_sq);
+    const StateColumns& columns = step.parameters().columns();
+    for (size_t i = 0; i < columns.size(); ++i) add(columns[i].name, piece.columns[i], columns[i].dtype);
   }
   return slices;
 }
@@ -107,9 +108,8 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
       return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory));
     });
     agree_on(all, world, [&] {
-      constexpr int64_t tensors_per_parameter = 3;  // weight, exp_avg, exp_avg_sq
-      const auto num_tensors = static_cast<int64_t>(step.spec().tensors.size()) * tensors_per_parameter;
-      if (leads) publish_checkpoint(out, manifest, num_tensors, parts);
+      const size_t num_tensors = step.spec().tensors.size() * (1 + step.parameters().columns().size());
+      if (leads) publish_checkpoint(out, manifest, static_cast<int64_t>(num_tensors), parts);
     });
   } catch (const PeerGone&) {
     throw;

@@ -25,8 +25,8 @@ struct RunProgress {
 // The folder is `out`, the same on all ranks, or run.out if that is empty.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world, const std::filesystem::path& out = {});
-// Weights, moments, update count and loss scale as saved, whatever the layout of the ranks that saved them; returns how
-// far the run had come. Collective over the world; errors as for save_state.
+// Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them;
+// returns how far the run had come. Collective over the world; errors as for save_state.
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                        const World& world);
 

@@ -71,7 +71,7 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   if (peak <= room) return "";
   std::string text = fmt::format("Does not fit: {} are missing on {}. ", bytes_text(peak - room), share_of(target));
   const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
-                        memory[MemoryClass::moments];
+                        memory[MemoryClass::optimizer];
   text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
                       bytes_text(state));
   const auto peak_with = [&](const RunConfig& changed) {

@@ -5,7 +5,8 @@
 
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
+#include "optim/step_agreement.h"
 #include "parallel/micro_batch_uploads.h"
 #include "train/step_readback.h"
 
@@ -48,9 +49,9 @@ std::vector<bool> recomputed_units(const RunConfig& config) {
 
 // Over one data rank a piece is the whole, whatever the stage.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
-  return {groups.data_size() > 1 ? config.parallel.zero : 0,
-          groups.data_size(),
-          groups.data_rank(),
+  return {groups.num_copies() > 1 ? config.parallel.zero : 0,
+          groups.num_copies(),
+          groups.copy_rank(),
           config.precision.compute,
           config.precision.reduce,
           config.precision.pure};
@@ -104,8 +105,7 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Shard
   design.spec = make_spec(config.model);
   design.shards = shard_tensors(design.spec, tensor);
   design.sharding = sharding;
-  design.layout = make_layout(design.spec, design.shards, sharding.data_size);
-  design.partial_sums = partial_sums(design.spec, design.shards, design.layout, design.sequence);
+  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence);
   return design;
 }
 
@@ -155,8 +155,8 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
   const bool split = design.tensor.size > 1;
   return std::make_unique<Model>(
       shape, design.spec, design.shards, design.layout,
-      TensorParallel{design.tensor, design.sequence, split ? groups.device_group(GroupKind::tensor) : nullptr,
-                     split ? &groups.stream() : nullptr},
+      TensorParallel{design.tensor, design.sequence, split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
+                     split ? &groups.lane(LaneKind::tensor) : nullptr},
       backend);
 }
 
@@ -183,16 +183,19 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   MemoryPlan& memory = design.memory.arenas;
   for (size_t c = 0; c < num_memory_classes; ++c)
     memory.bytes[c] = std::max(design.training->memory.bytes[c], design.evaluation->memory.bytes[c]);
-  const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding);
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
+  design.columns = optimizer.columns(config.optimizer);
+  const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
   memory[MemoryClass::master] = parameters.master;
-  memory[MemoryClass::moments] = parameters.moments;
+  memory[MemoryClass::optimizer] = parameters.state;
   memory[MemoryClass::data] += landing_bytes(config, target) + all_rings_bytes(config, target);
   memory[MemoryClass::communication] = planned_exchange_bytes(target, groups);
-  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {});
-  memory[MemoryClass::state] =
-      align_up(sizeof(StepState)) + AdamWRule::table_bytes(design.spec, design.shards, store);
+  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
+  memory[MemoryClass::state] = align_up(sizeof(StepState)) +
+                               StepAgreement::table_bytes(design.spec, design.shards, store) +
+                               optimizer.table_bytes(design.spec, design.shards, store);
   return design;
 }
 
@@ -213,7 +216,7 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   for (UnitTraits& unit : options.units) unit.recomputed = false;
   design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, model));
   design.memory.arenas = design.evaluation->memory;
-  design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding).weights;
+  design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
   return design;
 }
 

@@ -32,7 +32,7 @@ struct StepDesign {
   std::vector<TensorShard> shards;
   Sharding sharding;
   ParameterLayout layout;
-  std::vector<PartialSum> partial_sums;
+  StateColumns columns;  // the optimizer's; none where nothing is trained
   StepShape training_shape, evaluation_shape;
   // By unit: the first unit of an equal design in training, whose actions run the same ops.
   std::vector<int32_t> first_alike;

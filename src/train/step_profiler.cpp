@@ -1,13 +1,18 @@
 #include "train/step_profiler.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gptrain {
 
+void StepProfiler::set_lanes(RankGroups& groups) {
+  for (size_t kind = 0; kind < num_lanes; ++kind) lanes_.push_back(&groups.lane(static_cast<LaneKind>(kind)));
+}
+
 void StepProfiler::start() {
   actions_.clear();
   backend_.start_timing();
-  if (stream_ != nullptr) stream_->start_recording();
+  for (Lane* const lane : lanes_) lane->start_recording();
   start_seconds_ = steady_seconds();
 }
 
@@ -23,12 +28,15 @@ StepProfile StepProfiler::finish(int64_t step, double data_seconds, const Machin
                       .actions = std::exchange(actions_, {}),
                       .ops = {"ops", backend_.take_events()},
                       .waits = {"waits", {}},
-                      .collectives = {"collectives", {}}};
-  if (stream_ != nullptr) {
-    CollectiveStream::Recording recording = stream_->take_recording();
-    profile.waits.events = std::move(recording.waits);
-    profile.collectives.events = std::move(recording.collectives);
+                      .lanes = {}};
+  std::vector<TimedEvent>& waits = profile.waits.events;
+  for (Lane* const lane : lanes_) {
+    Lane::Recording recording = lane->take_recording();
+    waits.insert(waits.end(), recording.waits.begin(), recording.waits.end());
+    profile.lanes.push_back({"lane " + lane->name(), std::move(recording.items)});
   }
+  std::sort(waits.begin(), waits.end(),
+            [](const TimedEvent& a, const TimedEvent& b) { return a.start_seconds < b.start_seconds; });
   return profile;
 }
 

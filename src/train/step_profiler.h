@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "comm/collective_stream.h"
 #include "ops/timed_backend.h"
 #include "parallel/executor.h"
+#include "parallel/groups.h"
 #include "report/step_profile.h"
 #include "train/machine_limits.h"
 
@@ -17,7 +17,7 @@ class StepProfiler final : public ActionObserver {
  public:
   explicit StepProfiler(Backend& backend) : backend_(backend) {}  // borrowed
   // Of ranks that exchange something; borrowed.
-  void set_stream(CollectiveStream& stream) { stream_ = &stream; }
+  void set_lanes(RankGroups& groups);
 
   Backend& backend() { return backend_; }
 
@@ -30,7 +30,7 @@ class StepProfiler final : public ActionObserver {
 
  private:
   TimedBackend backend_;
-  CollectiveStream* stream_ = nullptr;
+  std::vector<Lane*> lanes_;
   double start_seconds_ = 0;
   double action_start_seconds_ = 0;
   std::vector<TimedAction> actions_;

@@ -59,7 +59,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       readback_(backend, copies_.get()),
       counted_tokens_(design_->config.batch.global * design_->config.model.sequence_length),
       state_(nullptr),
-      gathers_(design_->spec.units.size(), CollectiveStream::done) {
+      gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
   MemoryPlan own = memory.arenas;
@@ -73,18 +73,24 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
   parameters_ = std::make_unique<ParameterStore>(design_->spec, design_->shards, design_->layout, design_->sharding,
                                                  ParameterBuffers{.weights = arena(MemoryClass::weights),
                                                                   .gradients = arena(MemoryClass::gradients),
                                                                   .master = arena(MemoryClass::master),
-                                                                  .moments = arena(MemoryClass::moments)});
+                                                                  .state = arena(MemoryClass::optimizer)},
+                                                 design_->columns);
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  update_ = std::make_unique<AdamWRule>(config.optimizer, loss_scale_window, config.run.seed, design_->spec,
-                                        design_->shards, *parameters_,
-                                        arena(MemoryClass::state) + align_up(sizeof(StepState)), state_, groups_,
-                                        backend_, copies_.get());
+  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_};
+  std::byte* const tables = arena(MemoryClass::state) + align_up(sizeof(StepState));
+  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window, tables, groups_,
+                                               copies_.get());
+  optimizer_ =
+      optimizer.make(config.optimizer, context, config.run.seed,
+                     tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_));
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
@@ -98,15 +104,14 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .groups = &groups_,
                         .gathers = &gathers_,
                         .uploads = uploads_.get()};
-  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, design_->partial_sums, place,
-                                         update_.get());
-  evaluation_executor_ = std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_,
-                                                    design_->partial_sums, place, nullptr);
+  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
+  evaluation_executor_ =
+      std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
 }
 
 TrainingStep::~TrainingStep() {
   try {
-    groups_.stream().wait_all();
+    groups_.wait_all();
     backend_.synchronize();
   } catch (const std::exception&) {
     // A group that has failed has been reported where it was waited for; its transfers are over.
@@ -114,7 +119,7 @@ TrainingStep::~TrainingStep() {
 }
 
 std::vector<StatePiece> TrainingStep::state(bool written_only) const {
-  groups_.stream().wait_all();
+  groups_.wait_all();
   return parameters_->state(written_only);
 }
 
@@ -132,13 +137,13 @@ uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
-  groups_.stream().wait_all();
-  return checksum(arena(MemoryClass::weights), parameter_bytes(design_->layout, design_->sharding).weights, 0);
+  groups_.wait_all();
+  return checksum(arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
   if (design_->sharding.zero == 3) return 0;
-  groups_.stream().wait_all();
+  groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
@@ -193,7 +198,7 @@ void TrainingStep::choose_algorithms() {
 }
 
 void TrainingStep::clear_state() {
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::moments})
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
@@ -265,9 +270,9 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
-  update_->ask_for_stop(stop_wanted);
+  agreement_->ask_for_stop(stop_wanted);
   executor_->play(source, observer);
-  readback_.queue(state_, update_->stops());
+  readback_.queue(state_, agreement_->stops());
 }
 
 StepResult TrainingStep::end() {
@@ -292,8 +297,9 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   host_state_.loss_sum = 0;
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
-  CollectiveStream& stream = groups_.stream();
-  stream.wait(stream.all_reduce(groups_.device_group(GroupKind::data), &state_->loss_sum, 1, DType::f64));
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const copies = groups_.group(LaneKind::gradients, GroupKind::copies);
+  lane.wait(lane.all_reduce(copies, &state_->loss_sum, 1, DType::f64));
   backend_.download(&host_state_, state_, sizeof(StepState));
   backend_.synchronize();
   return host_state_.loss_sum;

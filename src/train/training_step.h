@@ -11,7 +11,8 @@
 
 #include "config/run_config.h"
 #include "ops/backend.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
+#include "optim/step_agreement.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 #include "train/step_design.h"
@@ -40,7 +41,7 @@ struct StepResult {
 class TrainingStep {
  public:
   // Takes the arenas that the design names from `backend`. Borrows the backend and the groups, whose place the design is
-  // for. Weights and moments are undefined until initialize or the caller's writes to `state` (followed by
+  // for. Weights and state are undefined until initialize or the caller's writes to `state` (followed by
   // weights_changed).
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups);
   // Waits until the peers have what is being gathered from this rank's memory.
@@ -58,13 +59,13 @@ class TrainingStep {
   // Finds the algorithms of all products of a step and of an evaluation that the backend has a choice for, by timing
   // them on these arenas, which hold anything afterwards. Before anything else; collective as a step is.
   void choose_algorithms();
-  // Initial weights, zero moments, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
+  // Initial weights, zero optimizer state, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
-  // Zero weights and moments, padding too, which no tensor's values reach. Before they are written from outside.
+  // Zero weights and optimizer state, padding too, which no tensor's values reach. Before they are written from outside.
   void clear_state();
   // Call after the state's weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
-  void set_updates(int64_t updates);  // continues a run: bias corrections follow
+  void set_updates(int64_t updates);  // continues a run
   void set_loss_scale(const LossScale& scale);
   // Of the next step; none but with fp16.
   std::optional<LossScale> loss_scale() const {
@@ -87,7 +88,7 @@ class TrainingStep {
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
                  const std::function<bool()>& stop_wanted = {});
   // Whether any rank wants to stop. Collective over the world.
-  bool agree_to_stop(bool wanted) { return update_->agree_to_stop(wanted); }
+  bool agree_to_stop(bool wanted) { return agreement_->agree_to_stop(wanted); }
   // Sum of the cross-entropy over `micro_batches` micro-batches of every data rank, without dropout. Weights do not
   // change.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
@@ -127,7 +128,9 @@ class TrainingStep {
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
-  std::unique_ptr<AdamWRule> update_;
+  std::unique_ptr<StepAgreement> agreement_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepUpdate> update_;  // the two of them
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
 

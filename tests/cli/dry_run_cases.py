@@ -134,10 +134,13 @@ class DryRun(CliCase):
                     "--dry-run", *overrides("precision.linears=fp8"))
 
     def test_what_ranks_exchange_through(self):
-        """Processes receive what they reduce: in groups of two 512 KiB, for the world and for the data ranks."""
+        """Processes receive what they reduce: each lane that reduces has 256 KiB for each rank of its largest group."""
         config = self.write_config(tiny_config())
-        for arguments, expected in [(("--world-size", 1), 0), (("--world-size", 2), 2 << 19), (("--ranks", 2), 0),
-                                    (("--world-size", 4, *overrides("parallel.tensor=2")), (4 + 2 + 2) << 18)]:
+        mixed = overrides("parallel.zero=1", "precision.compute=bf16")  # weights come by a lane that sums norms
+        for arguments, expected in [(("--world-size", 1), 0), (("--world-size", 2), 2 << 18), (("--ranks", 2), 0),
+                                    (("--world-size", 2, *mixed), (2 + 2) << 18),
+                                    (("--world-size", 4, *overrides("parallel.tensor=2")), (4 + 2) << 18),
+                                    (("--world-size", 4, *overrides("parallel.tensor=2"), *mixed), (4 + 2 + 2) << 18)]:
             for target, of_device in [((), 0), (("--target", "h100"), 32 << 20 if 1 not in arguments else 0)]:
                 plan = self.plan(config, *arguments, *target)
                 self.assertEqual(plan["communication_bytes"], expected + of_device, arguments)

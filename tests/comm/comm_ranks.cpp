@@ -1,9 +1,11 @@
-// One rank of a run, for test_processes.py: runs every collective on inputs whose sums are not exact, and prints on
-// rank 0 a checksum of all results of all ranks, which must not depend on the transport.
+// One rank of a run, for test_processes.py: runs every collective on inputs whose sums are not exact, first alone and
+// then on several lanes at a time, and prints on rank 0 a checksum of all results of all ranks, which must not depend
+// on the transport. MPI sends synchronously here: nothing that waits for a receive is buffered.
 //
 // comm_ranks [FAULT RANK]: with a FAULT, that rank does something wrong:
 //   config    has another config
 //   call      makes another call than the others
+//   lane      does so on one lane, while all wait on another for what nobody sends
 //   error     ends with an error of its own
 //   sleep     waits, as do the others for it, until somebody ends them
 //   end       does not come to the end of MPI
@@ -20,6 +22,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "comm/lane.h"
 #include "comm/process_world.h"
 
 using namespace gptrain;
@@ -59,6 +62,13 @@ uint32_t checksum(Communicator& group) {
       std::vector<std::byte> gathered(all.size());
       group.all_to_all(all.data(), gathered.data(), count, dtype);
       add(gathered);
+      std::vector<PeerPart> sent, received;
+      for (int peer = 0; peer < group.size(); ++peer) {
+        sent.push_back({peer * count, (group.rank() + 2 * peer) % 3 * count / 2});
+        received.push_back({peer * count, (peer + 2 * group.rank()) % 3 * count / 2});
+      }
+      group.all_to_all_v(all.data(), sent, gathered.data(), received, dtype);
+      add(gathered);
       group.all_gather(data.data(), gathered.data(), count, dtype);
       add(gathered);
       group.broadcast(data.data(), count, dtype, group.size() - 1);
@@ -71,6 +81,64 @@ uint32_t checksum(Communicator& group) {
       group.barrier();
     }
   return sum;
+}
+
+// A checksum of what several lanes at a time make of numbers, in the order of issue on each.
+uint32_t checksum_of_lanes(World& world, const std::vector<int>& ranks) {
+  constexpr int num_lanes = 4, rounds = 60;
+  constexpr int64_t count = 20'011;  // of several messages, and not a multiple of any number of ranks
+  struct Work {
+    std::unique_ptr<Communicator> group;
+    std::vector<std::vector<std::byte>> data;
+  };
+  std::vector<Work> works(num_lanes);
+  for (int i = 0; i < num_lanes; ++i) works[static_cast<size_t>(i)].group = world.make_group(ranks, {.lane = "a test"});
+  const auto failure = std::make_shared<LaneFailure>();
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int i = 0; i < num_lanes; ++i)
+    lanes.push_back(std::make_unique<Lane>(fmt::format("{}", i), Lane::Options{true, nullptr, failure}));
+  const int next = (world.rank() + 1) % world.size(), before = (world.rank() + world.size() - 1) % world.size();
+  for (Work& work : works) work.data.resize(rounds);
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 0; i < num_lanes; ++i) {
+      Work& work = works[static_cast<size_t>(i)];
+      Communicator* const group = work.group.get();
+      Lane& lane = *lanes[static_cast<size_t>(i)];
+      std::vector<std::byte>& data = work.data[static_cast<size_t>(round)];
+      fill(data, world.rank() + 100 * i + 1000 * round, 2 * count, DType::f32);
+      std::byte* const second = data.data() + count * 4;
+      // The first two pass numbers on in opposite directions.
+      if (i < 2) {
+        lane.transfers_start(group);
+        lane.send(group, data.data(), count, DType::f32, i == 0 ? next : before);
+        lane.receive(group, second, count, DType::f32, i == 0 ? before : next);
+        lane.transfers_end(group);
+      } else if (round % 2 == 0) {
+        lane.all_reduce(group, data.data(), i == 2 ? count : 5, DType::f32);
+      } else {
+        lane.broadcast(group, data.data(), count, DType::f32, round % world.size());
+      }
+    }
+  }
+  uint32_t sum = 0;
+  for (int i = 0; i < num_lanes; ++i) {
+    lanes[static_cast<size_t>(i)]->wait_all();
+    for (const auto& data : works[static_cast<size_t>(i)].data) sum = crc32c(data.data(), data.size(), sum);
+  }
+  return sum;
+}
+
+// One lane fails on every rank while another waits for what never comes.
+void fail_on_a_lane(World& world, const std::vector<int>& ranks, int faulty) {
+  const auto waiting = world.make_group(ranks, {.lane = "waiting"});
+  const auto failing = world.make_group(ranks, {.lane = "failing"});
+  const auto failure = std::make_shared<LaneFailure>();
+  Lane first("waiting", {.threaded = true, .failure = failure});
+  Lane second("failing", {.threaded = true, .failure = failure});
+  float data[3] = {};
+  const auto ticket = first.receive(waiting.get(), data, 1, DType::f32, (world.rank() + 1) % world.size());
+  second.all_reduce(failing.get(), data + 1, world.rank() == faulty ? 2 : 1, DType::f32);
+  first.wait(ticket);
 }
 
 std::vector<int> every(int first, int step, int size) {
@@ -92,6 +160,7 @@ void commit_fault(World& world, Communicator& all, const std::string& fault, int
   }
   hangs_at_end = fault == "end" && world.rank() == faulty;
   if (fault == "error" && world.rank() == faulty) throw Error(ExitCode::data, "a fault of this rank");
+  if (fault == "lane") fail_on_a_lane(world, every(0, 1, world.size()), faulty);
   const int64_t count = fault == "call" && world.rank() == faulty ? 2 : 1;
   all.all_reduce(data, count, DType::f32, ReduceOp::sum);
 }
@@ -101,9 +170,10 @@ void run_rank(World& world, const std::string& fault, int faulty) {
   const auto even = world.make_group(every(0, 2, world.size()));
   const auto odd = world.size() > 1 ? world.make_group(every(1, 2, world.size())) : nullptr;
   if (!fault.empty()) commit_fault(world, *all, fault, faulty);
-  int64_t sums[2] = {checksum(*all), checksum(even ? *even : *odd)};
-  std::vector<int64_t> all_sums(2 * static_cast<size_t>(world.size()));
-  all->all_gather(sums, all_sums.data(), 2, DType::i64);
+  int64_t sums[3] = {checksum(*all), checksum(even ? *even : *odd),
+                     checksum_of_lanes(world, every(0, 1, world.size()))};
+  std::vector<int64_t> all_sums(3 * static_cast<size_t>(world.size()));
+  all->all_gather(sums, all_sums.data(), 3, DType::i64);
   if (world.rank() == 0) std::printf("%08x\n", crc32c(all_sums.data(), all_sums.size() * sizeof(int64_t)));
 }
 
@@ -115,6 +185,13 @@ extern "C" int MPI_Finalize();
 extern "C" int MPI_Finalize() {
   if (hangs_at_end) std::this_thread::sleep_for(std::chrono::seconds(60));
   return PMPI_Finalize != nullptr ? PMPI_Finalize() : 0;
+}
+
+// Types are those of MPI's binary interface: handles are pointers.
+extern "C" int PMPI_Issend(const void*, int, void*, int, int, void*, void*) __attribute__((weak));
+extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request);
+extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request) {
+  return PMPI_Issend(data, count, type, peer, tag, group, request);
 }
 
 int main(int argc, char** argv) {

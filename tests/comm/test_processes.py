@@ -380,6 +380,18 @@ class Loss(Processes):
         self.assertEqual({code for code, _, _ in results}, {DEVICE}, results)
         self.assertIn("the ranks of a group disagree on the count: rank ", results[0][2] + results[1][2])
 
+    def test_a_failure_of_one_lane_ends_what_waits_on_another(self):
+        for run in (self.tcp(3, COMM_RANKS, "lane", "1"), self.mpi(3, COMM_RANKS, "lane", "1")):
+            began = time.monotonic()
+            results = run.finish()
+            for code, _, errors in results:
+                if len(results) == 1:
+                    self.check_aborted(code, DEVICE, errors)
+                else:
+                    self.assertEqual(code, DEVICE, errors)
+            self.assertIn("the ranks of a group disagree on the count: rank ", "".join(text for *_, text in results))
+            self.assertLess(time.monotonic() - began, REPORT_SECONDS + TIMEOUT_SECONDS + SLACK_SECONDS)
+
 
 class LossUnderMpi(Processes):
     SIZE = 4

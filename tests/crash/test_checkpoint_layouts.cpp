@@ -72,7 +72,7 @@ void for_each_value(const TrainingStep& step, const Visit& visit) {
     const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;
-    float* const data[] = {piece.weight, piece.exp_avg, piece.exp_avg_sq};
+    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1)};
     for (int64_t i = 0; i < piece.count(); ++i) {
       const int64_t index =
           (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);
@@ -132,7 +132,7 @@ void load_under(const RunConfig& config, const Layout& layout, const fs::path& c
     loaded.elements += elements;
     loaded.different += different;
     // Adam's bias corrections go on from the updates, not from the steps.
-    RandomBatches batches(config, 0, groups.data_rank(), groups.data_size());
+    RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
     for_each_value(step, [](float& value, float) { value = 0.01F; });
     if (step.run(1e-3, batches).updates != 5) loaded.goes_on = false;
   });

@@ -139,6 +139,17 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
   device.with<T>(in, [&](T* from) { device.with<T>(data, [&](T* at) { group.all_to_all(from, at, count, dtype); }); });
   expect_same(data, expected, "all_to_all");
 
+  std::vector<PeerPart> sent, received;
+  for (int peer = 0; peer < size; ++peer) {
+    sent.push_back({peer * count, (rank + 2 * peer) % 3 * count / 2});
+    received.push_back({(size - 1 - peer) * count, (peer + 2 * rank) % 3 * count / 2});
+  }
+  expected = data = std::vector<T>(static_cast<size_t>(count * size));
+  host.all_to_all_v(whole.data(), sent, expected.data(), received, dtype);
+  device.with<T>(
+      in, [&](T* from) { device.with<T>(data, [&](T* at) { group.all_to_all_v(from, sent, at, received, dtype); }); });
+  expect_same(data, expected, "all_to_all_v");
+
   for (int root = 0; root < size; ++root) {
     data = one;
     device.with<T>(data, [&](T* at) { group.broadcast(at, count, dtype, root); });
@@ -164,7 +175,7 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
 TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every size of scratch", "", float, double,
                    bf16, f16, int32_t, int64_t) {
   for (const int size : {1, 2, 3, 5}) {
-    for (const int64_t bytes : {int64_t{64} * size * size, int64_t{2000}, int64_t{1} << 20}) {
+    for (const int64_t bytes : {int64_t{8} * size, int64_t{2000}, int64_t{1} << 20}) {
       for (const std::string& message : run_ranks(size, [&](Communicator& host) {
              Device device;
              const auto scratch = device.scratch(bytes);
@@ -181,7 +192,7 @@ TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every
 TEST_CASE("scratch that a group's smallest exchange does not fit is refused") {
   for (const std::string& message : run_ranks(3, [&](Communicator& host) {
          Device device;
-         const auto scratch = device.scratch(64 * 9 - 1);
+         const auto scratch = device.scratch(8 * 3 - 1);
          make_device_communicator(std::make_unique<HostLinks>(host), *scratch);
        })) {
     REQUIRE(message.find("too many ranks") != std::string::npos);

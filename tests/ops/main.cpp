@@ -1,5 +1,5 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
-//          [--without-f16] [--list-ops] [--op NAME]
+//          [--without-f16] [--list-ops] [--op NAME] [--every N]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -32,6 +32,7 @@ struct Options {
   int repeats = 3;
   bool without_f16 = false;
   bool list_ops = false;
+  int every = 1;
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -103,11 +104,12 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   int failed = 0;
   if (options.filter.empty() && options.op.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
-  int run = 0, skipped = 0;
+  int run = 0, skipped = 0, seen = 0;
   for (const Suite::Case& test : suite.cases()) {
     if (title(test).find(options.filter) == std::string::npos) continue;
     if (!options.op.empty() && test.op != options.op) continue;
     if (backend.thread_independent && !is_linear(test.op)) continue;
+    if (seen++ % options.every != 0) continue;
     ++run;
     const Outcome outcome = run_case(test, backend, options);
     if (outcome == Outcome::failed) ++failed;
@@ -205,6 +207,8 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "cpu or cuda; skipped (77) where there is no CUDA device")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--repeats", options.repeats, "times that an op runs on cuda, whose bits are compared")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--every", options.every, "of the cases that are left, the first of every N")
       ->check(CLI::PositiveNumber);
   app.add_flag("--list-ops", options.list_ops, "print the names of all ops, and do nothing else");
   app.add_flag("--without-f16", options.without_f16, "skip what the CPU backend skips: cases in f16");

@@ -14,10 +14,15 @@
 namespace gptrain::testing {
 namespace {
 
-constexpr const char* kinds[] = {"weight", "exp_avg", "exp_avg_sq"};
+// Kind 0 is the weights, the others are the optimizer's columns.
+size_t num_kinds(const TrainingStep& step) { return 1 + step.parameters().columns().size(); }
+
+std::string name_of(const TrainingStep& step, size_t kind, const TensorSpec& tensor) {
+  return fmt::format("{}/{}", kind == 0 ? "weight" : step.parameters().columns()[kind - 1].name, tensor.name);
+}
 
 const float* data_of(const StatePiece& piece, size_t kind) {
-  return kind == 0 ? piece.weight : kind == 1 ? piece.exp_avg : piece.exp_avg_sq;
+  return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
 
 // Calls body(index in the global tensor, index in the piece) for each element.
@@ -59,8 +64,8 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
 void collect(const TrainingStep& step, GlobalState& state, std::map<std::string, std::vector<int>>& owners) {
   for (const StatePiece& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
-      std::vector<float>& values = state[fmt::format("{}/{}", kinds[kind], tensor.name)];
+    for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      std::vector<float>& values = state[name_of(step, kind, tensor)];
       values.resize(static_cast<size_t>(tensor.count()));
       const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { values[global] = data[local]; });
@@ -76,8 +81,8 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   std::string torn;
   for (const StatePiece& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
-      const std::vector<float>& values = state.at(fmt::format("{}/{}", kinds[kind], tensor.name));
+    for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      const std::vector<float>& values = state.at(name_of(step, kind, tensor));
       const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
         if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))
@@ -100,15 +105,13 @@ class Leaving {
   std::barrier<>& barrier_;
 };
 
-// The kinds of groups with more than one rank, in the order in which RankGroups makes them.
-std::vector<GroupKind> kinds_of_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
+// The lanes' groups with more than one rank, in the order in which RankGroups makes them; others come after them.
+std::vector<LaneGroup> made_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
   const Mesh mesh = make_mesh(config, world_size);
-  std::vector<GroupKind> result;
-  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    if (group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)).size() > 1)
-      result.push_back(static_cast<GroupKind>(kind));
-  }
-  return result;
+  std::vector<LaneGroup> groups = lane_groups(config);
+  std::erase_if(groups,
+                [&](const LaneGroup& group) { return group_ranks(config, mesh, rank, group.group).size() == 1; });
+  return groups;
 }
 
 }  // namespace
@@ -117,9 +120,10 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
               const std::function<void(RankContext&)>& body) {
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     const int64_t rank = world.rank();
-    const std::vector<GroupKind> group_kinds = kinds_of_groups(config, world_size, rank);
+    const std::vector<LaneGroup> made = made_groups(config, world_size, rank);
     WrappingWorld wrapped(world, [&](size_t index, std::unique_ptr<Communicator> group) {
-      return wrapping.group ? wrapping.group(rank, group_kinds.at(index), std::move(group)) : std::move(group);
+      if (!wrapping.group || index >= made.size()) return group;
+      return wrapping.group(rank, made[index].lane, made[index].group, std::move(group));
     });
     RankGroups groups(config, wrapped);
     const auto device = wrapping.device ? wrapping.device(rank) : make_cpu_backend(1);
@@ -143,7 +147,7 @@ Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, c
   std::barrier all_collected(world_size);
   on_ranks(config, world_size, start, wrapping, [&](RankContext& rank) {
     const Leaving leaving(all_collected);
-    RandomBatches batches(config, first_sample, rank.groups.data_rank(), rank.groups.data_size());
+    RandomBatches batches(config, first_sample, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
     for (int i = 0; i < steps; ++i) {
       const StepResult result = rank.step.run(1e-3, batches);
       if (rank.groups.rank() == 0) {

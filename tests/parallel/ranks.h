@@ -33,7 +33,9 @@ struct RankContext {
 // What a test puts between a rank and its backend or groups; called on the rank's thread.
 struct Wrapping {
   std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend = {};
-  std::function<std::unique_ptr<Communicator>(int64_t rank, GroupKind, std::unique_ptr<Communicator>)> group = {};
+  // Of the groups that lanes work in.
+  std::function<std::unique_ptr<Communicator>(int64_t rank, LaneKind, GroupKind, std::unique_ptr<Communicator>)>
+      group = {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // without it, a CPU backend of one thread
 };
 

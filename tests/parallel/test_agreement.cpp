@@ -69,7 +69,7 @@ TEST_CASE("a loss that is not finite on one rank makes all skip the step") {
       };
       on_ranks(config, 3, nullptr, wrapping, [&](RankContext& rank) {
         const auto index = static_cast<size_t>(rank.groups.rank());
-        RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
         before[index] = *rank.step.state().front().weight;
         results[index] = rank.step.run(1e-3, batches);
         after[index] = *rank.step.state().front().weight;

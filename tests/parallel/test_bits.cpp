@@ -245,9 +245,9 @@ TEST_CASE("a validation after a step sums the losses that one rank finds") {
     const RunConfig config = config_of(family, mesh, overrides);
     std::vector<double> sums(static_cast<size_t>(mesh.world_size()));
     on_ranks(config, mesh.world_size(), nullptr, {}, [&](RankContext& rank) {
-      RandomBatches training(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+      RandomBatches training(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       rank.step.run(1e-3, training);
-      RandomBatches validation(config, 500, rank.groups.data_rank(), rank.groups.data_size());
+      RandomBatches validation(config, 500, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       const int64_t samples_of_micro_batch = config.batch.micro * mesh.data;
       sums[static_cast<size_t>(rank.groups.rank())] = rank.step.evaluate(12 / samples_of_micro_batch, validation);
     });

@@ -22,7 +22,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr int64_t plenty = int64_t{8} << 20;
+constexpr int64_t plenty = int64_t{2} << 20;
 constexpr int poison = 0xFF;  // not a number in every dtype
 
 // Memory that begins as arenas do.
@@ -107,7 +107,7 @@ class Player {
                 .seed = config.run.seed},
                spec_, shards_, layout_,
                {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
-                groups.group(GroupKind::tensor), &groups.stream()},
+                groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
                *backend_),
         config_(config) {
     backend_->set_scratch(scratch_.data(), plenty);

@@ -77,8 +77,9 @@ struct Elements {
   int64_t embedding, block, head;                    // of the whole unit
   int64_t embedding_norms, block_norms, head_norms;  // of which norms
   int64_t num_layers;
+  int64_t unit_multiple;  // what units start at multiples of
 
-  int64_t all() const { return embedding + num_layers * block + head; }
+  int64_t all() const { return padded(embedding, unit_multiple) + num_layers * padded(block, unit_multiple) + head; }
   int64_t norms() const { return embedding_norms + num_layers * block_norms + head_norms; }
   // One slot for each of embedding and head, two for blocks.
   int64_t slots() const { return embedding + head + 2 * block; }
@@ -105,6 +106,7 @@ Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
       e.block_norms + padded(qkv * h) + padded(h * heads * m.head_size()) + padded(ffn_in * h) + padded(h * f) + biases;
   e.head = e.head_norms + (m.tied_head ? 0 : padded(vocabulary));
   for (int64_t* unit : {&e.embedding, &e.block, &e.head}) *unit = padded(*unit, segment_multiple * d);
+  e.unit_multiple = unit_multiple * d;
   return e;
 }
 
@@ -119,7 +121,7 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   plan[MemoryClass::weights] = compute_bytes * share(3) + (mixed && zero >= 1 ? 4 * e.norms() : 0);
   plan[MemoryClass::gradients] = 4 * share(2);
   plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
-  plan[MemoryClass::moments] = 8 * share(1);
+  plan[MemoryClass::optimizer] = 8 * share(1);
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
   plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
@@ -127,7 +129,7 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
 }
 
 constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::gradients, MemoryClass::master,
-                                             MemoryClass::moments, MemoryClass::gathered,  MemoryClass::buckets};
+                                             MemoryClass::optimizer, MemoryClass::gathered,  MemoryClass::buckets};
 
 const std::vector<std::string> precisions[] = {
     {"precision.compute=fp32"}, {"precision.compute=bf16"}, {"precision.reduce=bf16", "precision.compute=bf16"}};
@@ -183,7 +185,7 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
 
 void check_touched(RankContext& rank, const RunConfig& config, const std::vector<DeviceMemory*>& arenas,
                    std::mutex& mutex) {
-  const int64_t unit_padding = segment_multiple * rank.groups.data_size() * dtype_bytes(DType::f32);
+  const int64_t unit_padding = segment_multiple * rank.groups.num_copies() * dtype_bytes(DType::f32);
   const std::lock_guard lock(mutex);
   REQUIRE(arenas.size() == num_memory_classes);
   for (size_t c = 0; c < num_memory_classes; ++c) {
@@ -285,7 +287,7 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
           return backend;
         };
         on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-          RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+          RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
           rank.step.run(1e-3, batches);
           rank.step.run(1e-3, batches);
           rank.step.state();  // waits for what is still being gathered

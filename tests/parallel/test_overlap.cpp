@@ -105,14 +105,14 @@ TEST_CASE("the reduction of a block begins before the backward of the block befo
       std::vector<std::unique_ptr<HoldingObserver>> observers;
       for (const Begun& of_rank : begun) observers.push_back(std::make_unique<HoldingObserver>(of_rank, head));
       Wrapping wrapping;
-      wrapping.group = [&](int64_t rank, GroupKind kind,
+      wrapping.group = [&](int64_t rank, LaneKind, GroupKind kind,
                            std::unique_ptr<Communicator> group) -> std::unique_ptr<Communicator> {
-        if (kind != GroupKind::data) return group;
+        if (kind != GroupKind::copies) return group;
         return std::make_unique<NotingCommunicator>(std::move(group), begun[static_cast<size_t>(rank)]);
       };
       on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
         const auto index = static_cast<size_t>(rank.groups.rank());
-        RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
         rank.step.state();  // waits for the initial weights
         begun[index].reductions = 0;
         begun[index].gathers = 0;

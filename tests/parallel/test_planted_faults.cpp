@@ -117,7 +117,8 @@ class DecaysBias final : public ForwardingBackend {
 template <typename Fault, typename Argument>
 Wrapping in_group(GroupKind faulty, const Argument& argument) {
   Wrapping wrapping;
-  wrapping.group = [=](int64_t, GroupKind kind, std::unique_ptr<Communicator> group) -> std::unique_ptr<Communicator> {
+  wrapping.group = [=](int64_t, LaneKind, GroupKind kind,
+                       std::unique_ptr<Communicator> group) -> std::unique_ptr<Communicator> {
     if (kind != faulty) return group;
     return std::make_unique<Fault>(std::move(group), argument);
   };
@@ -130,7 +131,7 @@ TEST_CASE("a lost reduction of a row-parallel linear's bias is found") {
   const LayoutCase layout = layout_with({{"tensor", "2"}, {"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
   const std::string bias = "blocks.1.attention.out.bias";
-  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::data, place_of(layout, bias)));
+  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::copies, place_of(layout, bias)));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);
   CHECK(d.moment_of.ends_with("attention.out.bias"));
@@ -166,7 +167,7 @@ TEST_CASE("a gradient averaged twice is found") {
   const LayoutCase layout = layout_with({{"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
   const int64_t of_block = place_of(layout, "blocks.1.norm1.weight").unit_elements;
-  const Difference d = compare_with_one_rank(layout, in_group<Averages>(GroupKind::data, of_block));
+  const Difference d = compare_with_one_rank(layout, in_group<Averages>(GroupKind::copies, of_block));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);
   CHECK(std::abs(d.norm) > 0.01);

@@ -235,12 +235,12 @@ TEST_CASE("without masters, a step that is not finite changes no bit, on no rank
         for (const StatePiece& piece : rank.step.state()) {
           for (int64_t i = 0; i < piece.count(); ++i) {
             values.push_back(piece.weight != nullptr ? piece.weight[i] : to_float(piece.narrow_weight[i]));
-            values.insert(values.end(), {piece.exp_avg[i], piece.exp_avg_sq[i]});
+            values.insert(values.end(), {column(piece, 0)[i], column(piece, 1)[i]});
           }
         }
         return values;
       };
-      RandomBatches batches(config, 0, rank.groups.data_rank(), 2);
+      RandomBatches batches(config, 0, rank.groups.sample_rank(), 2);
       REQUIRE_FALSE(rank.step.run(1e-3, batches).skipped);
       for (const StatePiece& piece : rank.step.state()) {
         const TensorSpec& tensor = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)];

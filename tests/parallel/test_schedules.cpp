@@ -57,7 +57,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   Workspace workspace(aligned(frames), plenty);
   StepState state;
   state.inverse_tokens = 1e-2F;
-  UnitTickets gathers(design.spec.units.size(), CollectiveStream::done);
+  UnitTickets gathers(design.spec.units.size(), Lane::done);
   Workplace place{
       .state = &state, .workspace = &workspace, .backend = backend.get(), .groups = &groups, .gathers = &gathers};
   std::vector<Bytes> arenas;
@@ -65,7 +65,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     arenas.push_back(room(program->memory.bytes[c]));
     place.arenas[c] = aligned(arenas.back());
   }
-  Executor executor(*model, *program, store, design.partial_sums, place, nullptr);
+  Executor executor(*model, *program, store, place, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));

@@ -49,25 +49,25 @@ class Expected {
   explicit Expected(int64_t size) : size_(size) {}
 
   void all_reduces(int64_t calls, int64_t bytes) {
-    add(Collective::all_reduce, calls, 2 * (bytes * (size_ - 1) / size_));
+    add(Operation::all_reduce, calls, 2 * (bytes * (size_ - 1) / size_));
   }
-  void reduce_scatters(int64_t calls, int64_t bytes) { add(Collective::reduce_scatter, calls, (size_ - 1) * bytes); }
-  void all_gathers(int64_t calls, int64_t bytes) { add(Collective::all_gather, calls, (size_ - 1) * bytes); }
+  void reduce_scatters(int64_t calls, int64_t bytes) { add(Operation::reduce_scatter, calls, (size_ - 1) * bytes); }
+  void all_gathers(int64_t calls, int64_t bytes) { add(Operation::all_gather, calls, (size_ - 1) * bytes); }
   // From each rank in turn: n / P to each other rank, and once as much again as the root; of two ranks all to the
   // other.
   void broadcasts_in_turn(int64_t turns, int64_t bytes) {
     const int64_t share = bytes * (size_ - 1) / size_;
-    add(Collective::broadcast, turns * size_, 0);
-    table[static_cast<size_t>(Collective::broadcast)].sent_bytes += turns * (size_ == 2 ? bytes : (size_ + 1) * share);
+    add(Operation::broadcast, turns * size_, 0);
+    table[static_cast<size_t>(Operation::broadcast)].sent_bytes += turns * (size_ == 2 ? bytes : (size_ + 1) * share);
   }
 
   TrafficTable table{};
 
  private:
-  void add(Collective collective, int64_t calls, int64_t bytes_of_call) {
+  void add(Operation operation, int64_t calls, int64_t bytes_of_call) {
     if (size_ == 1) return;
-    table[static_cast<size_t>(collective)].calls += calls;
-    table[static_cast<size_t>(collective)].sent_bytes += calls * bytes_of_call;
+    table[static_cast<size_t>(operation)].calls += calls;
+    table[static_cast<size_t>(operation)].sent_bytes += calls * bytes_of_call;
   }
 
   int64_t size_;
@@ -123,9 +123,6 @@ void add_amaxes(const Sizes& s, Expected& e) {
 // broadcasts of N h / t each, again in a recomputation; four times backward (the gradients of both branches, the inputs
 // of both column-parallel linears); before the head, and before the embedding's backward.
 //
-// After the last micro-batch (with ZeRO 2 and 3 after each): the QK-norm's weights, and with sequence parallelism every
-// norm's weight and bias, by all-reduces of their own.
-//
 // FP8 linears have kept their inputs whole, and gather them in one piece.
 TrafficTable tensor_traffic(const Sizes& s) {
   Expected e(s.t);
@@ -144,13 +141,20 @@ TrafficTable tensor_traffic(const Sizes& s) {
     if (!s.fp8) e.broadcasts_in_turn(inputs, own_rows * s.compute);
     e.all_gathers((s.fp8 ? inputs + 2 * m * s.layers : 4 * m * s.layers) + m, own_rows * s.compute);
     e.all_gathers(m, own_rows * s.residual);
-    const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
-    e.all_reduces(s.reductions * norm_tensors * (2 * s.layers + 1), h * 4);
   }
   if (s.fp8) add_amaxes(s, e);
-  if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size() * 4);
   e.all_gathers(m * s.chunks, 0);
-  e.table[static_cast<size_t>(Collective::all_gather)].sent_bytes += m * (s.t - 1) * 3 * 4 * s.rows;
+  e.table[static_cast<size_t>(Operation::all_gather)].sent_bytes += m * (s.t - 1) * 3 * 4 * s.rows;
+  return e.table;
+}
+
+// After the last micro-batch (with ZeRO 2 and 3 after each): the QK-norm's weights, and with sequence parallelism every
+// norm's weight and bias, by all-reduces of their own.
+TrafficTable norms_traffic(const Sizes& s) {
+  Expected e(s.t);
+  const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
+  if (s.sequence) e.all_reduces(s.reductions * norm_tensors * (2 * s.layers + 1), s.model.hidden_size * 4);
+  if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size() * 4);
   return e.table;
 }
 
@@ -163,31 +167,33 @@ TrafficTable replicas_traffic(const Sizes& s) {
   return e.table;
 }
 
-// Each unit's gradients, G: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The
-// weights, C: an all-gather of each unit after its update (1 and 2), or before use (3): embedding and head once a step;
-// the two slots for blocks still hold the two that were used last, so each pass over l blocks gathers l - 2, but the
-// first all. In mixed precision the norms' f32 weights go with every gather. The sum of the losses, f64.
-TrafficTable data_traffic(const Sizes& s, const ParameterLayout& layout) {
+// Each unit's gradients, G: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The sum
+// of the losses, f64.
+TrafficTable gradients_traffic(const Sizes& s, const ParameterLayout& layout) {
   Expected e(s.d);
+  for (const UnitRange& unit : layout.units) {
+    if (s.zero == 0) e.all_reduces(1, unit.elements * s.reduce);
+    if (s.zero > 0) e.reduce_scatters(s.reductions, unit.elements / s.d * s.reduce);
+  }
+  e.all_reduces(1, 8);
+  return e.table;
+}
+
+// The weights, C: an all-gather of each unit after its update (1 and 2), or before use (3): embedding and head once a
+// step; the two slots for blocks still hold the two that were used last, so each pass over l blocks gathers l - 2, but
+// the first all. In mixed precision the norms' f32 weights go with every gather.
+TrafficTable weights_traffic(const Sizes& s, const ParameterLayout& layout) {
+  Expected e(s.d);
+  if (s.zero == 0) return e.table;
   const int64_t passes = 2 * s.micro_batches;
   const int64_t gathers_of_blocks = s.zero == 3 ? 2 + passes * (s.layers - 2) : s.layers;
-  for (const UnitRange& unit : layout.units) {
-    const bool is_block = &unit != &layout.units.front() && &unit != &layout.units.back();
-    if (s.zero == 0) {
-      e.all_reduces(1, unit.elements * s.reduce);
-      continue;
-    }
-    e.reduce_scatters(s.reductions, unit.elements / s.d * s.reduce);
-    if (is_block) continue;
+  const UnitRange& block = layout.units[1];
+  e.all_gathers(gathers_of_blocks, block.elements / s.d * s.compute);
+  if (s.compute == 2) e.all_reduces(gathers_of_blocks, block.norm_elements * 4);
+  for (const UnitRange& unit : {layout.units.front(), layout.units.back()}) {
     e.all_gathers(1, unit.elements / s.d * s.compute);
     if (s.compute == 2 && unit.norm_elements > 0) e.all_reduces(1, unit.norm_elements * 4);
   }
-  if (s.zero > 0) {
-    const UnitRange& block = layout.units[1];
-    e.all_gathers(gathers_of_blocks, block.elements / s.d * s.compute);
-    if (s.compute == 2) e.all_reduces(gathers_of_blocks, block.norm_elements * 4);
-  }
-  e.all_reduces(1, 8);
   return e.table;
 }
 
@@ -198,14 +204,21 @@ TrafficTable world_traffic(const Sizes& s, const ModelSpec& spec) {
   return e.table;
 }
 
-void check_equal(const GroupTraffic& actual, const GroupTraffic& expected) {
-  for (size_t group = 0; group < num_group_kinds; ++group) {
-    for (size_t collective = 0; collective < num_collectives; ++collective) {
-      INFO(group_names[group] << " " << collective_names[collective]);
-      CHECK(actual[group][collective].calls == expected[group][collective].calls);
-      CHECK(actual[group][collective].sent_bytes == expected[group][collective].sent_bytes);
-    }
+// body(lane, group, operation)
+template <typename Body>
+void for_each_entry(const Body& body) {
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    for (size_t group = 0; group < num_group_kinds; ++group)
+      for (size_t operation = 0; operation < num_operations; ++operation) body(lane, group, operation);
   }
+}
+
+void check_equal(const LaneTraffic& actual, const LaneTraffic& expected) {
+  for_each_entry([&](size_t lane, size_t group, size_t operation) {
+    INFO(lane_names[lane] << ": " << group_names[group] << " " << operation_names[operation]);
+    CHECK(actual[lane][group][operation].calls == expected[lane][group][operation].calls);
+    CHECK(actual[lane][group][operation].sent_bytes == expected[lane][group][operation].sent_bytes);
+  });
 }
 
 struct Layout {
@@ -263,7 +276,7 @@ const Layout layouts[] = {
 
 }  // namespace
 
-TEST_CASE("each group sends the bytes of the closed formulas, in the plan and in a run") {
+TEST_CASE("each group of each lane sends the bytes of the closed formulas, in the plan and in a run") {
   for (const Layout& layout : layouts) {
     const RunConfig config = config_of(layout);
     const int64_t world_size = layout.tensor * layout.data;
@@ -272,23 +285,29 @@ TEST_CASE("each group sends the bytes of the closed formulas, in the plan and in
     const Sizes sizes(config, layout.data);
     const ModelSpec spec = make_spec(config.model);
     const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {layout.tensor, 0}), layout.data);
-    GroupTraffic expected;
-    expected[static_cast<size_t>(GroupKind::world)] = world_traffic(sizes, spec);
-    expected[static_cast<size_t>(GroupKind::tensor)] = tensor_traffic(sizes);
-    expected[static_cast<size_t>(GroupKind::replicas)] = replicas_traffic(sizes);
-    expected[static_cast<size_t>(GroupKind::data)] = data_traffic(sizes, parameters);
+    LaneTraffic expected{};
+    const auto of = [&](LaneKind lane, GroupKind group) -> TrafficTable& {
+      return expected[static_cast<size_t>(lane)][static_cast<size_t>(group)];
+    };
+    of(LaneKind::tensor, GroupKind::tensor) = tensor_traffic(sizes);
+    of(LaneKind::gradients, GroupKind::tensor) = norms_traffic(sizes);
+    of(LaneKind::gradients, GroupKind::replicas) = replicas_traffic(sizes);
+    of(LaneKind::gradients, GroupKind::copies) = gradients_traffic(sizes, parameters);
+    of(LaneKind::gradients, GroupKind::world) = world_traffic(sizes, spec);
+    of(LaneKind::weights, GroupKind::copies) = weights_traffic(sizes, parameters);
 
-    std::vector<GroupTraffic> counted(static_cast<size_t>(world_size));
-    std::vector<GroupTraffic> of_first_step(static_cast<size_t>(world_size));
-    std::vector<GroupTraffic> planned(static_cast<size_t>(world_size));
+    std::vector<LaneTraffic> counted(static_cast<size_t>(world_size));
+    std::vector<LaneTraffic> of_first_step(static_cast<size_t>(world_size));
+    std::vector<LaneTraffic> planned(static_cast<size_t>(world_size));
     Wrapping wrapping;
-    wrapping.group = [&](int64_t rank, GroupKind kind, std::unique_ptr<Communicator> group) {
+    wrapping.group = [&](int64_t rank, LaneKind lane, GroupKind kind, std::unique_ptr<Communicator> group) {
+      LaneTraffic& of_rank = counted[static_cast<size_t>(rank)];
       return std::make_unique<CountingCommunicator>(std::move(group),
-                                                    counted[static_cast<size_t>(rank)][static_cast<size_t>(kind)]);
+                                                    of_rank[static_cast<size_t>(lane)][static_cast<size_t>(kind)]);
     };
     on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
       const auto index = static_cast<size_t>(rank.groups.rank());
-      RandomBatches batches(config, 0, rank.groups.data_rank(), rank.groups.data_size());
+      RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       rank.step.run(1e-3, batches);
       rank.step.state();  // waits for what is still being gathered
       of_first_step[index] = counted[index];
@@ -297,12 +316,10 @@ TEST_CASE("each group sends the bytes of the closed formulas, in the plan and in
     });
     for (size_t rank = 0; rank < counted.size(); ++rank) {
       INFO("rank " << rank);
-      for (size_t group = 0; group < num_group_kinds; ++group) {
-        for (size_t i = 0; i < num_collectives; ++i) {
-          counted[rank][group][i].calls -= of_first_step[rank][group][i].calls;
-          counted[rank][group][i].sent_bytes -= of_first_step[rank][group][i].sent_bytes;
-        }
-      }
+      for_each_entry([&](size_t lane, size_t group, size_t i) {
+        counted[rank][lane][group][i].calls -= of_first_step[rank][lane][group][i].calls;
+        counted[rank][lane][group][i].sent_bytes -= of_first_step[rank][lane][group][i].sent_bytes;
+      });
       check_equal(planned[rank], expected);
       check_equal(counted[rank], expected);
     }

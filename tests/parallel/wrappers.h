@@ -40,7 +40,6 @@ class ForwardingCommunicator : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  int64_t scratch_bytes() const override { return inner_->scratch_bytes(); }
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     inner_->all_reduce(data, count, dtype, op);
   }
@@ -53,6 +52,10 @@ class ForwardingCommunicator : public Communicator {
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
     inner_->all_to_all(in, out, count, dtype);
   }
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    inner_->all_to_all_v(in, sent, out, received, dtype);
+  }
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     inner_->broadcast(data, count, dtype, root);
   }
@@ -62,6 +65,7 @@ class ForwardingCommunicator : public Communicator {
   void group_end() override { inner_->group_end(); }
   void barrier() override { inner_->barrier(); }
   void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
 
  private:
   std::unique_ptr<Communicator> inner_;
@@ -78,8 +82,8 @@ class WrappingWorld final : public World {
   int size() const override { return inner_.size(); }
   bool of_processes() const override { return inner_.of_processes(); }
   const std::string& host(int rank) const override { return inner_.host(rank); }
-  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks) override {
-    auto group = inner_.make_group(ranks);
+  std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use) override {
+    auto group = inner_.make_group(ranks, use);
     return group ? wrap_(num_groups_++, std::move(group)) : nullptr;
   }
 

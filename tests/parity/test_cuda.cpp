@@ -49,20 +49,20 @@ class Trainer {
     State state;
     for (const StatePiece& piece : step_.state()) {
       const std::string& name = step_.spec().tensors[static_cast<size_t>(piece.tensor)].name;
-      const auto copy = [&](const char* kind, const float* data) {
-        std::vector<float>& values = state[kind + name];
+      const auto copy = [&](std::string_view kind, const float* data) {
+        std::vector<float>& values = state[fmt::format("{}/{}", kind, name)];
         values.resize(static_cast<size_t>(piece.count()));
         backend_->download(values.data(), data, piece.count() * dtype_bytes(DType::f32));
       };
       if (piece.weight != nullptr) {
-        copy("weight/", piece.weight);
+        copy("weight", piece.weight);
       } else {
         std::vector<bf16> narrow(static_cast<size_t>(piece.count()));
         backend_->download(narrow.data(), piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
         for (const bf16 value : narrow) state["weight/" + name].push_back(to_float(value));
       }
-      copy("exp_avg/", piece.exp_avg);
-      copy("exp_avg_sq/", piece.exp_avg_sq);
+      const StateColumns& columns = step_.parameters().columns();
+      for (size_t i = 0; i < columns.size(); ++i) copy(columns[i].name, testing::column(piece, i));
     }
     return state;
   }

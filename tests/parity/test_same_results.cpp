@@ -26,12 +26,12 @@ Outcome outcome_of(TrainingStep& step) {
   Outcome outcome;
   for (const auto& tensor : step.state()) {
     const std::string& name = step.spec().tensors[static_cast<size_t>(tensor.tensor)].name;
-    const auto copy = [&](const char* kind, const float* data) {
+    const auto copy = [&](std::string_view kind, const float* data) {
       outcome.state[std::string(kind) + "/" + name].assign(data, data + tensor.count());
     };
     copy("weight", tensor.weight);
-    copy("exp_avg", tensor.exp_avg);
-    copy("exp_avg_sq", tensor.exp_avg_sq);
+    const StateColumns& columns = step.parameters().columns();
+    for (size_t i = 0; i < columns.size(); ++i) copy(columns[i].name, testing::column(tensor, i));
   }
   return outcome;
 }

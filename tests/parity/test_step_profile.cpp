@@ -75,7 +75,7 @@ TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does") {
   for (const RunConfig& config : configs()) {
     const Profiled run = train_steps(config, 2);
     CHECK(run.profile.waits.events.empty());
-    CHECK(run.profile.collectives.events.empty());
+    CHECK(run.profile.lanes.empty());
     std::map<std::string_view, OpTotals> totals;
     for (const TimedEvent& event : run.profile.ops.events) {
       totals[event.name] += {1, event.model_flops, event.executed_flops, static_cast<Flops>(event.bytes_moved)};

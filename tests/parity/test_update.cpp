@@ -39,7 +39,8 @@ AfterOneStep one_step(const RunConfig& config) {
   for (const auto& tensor : step.state()) {
     after.weights[step.spec().tensors[static_cast<size_t>(tensor.tensor)].name].assign(tensor.weight,
                                                                                        tensor.weight + tensor.count());
-    for (int64_t i = 0; i < tensor.count(); ++i) squares += static_cast<double>(tensor.exp_avg[i]) * tensor.exp_avg[i];
+    const float* const exp_avg = testing::column(tensor, 0);
+    for (int64_t i = 0; i < tensor.count(); ++i) squares += static_cast<double>(exp_avg[i]) * exp_avg[i];
   }
   after.moment_norm = std::sqrt(squares);
   return after;

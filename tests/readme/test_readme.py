@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 RUN = "runs/tiny"  # run.out of the walk-through
+PAGES = ["src/data/README.md"]  # their blocks are run, too, and name commands and options
 LOSS = re.compile(r"\bloss (\d+\.\d+)")
 EXACT = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
 NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]?\d+)?[kMGTPE]?(?: ?(?:ms|s|m|h|d|B|KiB|MiB|GiB|TiB)\b)?")
@@ -124,12 +125,12 @@ def output_faults(shown, printed):
     return []
 
 
-def run_blocks(text, folder):
+def run_blocks(text, folder, page="README.md"):
     """Runs the blocks in `folder`; yields faults."""
     environment = dict(os.environ, OMP_WAIT_POLICY="passive")  # other tests want the cores, too
     printed = None
     for language, lines, number, follows in fenced_blocks(text):
-        where = f"README.md:{number}"
+        where = f"{page}:{number}"
         if language == "text" and follows and printed is not None:
             yield from (f"{where}: {fault}" for fault in output_faults(lines, printed))
         printed = None
@@ -292,7 +293,10 @@ def main():
         copy_source_tree(root, folder)
         (folder / "build").mkdir()
         (folder / "build" / "gptrain").symlink_to(program.path)
-        faults = [*run_blocks(text, folder), *config_faults(text, program), *command_faults(text, program),
+        pages = {page: (root / page).read_text(encoding="utf-8") for page in PAGES}
+        faults = [*run_blocks(text, folder),
+                  *(fault for page, content in pages.items() for fault in run_blocks(content, folder, page)),
+                  *config_faults(text, program), *command_faults("\n".join([text, *pages.values()]), program),
                   *house_faults(text, root)]
         if (folder / RUN).is_dir():
             faults += [*run_faults(text, folder, program), *path_faults(text, folder)]

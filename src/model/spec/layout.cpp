@@ -5,15 +5,36 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Of a unit whose tensors have their places.
+std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                     const std::vector<Segment>& segments, const UnitRange& unit,
+                                     bool sequence_parallel) {
+  std::vector<Reduction> reductions;
+  if (unit.elements == 0) return reductions;
+  for (int64_t tensor = unit.first_tensor; tensor < unit.first_tensor + unit.num_tensors; ++tensor) {
+    const auto i = static_cast<size_t>(tensor);
+    const NormUse use = spec.tensors[i].norm_use;
+    const int64_t start = segments[i].offset - unit.offset;
+    if (use == NormUse::of_heads || (use == NormUse::of_rows && sequence_parallel))
+      reductions.push_back({ReductionGroup::tensor, start, segments[i].count});
+    if (shards[i].replicas_count > 0)
+      reductions.push_back({ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});
+  }
+  reductions.push_back({ReductionGroup::data, 0, unit.elements});
+  return reductions;
+}
+
 }  // namespace
 
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces) {
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
+                            bool sequence_parallel) {
   ParameterLayout layout;
   layout.pieces = pieces;
   layout.segments.resize(spec.tensors.size());
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
-    UnitRange range{layout.elements, 0, 0, static_cast<int64_t>(tensor), 0};
+    layout.elements = round_up(layout.elements, unit_multiple * pieces);
+    UnitRange range{layout.elements, 0, 0, static_cast<int64_t>(tensor), 0, {}};
     const size_t first = tensor;
     while (tensor < spec.tensors.size() && spec.tensors[tensor].unit == static_cast<int64_t>(unit)) ++tensor;
     range.num_tensors = static_cast<int64_t>(tensor - first);
@@ -27,7 +48,8 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
     }
     range.elements = round_up(layout.elements - range.offset, segment_multiple * pieces);
     layout.elements = range.offset + range.elements;
-    layout.units.push_back(range);
+    range.reductions = reductions_of(spec, shards, layout.segments, range, sequence_parallel);
+    layout.units.push_back(std::move(range));
   }
   return layout;
 }

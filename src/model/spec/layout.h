@@ -1,5 +1,5 @@
-// Where each tensor lies in a rank's flat parameter buffers. Weights, gradients, master weights and moments share one
-// layout, in elements.
+// Where each tensor lies in a rank's flat parameter buffers, and which ranges of gradients are summed over which ranks.
+// Weights, gradients, master weights and optimizer state share one layout, in elements.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,55 @@ namespace gptrain {
 // Every tensor starts at a multiple of this many elements: 256 bytes in the narrowest dtype.
 constexpr int64_t segment_multiple = 128;
 
+// Every unit starts at a multiple of this many elements, in buffers of whole units and of one rank's pieces alike, so
+// that blocks of so many elements begin with it.
+constexpr int64_t unit_multiple = 256;
+
 struct Segment {
   int64_t offset;  // elements from the start of the whole buffer
   int64_t count;   // elements of the rank's shard, padded rows included
 };
 
-// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest.
+// Ranks over which gradients are summed.
+enum class ReductionGroup : uint8_t {
+  tensor,    // share each layer: each has the gradients of its own rows or heads (see NormUse)
+  kv_heads,  // hold the same keys' and values' heads (see TensorShard::replicas_first)
+  data,      // see other samples; cut the sum into ParameterLayout::pieces
+};
+
+// Elements [first, first + count) of a unit, whose gradients are a sum over the group.
+struct Reduction {
+  ReductionGroup group;
+  int64_t first;
+  int64_t count;
+};
+
+// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest. A unit of which the
+// rank holds nothing has no elements and no reductions.
 struct UnitRange {
   int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
   int64_t elements;       // a multiple of segment_multiple times `pieces`
   int64_t norm_elements;  // of which the first hold the norms, padding included
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
+  // In the order in which they are played: parts of the unit that are sums over tensor ranks, and at last, over the data
+  // axis, all of it.
+  std::vector<Reduction> reductions;
 };
 
 // ZeRO (arXiv 1910.02054) cuts every unit into `pieces` equal pieces, one per data-parallel rank: rank d has piece d of
-// each. A buffer of one rank's pieces only, back to back, has elements / pieces, unit u's at units[u].offset / pieces.
+// each. A buffer of one rank's pieces only has elements / pieces, unit u's at units[u].offset / pieces.
 struct ParameterLayout {
   std::vector<Segment> segments;  // one per tensor of the spec
-  std::vector<UnitRange> units;   // one per unit, back to back
+  std::vector<UnitRange> units;   // one per unit, in order
   int64_t elements = 0;           // of the whole buffer
   int64_t pieces = 1;
 
   int64_t piece_elements(const UnitRange& unit) const { return unit.elements / pieces; }
 };
 
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces);
+// sequence_parallel: ranks of the tensor axis have rows of the residual stream of their own.
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
+                            bool sequence_parallel = false);
 
 }  // namespace gptrain

@@ -33,10 +33,12 @@ class SpecBuilder {
     const bool matrix = shape.size() == 2;
     spec_.tensors.push_back({.name = prefix_ + name,
                              .unit = static_cast<int64_t>(spec_.units.size()) - 1,
+                             .part = part_,
                              .shape = std::move(shape),
                              .init = init,
                              .init_std = init == Init::normal ? model_.init_std : 0,
                              .decay = matrix,
+                             .rate_factor = 1,
                              .split = split,
                              .sections = {},
                              .norm_use = NormUse::no_norm});
@@ -48,6 +50,7 @@ class SpecBuilder {
   }
 
   void add_norm(const std::string& name) {
+    part_ = ModelPart::norms;
     add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none).norm_use = NormUse::of_rows;
     if (model_.bias && model_.norm == NormKind::layernorm) {
       add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).norm_use = NormUse::of_rows;
@@ -72,6 +75,7 @@ class SpecBuilder {
 
   void add_embedding() {
     begin_unit(UnitKind::embedding, 0, "embedding.");
+    part_ = ModelPart::embedding;
     add_vocabulary_matrix("token");
     if (model_.positions == PositionKind::learned) {
       add("position", {model_.sequence_length, model_.hidden_size}, Init::normal, Split::none);
@@ -81,6 +85,7 @@ class SpecBuilder {
   void add_block(int64_t layer) {
     begin_unit(UnitKind::block, layer, fmt::format("blocks.{}.", layer));
     add_norm("norm1");
+    part_ = ModelPart::attention;
     const Section kv{model_.kv_size(), model_.head_size()};
     add_column_linear("attention.qkv", {{model_.hidden_size, model_.head_size()}, kv, kv});
     if (model_.qk_norm) {
@@ -89,6 +94,7 @@ class SpecBuilder {
     }
     add_row_linear("attention.out", model_.hidden_size);
     add_norm("norm2");
+    part_ = ModelPart::ffn;
     const Section ffn{model_.ffn_hidden_size, 1};
     add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn});
     add_row_linear("ffn.out", model_.ffn_hidden_size);
@@ -97,12 +103,14 @@ class SpecBuilder {
   void add_head() {
     begin_unit(UnitKind::head, 0, "head.");
     add_norm("norm");
+    part_ = ModelPart::head;
     if (!model_.tied_head) add_vocabulary_matrix("weight");
   }
 
   const ModelConfig& model_;
   ModelSpec spec_;
   std::string prefix_;
+  ModelPart part_ = ModelPart::embedding;  // of the tensors that are being added
 };
 
 }  // namespace

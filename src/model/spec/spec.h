@@ -2,8 +2,10 @@
 // counts, optimizer state, checkpoints and reports are derived from it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/run_config.h"
@@ -31,6 +33,12 @@ enum class Split : uint8_t { none, rows, columns, vocabulary };
 // over ranks.
 enum class NormUse : uint8_t { no_norm, of_rows, of_heads };
 
+// What a reader of a parameter count tells apart.
+enum class ModelPart : uint8_t { embedding, attention, ffn, norms, head, count };
+constexpr size_t num_model_parts = static_cast<size_t>(ModelPart::count);
+constexpr std::array<std::string_view, num_model_parts> model_part_names = {"embedding", "attention", "ffn", "norms",
+                                                                            "head"};
+
 // Rows that are split on their own, and how many of them stay together (a head's).
 struct Section {
   int64_t rows;
@@ -40,10 +48,12 @@ struct Section {
 struct TensorSpec {
   std::string name;
   int64_t unit;
+  ModelPart part;
   std::vector<int64_t> shape;  // global, true: what is counted, saved and exported
   Init init;
-  double init_std;  // of Init::normal
-  bool decay;       // weight decay applies: matrices yes, norms and biases no
+  double init_std;    // of Init::normal
+  bool decay;         // weight decay applies: matrices yes, norms and biases no
+  float rate_factor;  // of the learning rate
   Split split;
   std::vector<Section> sections;  // of Split::rows, in order: [q, k, v], [gate, up]
   NormUse norm_use;

@@ -223,10 +223,13 @@ void CpuBackend::run(const PrepareUpdate& op) {
   cpu_prepare_update(op);
 }
 
-void CpuBackend::run(const AdamW& op) {
-  prepare(op);
-  cpu_adamw(op, context_);
-}
+#define GPTRAIN_CPU_UPDATE(Op)         \
+  void CpuBackend::run(const Op& op) { \
+    prepare(op);                       \
+    cpu_update(op, context_);          \
+  }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
+#undef GPTRAIN_CPU_UPDATE
 
 void CpuBackend::run(const Cast& op) {
   prepare(op);

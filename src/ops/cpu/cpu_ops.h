@@ -51,7 +51,9 @@ void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context);
 void cpu_accumulate_loss(const AccumulateLoss& op);
 void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context);
 void cpu_prepare_update(const PrepareUpdate& op);
-void cpu_adamw(const AdamW& op, const CpuContext& context);
+#define GPTRAIN_DECLARE_CPU_UPDATE(Op) void cpu_update(const Op& op, const CpuContext& context);
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
+#undef GPTRAIN_DECLARE_CPU_UPDATE
 void cpu_cast(const Cast& op, const CpuContext& context);
 void cpu_add(const Add& op, const CpuContext& context);
 void cpu_add_sums(const AddSums& op);

@@ -42,7 +42,6 @@ int64_t cpu_scratch_bytes(const SquaredNorm& op, int) {
   return (op.gradients.cols / chunk + op.num_segments) * dtype_bytes(DType::f64);
 }
 int64_t cpu_scratch_bytes(const PrepareUpdate&, int) { return 0; }
-int64_t cpu_scratch_bytes(const AdamW&, int) { return 0; }
 
 void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
   auto* const sums = reinterpret_cast<double*>(context.scratch);
@@ -78,20 +77,25 @@ void cpu_prepare_update(const PrepareUpdate& op) {
     state.loss_scale.value = next.value;
     state.loss_scale.good_steps = next.good_steps;
   }
-  if (state.skip != 0) return;
-  state.updates += 1;
-  const auto updates = static_cast<double>(state.updates);
-  // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
-  state.bias_correction1 = static_cast<float>(-std::expm1(updates * std::log(op.beta1)));
-  state.bias_correction2 = static_cast<float>(-std::expm1(updates * std::log(op.beta2)));
+  if (state.skip == 0) state.updates += 1;
 }
 
-void cpu_adamw(const AdamW& op, const CpuContext& context) {
+// `kernel` is the instruction set's.
+template <typename Op, typename Kernel>
+void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
   if (op.state->skip != 0) return;
+  typename Op::Formula formula(op);
+  formula.begin_step(*op.state);
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
-                 [&](const AdamW::Segment& segment, int64_t first, int64_t end, int64_t) {
-                   context.kernels->adamw(op, segment, first, end);
+                 [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
+                   kernel(op, formula.of(segment), segment, first, end);
                  });
 }
+
+#define GPTRAIN_CPU_UPDATE(Op)                            \
+  int64_t cpu_scratch_bytes(const Op&, int) { return 0; } \
+  void cpu_update(const Op& op, const CpuContext& context) { run_update(op, context, context.kernels->update_##Op); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
+#undef GPTRAIN_CPU_UPDATE
 
 }  // namespace gptrain

@@ -1,8 +1,10 @@
 // Collectives on inputs whose results are known to the bit, over threads and over sockets, and every way in which
 // thread ranks can disagree.
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -173,6 +175,20 @@ TEMPLATE_TEST_CASE("copies arrive where they should", "", float, double, bf16, i
         group.all_to_all(in.data(), out.data(), count, dtype);
         expect(same_bits(out, transposed), "all_to_all");
 
+        // Parts of any length, none too, and in any order.
+        const auto length = [&](int from, int to) { return (from + 2 * to) % 3 * count / 2; };
+        std::vector<PeerPart> sent, received;
+        auto parts = zeros<T>(size * count);
+        for (int peer = 0; peer < size; ++peer) {
+          sent.push_back({peer * count, length(me, peer)});
+          received.push_back({(size - 1 - peer) * count, length(peer, me)});
+          const auto part = inputs<T>(peer, me * count, length(peer, me));
+          std::copy(part.begin(), part.end(), parts.begin() + received.back().first);
+        }
+        auto varied = zeros<T>(size * count);
+        group.all_to_all_v(in.data(), sent, varied.data(), received, dtype);
+        expect(same_bits(varied, parts), "all_to_all_v");
+
         for (int root = 0; root < size; ++root) {
           auto data = inputs<T>(me, 0, count);
           group.broadcast(data.data(), count, dtype, root);
@@ -324,6 +340,16 @@ TEST_CASE("ranks that disagree all fail, and say on what") {
                         group.barrier();
                       });
   }
+  SECTION("the length of a part") {
+    const auto exchange = [&](Communicator& group) {
+      const int64_t count = group.rank() == 1 ? 3 : 2;
+      const std::vector<PeerPart> sent = {{0, group.rank() == 0 ? 2 : count}, {2, 2}}, received = {{8, 2}, {16, 2}};
+      group.all_to_all_v(buffer(group), sent, buffer(group), received, DType::f32);
+    };
+    const std::string what =
+        "disagree on the count: rank 1 calls all_to_all_v(3 x f32), rank 0 calls all_to_all_v(2 x f32)";
+    require_failure(2, {what}, exchange);
+  }
   SECTION("the group stays failed") {
     require_failure(2, {"disagree on the count"}, [&](Communicator& group) {
       try {
@@ -370,6 +396,26 @@ TEST_CASE("a rank that is gone, or waits in vain, never hangs the others") {
   }
 }
 
+TEST_CASE("a rank that gives a group up ends its own call, and those of its peers") {
+  for (const bool receiving : {false, true}) {
+    require_failure(3, {"rank 0 left the group while rank"}, [&](Communicator& group) {
+      float data = 1;
+      group.all_reduce(&data, 1, DType::f32, ReduceOp::sum);
+      if (group.rank() > 0) {
+        // While one rank does not wait, the others may.
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        return group.barrier();
+      }
+      const std::jthread gives_up([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        group.abort();
+      });
+      if (receiving) return group.receive(&data, 1, DType::f32, 1);
+      group.barrier();
+    });
+  }
+}
+
 TEST_CASE("what a group cannot do is refused") {
   REQUIRE_THROWS_WITH(make_local_group(0), "a group needs at least one rank, not 0");
   auto handles = make_local_group(1);
@@ -383,6 +429,13 @@ TEST_CASE("what a group cannot do is refused") {
                       "send(4 x u8 to rank 1): count or rank out of range in a group of 1");
   REQUIRE_THROWS_WITH(group.broadcast(data, -1, DType::u8, 0),
                       "broadcast(-1 x u8, root 0): count or rank out of range in a group of 1");
+  const std::vector<PeerPart> one = {{0, 2}}, other = {{0, 3}}, negative = {{-1, 2}}, two = {{0, 1}, {1, 1}};
+  const std::string refused = "all_to_all_v of u8 in a group of 1: ";
+  REQUIRE_THROWS_WITH(group.all_to_all_v(data, one, data, two, DType::u8), refused + "not one part for each rank");
+  REQUIRE_THROWS_WITH(group.all_to_all_v(data, negative, data, one, DType::u8),
+                      refused + "a part with a negative start or count");
+  REQUIRE_THROWS_WITH(group.all_to_all_v(data, one, data, other, DType::u8),
+                      refused + "a rank's part for itself has two lengths");
   REQUIRE_THROWS_WITH(group.group_end(), "group_end without group_start");
   group.group_start();
   REQUIRE_THROWS_WITH(group.group_start(), "group_start inside a group of transfers");

@@ -7,7 +7,7 @@
 
 #include "base/philox.h"
 #include "catch.h"
-#include "comm/collective_stream.h"
+#include "comm/lane.h"
 #include "comm/staged.h"
 #include "unit/comm/ranks.h"
 
@@ -125,6 +125,17 @@ void compare(Communicator& host, Communicator& staged, int64_t count) {
   staged.all_to_all(on_device(whole), on_device(data), count, dtype);
   expect(same_bits(data, expected), "all_to_all");
 
+  // Of any length, none too, and in any order.
+  std::vector<PeerPart> sent, received;
+  for (int peer = 0; peer < size; ++peer) {
+    sent.push_back({peer * count, (rank + 2 * peer) % 3 * count / 2});
+    received.push_back({(size - 1 - peer) * count, (peer + 2 * rank) % 3 * count / 2});
+  }
+  expected = data = empty(count * size);
+  host.all_to_all_v(whole.data(), sent, expected.data(), received, dtype);
+  staged.all_to_all_v(on_device(whole), sent, on_device(data), received, dtype);
+  expect(same_bits(data, expected), "all_to_all_v");
+
   for (int root = 0; root < size; ++root) {
     data = one;
     staged.broadcast(on_device(data), count, dtype, root);
@@ -179,15 +190,15 @@ TEST_CASE("ranks that stage other counts are refused, though they differ by whol
   }
 }
 
-TEST_CASE("a stream of collectives follows the ops that were called before each") {
+TEST_CASE("a lane follows the ops that were called before each") {
   for (const std::string& message : run_ranks(2, [&](Communicator& host) {
          ShiftedDevice device;
          PlainMemory staging(64);
          const auto staged = make_staged_communicator(host, device, staging);
-         CollectiveStream stream(true, &device);
+         Lane lane("a lane", {.threaded = true, .queue = &device});
          std::vector<float> data(100, 1.0F);
          for (int i = 0; i < 3 * SideQueue::num_marks; ++i) {
-           stream.wait(stream.all_reduce(staged.get(), ShiftedDevice::moved(data.data()), 100, DType::f32));
+           lane.wait(lane.all_reduce(staged.get(), ShiftedDevice::moved(data.data()), 100, DType::f32));
            expect(device.last_marked == i % SideQueue::num_marks, "mark_ops");
            expect(device.last_followed == device.last_marked, "follow_ops");
            for (float& value : data) {
@@ -200,22 +211,22 @@ TEST_CASE("a stream of collectives follows the ops that were called before each"
   }
 }
 
-TEST_CASE("a stream without a thread that records waits for each collective") {
+TEST_CASE("a lane without a thread that records waits for each collective") {
   for (const std::string& message : run_ranks(2, [&](Communicator& host) {
          ShiftedDevice device;
-         CollectiveStream stream(false, &device);
+         Lane lane("a lane", {.threaded = false, .queue = &device});
          std::vector<float> data(4, 1.0F);
-         stream.wait(stream.all_reduce(&host, data.data(), 1, DType::f32));
-         stream.start_recording();
-         stream.wait(stream.all_gather(&host, data.data(), data.data() + 2, 1, DType::f32));
-         stream.wait(stream.all_reduce(&host, data.data(), 2, DType::f32));
-         const CollectiveStream::Recording recording = stream.take_recording();
-         stream.wait(stream.all_reduce(&host, data.data(), 1, DType::f32));
-         expect(stream.take_recording().collectives.empty(), "the end of a recording");
-         expect(recording.collectives.size() == 2 && recording.waits.size() == 2, "events");
+         lane.wait(lane.all_reduce(&host, data.data(), 1, DType::f32));
+         lane.start_recording();
+         lane.wait(lane.all_gather(&host, data.data(), data.data() + 2, 1, DType::f32));
+         lane.wait(lane.all_reduce(&host, data.data(), 2, DType::f32));
+         const Lane::Recording recording = lane.take_recording();
+         lane.wait(lane.all_reduce(&host, data.data(), 1, DType::f32));
+         expect(lane.take_recording().items.empty(), "the end of a recording");
+         expect(recording.items.size() == 2 && recording.waits.size() == 2, "events");
          const std::string names[] = {"all_gather", "all_reduce"};
-         for (size_t i = 0; i < recording.collectives.size(); ++i) {
-           const TimedEvent& event = recording.collectives[i];
+         for (size_t i = 0; i < recording.items.size(); ++i) {
+           const TimedEvent& event = recording.items[i];
            expect(event.name == names[i] && event.shape == "8 B f32 over 2 ranks" && event.bytes_moved == 8, "event");
            expect(event.start_seconds < event.end_seconds, "time");
            expect(recording.waits[i].name == "waiting for ranks", "wait");
@@ -227,23 +238,23 @@ TEST_CASE("a stream without a thread that records waits for each collective") {
   }
 }
 
-TEST_CASE("a stream without a thread marks what it queues, and has the ops wait for it") {
+TEST_CASE("a lane without a thread marks what it queues, and has the ops wait for it") {
   for (const std::string& message : run_ranks(2, [&](Communicator& host) {
          ShiftedDevice device;
-         CollectiveStream stream(false, &device);
+         Lane lane("a lane", {.threaded = false, .queue = &device});
          std::vector<float> data(1);
-         std::vector<CollectiveStream::Ticket> tickets;
+         std::vector<Lane::Ticket> tickets;
          for (int i = 0; i < SideQueue::num_marks + 3; ++i) {
-           tickets.push_back(stream.all_reduce(&host, data.data(), 1, DType::f32));
+           tickets.push_back(lane.all_reduce(&host, data.data(), 1, DType::f32));
            const int mark = i % SideQueue::num_marks;
            expect(device.last_marked == mark && device.last_followed == mark && device.last_work == mark, "issue");
          }
          expect(device.last_awaited == -1, "issue: it waits");
-         stream.wait(CollectiveStream::done);
+         lane.wait(Lane::done);
          expect(device.last_awaited == -1, "wait for what is done");
-         stream.wait(tickets[10]);
+         lane.wait(tickets[10]);
          expect(device.last_awaited == 10, "wait");
-         stream.wait_all();
+         lane.wait_all();
          expect(device.last_awaited == 2, "wait_all");
        })) {
     REQUIRE(message == "");

@@ -26,7 +26,7 @@ TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
   CHECK(mesh.size(MeshAxis::data) == 2);
   CHECK(group_ranks(config, mesh, 6, GroupKind::world) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
   CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{4, 5, 6, 7});
-  CHECK(group_ranks(config, mesh, 6, GroupKind::data) == Ranks{2, 6});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::copies) == Ranks{2, 6});
   CHECK(group_ranks(config, mesh, 6, GroupKind::replicas) == Ranks{6, 7});
   CHECK(group_ranks(config, mesh, 5, GroupKind::replicas) == Ranks{4, 5});
 }
@@ -60,19 +60,27 @@ TEST_CASE("a world that does not divide into model replicas is refused") {
 
 TEST_CASE("a planned rank knows its place, and has no groups of one") {
   const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);
-  GroupTraffic traffic{};
+  LaneTraffic traffic{};
   const RankGroups groups(config, 8, 5, traffic);
   CHECK(groups.rank() == 5);
   CHECK(groups.tensor_place().rank == 1);
   CHECK(groups.tensor_place().size == 4);
-  CHECK(groups.data_rank() == 1);
-  CHECK(groups.data_size() == 2);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
-    REQUIRE(groups.group(kind) != nullptr);
-  CHECK(groups.group(GroupKind::replicas)->rank() == 1);
-  CHECK(groups.group(GroupKind::replicas)->size() == 2);
-  GroupTraffic none{};
+  CHECK(groups.sample_rank() == 1);
+  CHECK(groups.num_sample_ranks() == 2);
+  CHECK(groups.copy_rank() == 1);
+  CHECK(groups.num_copies() == 2);
+  REQUIRE(groups.group(LaneKind::tensor, GroupKind::tensor) != nullptr);
+  CHECK(groups.group(LaneKind::tensor, GroupKind::tensor)->rank() == 1);
+  for (const GroupKind kind : {GroupKind::world, GroupKind::replicas, GroupKind::copies})
+    REQUIRE(groups.group(LaneKind::gradients, kind) != nullptr);
+  CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->rank() == 1);
+  CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->size() == 2);
+  // A group that a lane does not work in must not pass for one of a single rank.
+  CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
+  CHECK(groups.group(LaneKind::pipeline_forward, GroupKind::pipeline) == nullptr);
+  LaneTraffic none{};
   const RankGroups alone(small_config(Family::llama), 1, 0, none);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
-    CHECK(alone.group(kind) == nullptr);
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::copies})
+    CHECK(alone.group(LaneKind::gradients, kind) == nullptr);
+  for (size_t lane = 0; lane < num_lanes; ++lane) CHECK_FALSE(alone.works(static_cast<LaneKind>(lane)));
 }

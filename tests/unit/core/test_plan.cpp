@@ -94,7 +94,7 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
     CHECK(b[MemoryClass::master] == 0);
     // Masters of all norms lie beside the weights: 25 layer norms with bias, on every rank.
     CHECK(b[MemoryClass::weights] - a[MemoryClass::weights] == (zero == 0 ? 4 * 25 * 2 * 768 : 0));
-    for (const MemoryClass c : {MemoryClass::gradients, MemoryClass::moments, MemoryClass::gathered,
+    for (const MemoryClass c : {MemoryClass::gradients, MemoryClass::optimizer, MemoryClass::gathered,
                                 MemoryClass::buckets, MemoryClass::activations})
       CHECK(a[c] == b[c]);
     // The update reads and writes 2 bytes of weights each, where it reads and writes 4 and writes 2.
@@ -197,7 +197,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
 }
 
-TEST_CASE("weights, gradients, master weights and moments take the bytes of the closed formulas") {
+TEST_CASE("weights, gradients, master weights and optimizer state take the bytes of the closed formulas") {
   const RunConfig mixed = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(mixed, cpu_target());
   const int64_t elements = padded_elements(plan.design->spec);
@@ -205,7 +205,7 @@ TEST_CASE("weights, gradients, master weights and moments take the bytes of the 
   CHECK(plan.memory().arenas[MemoryClass::weights] == 2 * elements);
   CHECK(plan.memory().arenas[MemoryClass::gradients] == 4 * elements);
   CHECK(plan.memory().arenas[MemoryClass::master] == 4 * elements);
-  CHECK(plan.memory().arenas[MemoryClass::moments] == 8 * elements);
+  CHECK(plan.memory().arenas[MemoryClass::optimizer] == 8 * elements);
 
   const StepPlan full = plan_step(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
   CHECK(full.memory().arenas[MemoryClass::weights] == 4 * elements);
@@ -285,8 +285,8 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   CHECK(json["reference_flops_per_step"].get<int64_t>() ==
         static_cast<int64_t>(reference_flops_formula(config.model, 8)));
   CHECK(json["checkpoint_bytes"] == 12 * int64_t{124'439'808});
-  PrecisionConfig pure = config.precision;
-  pure.pure = true;
+  RunConfig pure = config;
+  pure.precision.pure = true;
   CHECK(checkpoint_bytes(plan.design->spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
   CHECK(json["total_seconds"].get<double>() == Approx(8 * 1024 * 10 / 1000.0));
   CHECK(json["sources"][0]["epochs"] == 2.5);

@@ -216,10 +216,12 @@ TEST_CASE("units are cut into equal pieces, with norms first") {
       int64_t end_of_units = 0;
       for (size_t unit = 0; unit < layout.units.size(); ++unit) {
         const UnitRange& range = layout.units[unit];
-        CHECK(range.offset == end_of_units);
+        CHECK(range.offset >= end_of_units);
+        CHECK(range.offset - end_of_units < unit_multiple * pieces);
+        CHECK(range.offset % (unit_multiple * pieces) == 0);
         CHECK(range.elements % (segment_multiple * pieces) == 0);
         CHECK(layout.piece_elements(range) * pieces == range.elements);
-        end_of_units += range.elements;
+        end_of_units = range.offset + range.elements;
         int64_t tensors = 0;
         for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
           const auto tensor = static_cast<size_t>(i);
@@ -240,33 +242,52 @@ TEST_CASE("units are cut into equal pieces, with norms first") {
   }
 }
 
-TEST_CASE("gradients that are parts of sums over tensor ranks are listed") {
+TEST_CASE("each unit lists the ranges that are summed over tensor ranks, and at last all of it") {
   for (const ShardedModel& model : sharded_models()) {
     const std::vector<TensorShard>& shards = model.ranks.back();
-    const ParameterLayout layout = make_layout(model.spec, shards, 2);
     for (const bool sequence : {false, true}) {
       INFO("over " << model.tensor_size << " sequence " << sequence);
-      std::vector<PartialSum> expected;
+      const ParameterLayout layout = make_layout(model.spec, shards, 2, sequence);
+      std::vector<std::vector<Reduction>> expected(layout.units.size());
       for (size_t i = 0; i < model.spec.tensors.size(); ++i) {
         const TensorSpec& tensor = model.spec.tensors[i];
-        const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
+        const auto unit = static_cast<size_t>(tensor.unit);
+        const int64_t start = layout.segments[i].offset - layout.units[unit].offset;
         const bool of_heads =
             tensor.name.find("q_norm") != std::string::npos || tensor.name.find("k_norm") != std::string::npos;
         const bool of_rows = !of_heads && tensor.name.find("norm") != std::string::npos;
         if (of_heads || (of_rows && sequence))
-          expected.push_back({tensor.unit, start, tensor.count(), GroupKind::tensor});
+          expected[unit].push_back({ReductionGroup::tensor, start, tensor.count()});
         if (tensor.name.find("qkv") != std::string::npos && shards[i].replicas_count > 0)
-          expected.push_back(
-              {tensor.unit, start + shards[i].replicas_first, shards[i].replicas_count, GroupKind::replicas});
+          expected[unit].push_back(
+              {ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});
       }
-      const std::vector<PartialSum> sums = partial_sums(model.spec, shards, layout, sequence);
-      REQUIRE(sums.size() == expected.size());
-      for (size_t i = 0; i < sums.size(); ++i) {
-        CHECK(sums[i].unit == expected[i].unit);
-        CHECK(sums[i].first == expected[i].first);
-        CHECK(sums[i].count == expected[i].count);
-        CHECK(sums[i].group == expected[i].group);
+      for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+        INFO("unit " << unit);
+        expected[unit].push_back({ReductionGroup::data, 0, layout.units[unit].elements});
+        const std::vector<Reduction>& reductions = layout.units[unit].reductions;
+        REQUIRE(reductions.size() == expected[unit].size());
+        for (size_t i = 0; i < reductions.size(); ++i) {
+          CHECK(reductions[i].group == expected[unit][i].group);
+          CHECK(reductions[i].first == expected[unit][i].first);
+          CHECK(reductions[i].count == expected[unit][i].count);
+        }
       }
     }
   }
+}
+
+TEST_CASE("a unit of which a rank holds nothing is empty") {
+  const ModelSpec spec = make_spec(small_config(Family::llama).model);
+  std::vector<TensorShard> shards = shard_tensors(spec, {});
+  const ParameterLayout whole = make_layout(spec, shards, 2);
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    if (spec.tensors[i].unit == 1) shards[i] = {.shape = {0}, .boxes = {}};
+  }
+  const ParameterLayout layout = make_layout(spec, shards, 2);
+  CHECK(layout.units[1].elements == 0);
+  CHECK(layout.units[1].norm_elements == 0);
+  CHECK(layout.units[1].reductions.empty());
+  CHECK(layout.units[2].offset == whole.units[1].offset);
+  CHECK(layout.elements == whole.elements - (whole.units[2].offset - whole.units[1].offset));
 }

@@ -87,7 +87,7 @@ TEST_CASE("only the vocabulary is padded, and the layout is aligned and without 
     CHECK((shards[i].shape != tensor.shape) == (tensor.name == "embedding.token"));
     CHECK(layout.segments[i].offset % segment_multiple == 0);
     CHECK(layout.segments[i].offset >= end);
-    CHECK(layout.segments[i].offset - end < segment_multiple);
+    CHECK(layout.segments[i].offset - end < unit_multiple);
     end = layout.segments[i].offset + shards[i].count();
   }
   CHECK(shards[0].shape[0] == 128);

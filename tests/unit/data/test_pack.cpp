@@ -19,8 +19,16 @@ using test::read_file;
 using test::TemporaryFolder;
 using test::write_file;
 
+PackOptions options_of(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& prefix) {
+  PackOptions options;
+  options.inputs.assign(inputs.begin(), inputs.end());
+  options.out_prefix = prefix;
+  options.tokenizer = std::make_shared<Tokenizer>();
+  return options;
+}
+
 PackResult pack(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& prefix) {
-  return pack_bytes({.inputs = inputs, .out_prefix = prefix}, nullptr);
+  return pack(options_of(inputs, prefix), nullptr);
 }
 
 // The documents of a packed file, without their end tokens, which are checked.
@@ -65,8 +73,8 @@ TEST_CASE("A text longer than the reader's chunk is packed whole, with progress"
   for (int i = 0; text.size() < 3'000'000; ++i) text += std::to_string(i) + ' ';
   write_file(folder / "long.txt", text);
   std::vector<std::pair<int64_t, int64_t>> reports;
-  pack_bytes({.inputs = {folder / "long.txt"}, .out_prefix = folder / "out"},
-             [&](int64_t done, int64_t total) { reports.emplace_back(done, total); });
+  pack(options_of({folder / "long.txt"}, folder / "out"),
+       [&](int64_t done, int64_t total) { reports.emplace_back(done, total); });
   CHECK(documents_of(folder / "out") == std::vector<std::string>{text});
   REQUIRE(reports.size() >= 3);
   const auto total = static_cast<int64_t>(text.size());
@@ -134,7 +142,7 @@ TEST_CASE("Inputs that cannot be packed are refused") {
   const auto refusal = [&](const std::vector<std::filesystem::path>& inputs) {
     return error_of(ExitCode::data, [&] { pack(inputs, folder / "out"); });
   };
-  CHECK(contains(refusal({folder / "sub"}), "sub: it is a directory; name the files in it"));
+  CHECK(contains(refusal({folder / "sub"}), "sub: the folder holds no file"));
   CHECK(contains(refusal({folder / "a.txt", folder / "gone.txt"}), "gone.txt: No such file or directory"));
   CHECK(contains(refusal({"/dev/null"}), "/dev/null: not a regular file"));
   CHECK(contains(refusal({folder / "empty.txt", folder / "empty.jsonl"}), "nothing to pack"));

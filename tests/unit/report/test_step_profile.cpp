@@ -36,14 +36,14 @@ StepProfile example() {
                       .actions = {},
                       .ops = {"ops", {}},
                       .waits = {"waits", {}},
-                      .collectives = {"collectives", {}}};
+                      .lanes = {{"lane gradients", {}}}};
   profile.actions.push_back({{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1}, 100.001, 100.007});
   profile.actions.push_back({{.kind = ActionKind::reduce, .unit = 1}, 100.007, 100.009});
   profile.ops.events = {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
                         moves("cast", "f32", 100.003, 100.004, 5'000'000),
                         product("N=8 in=2 out=3 bf16", 100.004, 100.007)};
   profile.waits.events = {moves("waiting for ranks", "", 100.007, 100.009, 0)};
-  profile.collectives.events = {moves("all_reduce", "1 MB f32 over 2 ranks", 100.005, 100.009, 1'000'000)};
+  profile.lanes.front().events = {moves("all_reduce", "1 MB f32 over 2 ranks", 100.005, 100.009, 1'000'000)};
   return profile;
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("The trace holds every action and event once, in a row for each kind o
     CHECK(event.at("ph") == "X");
     rows[event.at("tid")].push_back(event);
   }
-  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "waits"}, {3, "collectives"}});
+  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "waits"}, {3, "lane gradients"}});
   REQUIRE(rows.size() == 4);
   CHECK(rows[0].size() == 2);
   CHECK(rows[1].size() == 3);

@@ -46,8 +46,12 @@ struct KernelTable {
   void (*cross_entropy)(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 
   double (*sum_of_squares)(const float* values, int64_t count);
-  // Elements [first, end) of the flat buffers, all of one segment.
-  void (*adamw)(const AdamW& op, const AdamW::Segment& segment, int64_t first, int64_t end);
+  // Elements [first, end) of the flat buffers, all of one segment, whose formula is given.
+#define GPTRAIN_UPDATE_ENTRY(Op)                                                                             \
+  void (*update_##Op)(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, \
+                      int64_t end);
+  GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
+#undef GPTRAIN_UPDATE_ENTRY
   // sums[c] = sum over blocks b, in order, of partials[b * stride + c], for columns [first_column, end_column).
   void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                        int64_t end_column);

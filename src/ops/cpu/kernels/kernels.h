@@ -20,7 +20,10 @@ void activation_backward(const ActivationBackward& op, int64_t first_row, int64_
 void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row);
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 double sum_of_squares(const float* values, int64_t count);
-void adamw(const AdamW& op, const AdamW::Segment& segment, int64_t first, int64_t end);
+#define GPTRAIN_DECLARE_UPDATE(Op) \
+  void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end);
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
+#undef GPTRAIN_DECLARE_UPDATE
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                   int64_t end_column);
 void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);

@@ -23,7 +23,9 @@ const KernelTable table{
     .cross_entropy_statistics = cross_entropy_statistics,
     .cross_entropy = cross_entropy,
     .sum_of_squares = sum_of_squares,
-    .adamw = adamw,
+#define GPTRAIN_UPDATE_ENTRY(Op) .update_##Op = update,
+    GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
+#undef GPTRAIN_UPDATE_ENTRY
     .add_partials = add_partials,
     .cast = cast,
     .add = add,

@@ -1,0 +1,59 @@
+// One tile of a matrix product, summed by a block in the order of the depth: what the own product, and the check of a
+// library's, share.
+#pragma once
+
+#include <cstdint>
+
+#include "simt.h"
+
+namespace gptrain::product_tile {
+
+constexpr int side = 64;   // of the tile
+constexpr int slice = 16;  // of the depth, in shared memory at a time
+constexpr int per_thread = 4;
+constexpr int threads_across = side / per_thread;
+constexpr int threads = threads_across * threads_across;
+
+struct Slices {
+  float a[slice][side + 1], b[slice][side + 1];  // one more: a column's elements lie in different banks
+};
+
+// Of the tile, the row and column of a thread's first element; the others are threads_across further each.
+__device__ inline int own_row() { return static_cast<int>(threadIdx.x) / threads_across; }
+__device__ inline int own_column() { return static_cast<int>(threadIdx.x) % threads_across; }
+
+// to[k][i] = the factor at (first + i, first_depth + k), zero outside it. Neighbouring threads read neighbours.
+template <typename Factor>
+__device__ void load_slice(float (&to)[slice][side + 1], const Factor& from, int64_t first, int64_t first_depth,
+                           int64_t depth) {
+  for (int place = static_cast<int>(threadIdx.x); place < side * slice; place += threads) {
+    const int i = from.is_contiguous() ? place % side : place / slice;
+    const int k = from.is_contiguous() ? place / side : place % slice;
+    const bool inside = first + i < from.length && first_depth + k < depth;
+    to[k][i] = inside ? from.at(first + i, first_depth + k) : 0.0F;
+  }
+}
+
+// Calls add(i, j, x, y) for each product of the thread's element (i, j), per_thread squared of them. A factor has its
+// length along the result's side, whether neighbours along it lie side by side, and at(place along it, depth). All of
+// the block's threads come here.
+template <typename A, typename B, typename Add>
+__device__ void for_each_product(const A& a, int64_t first_row, const B& b, int64_t first_column, int64_t depth,
+                                 Slices& slices, const Add& add) {
+  const int down = own_row(), across = own_column();
+  for (int64_t first = 0; first < depth; first += slice) {
+    load_slice(slices.a, a, first_row, first, depth);
+    load_slice(slices.b, b, first_column, first, depth);
+    __syncthreads();
+    for (int k = 0; k < slice; ++k) {
+#pragma unroll
+      for (int i = 0; i < per_thread; ++i)
+#pragma unroll
+        for (int j = 0; j < per_thread; ++j)
+          add(i, j, slices.a[k][down + i * threads_across], slices.b[k][across + j * threads_across]);
+    }
+    __syncthreads();  // before the next slice is written
+  }
+}
+
+}  // namespace gptrain::product_tile

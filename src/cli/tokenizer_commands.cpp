@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <fmt/format.h>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/output_file.h"
+#include "base/output.h"
+#include "base/progress.h"
+#include "base/units.h"
+#include "cli/commands.h"
+#include "cli/numbers.h"
+#include "data/ingest/count_pieces.h"
+#include "data/tokenizer/files.h"
+#include "data/tokenizer/unicode.h"
+
+namespace gptrain {
+namespace {
+
+struct TokenizeArguments {
+  std::string tokenizer;
+  std::string pattern;
+  std::string text = "-";
+  bool decode = false;
+};
+
+std::string read_standard_input() {
+  std::string text;
+  std::array<char, 1 << 16> chunk;
+  for (size_t count = 0; (count = std::fread(chunk.data(), 1, chunk.size(), stdin)) > 0;) {
+    text.append(chunk.data(), count);
+  }
+  return text;
+}
+
+// A piece as a JSON string; bytes that are no UTF-8 as \xNN.
+std::string quoted(std::string_view piece) {
+  if (find_invalid_utf8(piece) == piece.size()) return json_text(nlohmann::json(std::string(piece)));
+  std::string text;
+  for (const char byte : piece) text += fmt::format("\\x{:02x}", static_cast<uint8_t>(byte));
+  return '"' + text + '"';
+}
+
+void tokenize(const TokenizeArguments& arguments) {
+  const std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
+  const std::string text = arguments.text == "-" ? read_standard_input() : arguments.text;
+  if (arguments.decode) {
+    std::vector<int32_t> ids;
+    size_t at = 0;
+    while ((at = text.find_first_not_of(" ,\t\r\n[]", at)) != std::string::npos) {
+      const size_t end = std::min(text.find_first_of(" ,\t\r\n[]", at), text.size());
+      int32_t id = 0;
+      if (std::from_chars(text.data() + at, text.data() + end, id).ptr != text.data() + end) {
+        throw Error(ExitCode::usage, "--decode: {} is no id", text.substr(at, end - at));
+      }
+      ids.push_back(id);
+      at = end;
+    }
+    print_out("{}", tokenizer->decode(ids));
+    return;
+  }
+  if (const size_t invalid = find_invalid_utf8(text); invalid < text.size() && !tokenizer->is_bytes()) {
+    throw Error(ExitCode::data, "the text is not UTF-8: byte 0x{:02x} at {}", static_cast<uint8_t>(text[invalid]),
+                invalid);
+  }
+  Encoder encoder(tokenizer);
+  const std::span<const int32_t> ids = encoder.encode(text);
+  std::string numbers;
+  std::string pieces;
+  for (const int32_t id : ids) {
+    numbers += fmt::format(" {}", id);
+    pieces += fmt::format(" {}", quoted(tokenizer->text_of(id)));
+  }
+  print_out("ids:{}\npieces:{}\n", numbers, pieces);
+  print_out("{} of {}, from {}\n", format_counted(static_cast<int64_t>(ids.size()), "token"),
+             format_grouped(tokenizer->vocab_size()), format_bytes(static_cast<double>(text.size())));
+}
+
+struct TrainArguments {
+  CountOptions count;
+  std::string pattern = "gpt2";
+  std::string out;
+  std::vector<std::string> special = {"<|endoftext|>"};
+  int64_t vocab_size = 0;
+};
+
+void train_tokenizer(TrainArguments& arguments) {
+  if (const auto kind = pattern_of_name(arguments.pattern)) {
+    arguments.count.stage = *kind;
+    arguments.count.nfc = *kind == PatternKind::qwen2;
+  } else {
+    arguments.count.stage = RegexStage{arguments.pattern, false};
+  }
+  const PieceCounts pieces = [&] {
+    std::unique_ptr<Progress> bar;
+    PieceCounts counts = count_pieces(arguments.count, [&](int64_t done, int64_t total) {
+      if (!bar) bar = std::make_unique<Progress>("counting", total, ProgressUnit::bytes);
+      bar->update(done);
+    });
+    if (bar) bar->finish();
+    return counts;
+  }();
+  Progress bar("merging", arguments.vocab_size);
+  TokenizerParts parts =
+      train_bpe(pieces, arguments.vocab_size, arguments.special, [&](int64_t done, int64_t) { bar.update(done); });
+  bar.finish();
+  parts.stages = {arguments.count.stage};
+  parts.nfc = arguments.count.nfc;
+  AtomicFile file(arguments.out);
+  file.write(tokenizer_json(parts));
+  file.commit();
+  print_out("{}: {} tokens and {} merges, from {} different pieces\n", arguments.out,
+             format_grouped(static_cast<int64_t>(parts.tokens.size())),
+             format_grouped(static_cast<int64_t>(parts.merges.size())),
+             format_grouped(static_cast<int64_t>(pieces.size())));
+}
+
+void add_train_tokenizer_command(CLI::App& data) {
+  auto training = std::make_shared<TrainArguments>();
+  CountOptions& count = training->count;
+  count.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  CLI::App* command = data.add_subcommand("train-tokenizer", "learns a byte-level BPE tokenizer.json from texts");
+  command->add_option("INPUT", count.inputs, "as of `data pack`")->required();
+  command->add_option("--vocab-size", training->vocab_size, "tokens, with the 256 bytes and the special ones")
+      ->required()
+      ->check(whole_number_from(257))
+      ->type_name("N");
+  command->add_option("--out", training->out, "the tokenizer.json to write")->required()->type_name("FILE");
+  command
+      ->add_option("--pattern", training->pattern,
+                   "how texts are parted before merging: gpt2, gpt4, o200k, llama3, qwen2 (with NFC) or a regular "
+                   "expression")
+      ->type_name("NAME");
+  command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
+  command->add_option("--field", count.field, "member or column that holds the text")->type_name("NAME");
+  command->add_option("--sample-bytes", count.sample_bytes, "read no more than about so much of the input")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_option("--threads", count.threads, "threads that count")->check(whole_number_from(1))->type_name("N");
+  command->callback([training] { train_tokenizer(*training); });
+}
+
+}  // namespace
+
+void add_tokenizer_commands(CLI::App& data) {
+  add_train_tokenizer_command(data);
+  auto tokenizing = std::make_shared<TokenizeArguments>();
+  CLI::App* command = data.add_subcommand("tokenize", "the ids and pieces of a text, or the text of ids");
+  command->add_option("--tokenizer", tokenizing->tokenizer, "as of `data pack`")->required()->type_name("NAME");
+  command->add_option("--pattern", tokenizing->pattern, "as of `data pack`");
+  command->add_flag("--decode", tokenizing->decode, "TEXT is ids; print their text");
+  command->add_option("TEXT", tokenizing->text, "the text, or - for the standard input");
+  command->callback([tokenizing] { tokenize(*tokenizing); });
+}
+
+}  // namespace gptrain

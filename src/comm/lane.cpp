@@ -1,0 +1,303 @@
+#include "comm/lane.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <string_view>
+#include <utility>
+
+#include "base/thread.h"
+#include "base/units.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::string_view waiting = "waiting for ranks";
+constexpr std::string_view transfers = "transfers";
+
+bool alone(const Communicator* group) { return group == nullptr || group->size() == 1; }
+
+bool is_transfer(Operation operation) { return operation == Operation::send || operation == Operation::receive; }
+
+}  // namespace
+
+std::exception_ptr LaneFailure::first() const {
+  const std::lock_guard lock(mutex_);
+  return first_;
+}
+
+void LaneFailure::set(std::exception_ptr failure) {
+  const std::lock_guard lock(mutex_);
+  if (first_) return;
+  first_ = std::move(failure);
+  for (Lane* const lane : lanes_) lane->give_up();
+}
+
+void LaneFailure::add(Lane* lane) {
+  const std::lock_guard lock(mutex_);
+  lanes_.push_back(lane);
+}
+
+void LaneFailure::remove(Lane* lane) {
+  const std::lock_guard lock(mutex_);
+  std::erase(lanes_, lane);
+}
+
+Lane::Lane(std::string name, const Options& options)
+    : name_(std::move(name)),
+      threaded_(options.threaded),
+      queue_(options.queue),
+      failure_(options.failure ? options.failure : std::make_shared<LaneFailure>()) {
+  if (!threaded_) return;
+  failure_->add(this);
+  try {
+    thread_ = start_thread(fmt::format("runs the lane \"{}\"", name_), [this] { work(); });
+  } catch (...) {
+    failure_->remove(this);
+    throw;
+  }
+}
+
+Lane::~Lane() {
+  if (!threaded_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  failure_->remove(this);
+}
+
+void Lane::run(const Item& item) {
+  switch (item.kind) {
+    case Item::Kind::call:
+      return run_call(item);
+    case Item::Kind::transfers_start:
+      return item.group->group_start();
+    case Item::Kind::transfers_end:
+      return item.group->group_end();
+  }
+}
+
+void Lane::run_call(const Item& item) {
+  const Call& call = item.call;
+  switch (call.operation) {
+    case Operation::all_reduce:
+      return item.group->all_reduce(item.out, call.count, call.dtype, call.op);
+    case Operation::reduce_scatter:
+      return item.group->reduce_scatter(item.in, item.out, call.count, call.dtype, call.op);
+    case Operation::all_gather:
+      return item.group->all_gather(item.in, item.out, call.count, call.dtype);
+    case Operation::all_to_all:
+      return item.group->all_to_all(item.in, item.out, call.count, call.dtype);
+    case Operation::all_to_all_v:
+      return item.group->all_to_all_v(item.in, item.sent, item.out, item.received, call.dtype);
+    case Operation::broadcast:
+      return item.group->broadcast(item.out, call.count, call.dtype, call.peer);
+    case Operation::send:
+      return item.group->send(item.in, call.count, call.dtype, call.peer);
+    case Operation::receive:
+      return item.group->receive(item.out, call.count, call.dtype, call.peer);
+    case Operation::barrier:
+      return item.group->barrier();
+    case Operation::count:
+      return;
+  }
+}
+
+void Lane::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || finished_ < submitted_; });
+    // What was issued before the end runs before the end, unless a lane has failed: peers may be waiting for it.
+    if (finished_ == submitted_) return;
+    const size_t place = place_of(finished_);
+    const Item item = ring_[place];
+    const bool recording = recording_;
+    running_ = item.group;
+    lock.unlock();
+    std::exception_ptr thrown;
+    const double start = recording ? steady_seconds() : 0;
+    // A failure that is set from here on finds this item running.
+    if (!failure_->first()) {
+      try {
+        if (queue_ != nullptr) queue_->follow_ops(static_cast<int>(place));
+        run(item);
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+    }
+    const double end = recording ? steady_seconds() : 0;
+    lock.lock();
+    running_ = nullptr;
+    if (recording && recording_) record(item, start, end);
+    if (thrown) {
+      lock.unlock();
+      failure_->set(std::exchange(thrown, nullptr));
+      lock.lock();
+    }
+    ++finished_;
+    changed_.notify_all();
+  }
+}
+
+void Lane::give_up() {
+  const std::lock_guard lock(mutex_);
+  if (running_ != nullptr) running_->abort();
+}
+
+template <typename Condition>
+void Lane::wait_until(std::unique_lock<std::mutex>& lock, Condition condition) {
+  if (condition()) return;
+  const double start = steady_seconds();
+  changed_.wait(lock, condition);
+  if (recording_) {
+    recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = steady_seconds()});
+  }
+}
+
+void Lane::record(const Item& item, double start_seconds, double end_seconds) {
+  const Call& call = item.call;
+  const int size = item.group->size();
+  const auto bytes_of = [&](int64_t count) { return count * dtype_bytes(call.dtype); };
+  TimedEvent event{.name = operation_name(call.operation),
+                   .shape = {},
+                   .start_seconds = start_seconds,
+                   .end_seconds = end_seconds};
+  if (item.kind == Item::Kind::transfers_start) {
+    transfer_bytes_ = 0;
+    return;
+  }
+  if (item.kind == Item::Kind::transfers_end) {
+    event.name = transfers;
+    event.bytes_moved = std::exchange(transfer_bytes_, -1);
+    event.shape = fmt::format("{} over {} ranks", format_bytes(static_cast<double>(event.bytes_moved)), size);
+    recorded_.items.push_back(std::move(event));
+    return;
+  }
+  if (is_transfer(call.operation) && transfer_bytes_ >= 0) {
+    transfer_bytes_ += bytes_of(call.count);
+    return;
+  }
+  // `count` is that of a rank's piece where the ranks' pieces make up the whole.
+  const bool of_pieces = call.operation == Operation::reduce_scatter || call.operation == Operation::all_gather ||
+                         call.operation == Operation::all_to_all;
+  event.bytes_moved = bytes_of(call.count) * (of_pieces ? size : 1);
+  event.shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(event.bytes_moved)),
+                            dtype_name(call.dtype), size);
+  recorded_.items.push_back(std::move(event));
+}
+
+void Lane::start_recording() {
+  const std::lock_guard lock(mutex_);
+  recording_ = threaded_ || queue_ != nullptr;
+  transfer_bytes_ = -1;
+  recorded_ = {};
+}
+
+Lane::Recording Lane::take_recording() {
+  const std::lock_guard lock(mutex_);
+  recording_ = false;
+  return std::exchange(recorded_, {});
+}
+
+void Lane::run_and_record(const Item& item) {
+  const double start = steady_seconds();
+  run(item);
+  item.group->synchronize();
+  const double end = steady_seconds();
+  record(item, start, end);
+  recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = end});
+}
+
+Lane::Ticket Lane::issue(const Item& item) {
+  if (alone(item.group)) return done;
+  if (!threaded_ && queue_ == nullptr) {
+    run(item);
+    return done;
+  }
+  if (!threaded_) {
+    // A mark that a later item has taken over is that of later work, which comes after this one's.
+    const auto mark = static_cast<int>(place_of(issued_));
+    queue_->mark_ops(mark);
+    queue_->follow_ops(mark);
+    if (recording_) {
+      run_and_record(item);
+    } else {
+      run(item);
+    }
+    queue_->mark_work(mark);
+    return ++issued_;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    wait_until(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_size); });
+    const size_t place = place_of(submitted_);
+    if (queue_ != nullptr) queue_->mark_ops(static_cast<int>(place));
+    ring_[place] = item;
+    issued_ = ++submitted_;
+  }
+  changed_.notify_all();
+  return issued_;
+}
+
+void Lane::wait(Ticket ticket) {
+  if (ticket == done) return;
+  if (!threaded_) return queue_->ops_follow(static_cast<int>(place_of(ticket - 1)));
+  {
+    std::unique_lock lock(mutex_);
+    wait_until(lock, [&] { return finished_ >= ticket; });
+  }
+  if (const std::exception_ptr failure = failure_->first()) std::rethrow_exception(failure);
+}
+
+Lane::Ticket Lane::all_reduce(Communicator* group, void* data, int64_t count, DType dtype, ReduceOp op) {
+  return issue({.group = group, .call = {Operation::all_reduce, dtype, op, 0, count}, .in = data, .out = data});
+}
+
+Lane::Ticket Lane::reduce_scatter(Communicator* group, const void* in, void* out, int64_t count, DType dtype) {
+  return issue(
+      {.group = group, .call = {Operation::reduce_scatter, dtype, ReduceOp::sum, 0, count}, .in = in, .out = out});
+}
+
+Lane::Ticket Lane::all_gather(Communicator* group, const void* in, void* out, int64_t count, DType dtype) {
+  return issue({.group = group, .call = {Operation::all_gather, dtype, ReduceOp::sum, 0, count}, .in = in, .out = out});
+}
+
+Lane::Ticket Lane::all_to_all(Communicator* group, const void* in, void* out, int64_t count, DType dtype) {
+  return issue({.group = group, .call = {Operation::all_to_all, dtype, ReduceOp::sum, 0, count}, .in = in, .out = out});
+}
+
+Lane::Ticket Lane::all_to_all_v(Communicator* group, const void* in, std::span<const PeerPart> sent, void* out,
+                                std::span<const PeerPart> received, DType dtype) {
+  int64_t count = 0;
+  for (const PeerPart& part : sent) count += part.count;
+  return issue({.group = group,
+                .call = {Operation::all_to_all_v, dtype, ReduceOp::sum, 0, count},
+                .in = in,
+                .out = out,
+                .sent = sent,
+                .received = received});
+}
+
+Lane::Ticket Lane::broadcast(Communicator* group, void* data, int64_t count, DType dtype, int root) {
+  return issue({.group = group, .call = {Operation::broadcast, dtype, ReduceOp::sum, root, count}, .out = data});
+}
+
+Lane::Ticket Lane::send(Communicator* group, const void* data, int64_t count, DType dtype, int peer) {
+  return issue({.group = group, .call = {Operation::send, dtype, ReduceOp::sum, peer, count}, .in = data});
+}
+
+Lane::Ticket Lane::receive(Communicator* group, void* data, int64_t count, DType dtype, int peer) {
+  return issue({.group = group, .call = {Operation::receive, dtype, ReduceOp::sum, peer, count}, .out = data});
+}
+
+Lane::Ticket Lane::barrier(Communicator* group) { return issue({.group = group}); }
+
+void Lane::transfers_start(Communicator* group) { issue({.kind = Item::Kind::transfers_start, .group = group}); }
+
+Lane::Ticket Lane::transfers_end(Communicator* group) {
+  return issue({.kind = Item::Kind::transfers_end, .group = group});
+}
+
+}  // namespace gptrain

@@ -1,0 +1,195 @@
+#include "data/ingest/blocks.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace gptrain {
+namespace {
+
+constexpr size_t block_bytes = size_t{1} << 20;
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+
+// The suffix of a name that is not one of a compression.
+std::string format_suffix(std::filesystem::path path) {
+  std::string suffix = path.extension().native();
+  if (suffix == ".gz" || suffix == ".zst" || suffix == ".xz") suffix = path.replace_extension().extension().native();
+  return suffix;
+}
+
+std::string_view first_line_with_text(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find('\n', first) - first);
+}
+
+}  // namespace
+
+size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields) {
+  fields.assign(1, {});
+  bool quoted = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (quoted) {
+      if (c != '"') {
+        fields.back() += c;
+      } else if (text.substr(at + 1, 1) == "\"") {
+        fields.back() += text[++at];
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"' && fields.back().empty()) {
+      quoted = true;
+    } else if (c == ',') {
+      fields.emplace_back();
+    } else if (c == '\n') {
+      if (fields.back().ends_with('\r')) fields.back().pop_back();
+      return at + 1;
+    } else {
+      fields.back() += c;
+    }
+  }
+  return at_end ? text.size() : 0;
+}
+
+BlockReader::BlockReader(const std::vector<InputFile>& inputs, std::string field,
+                         std::function<size_t(std::string_view)> safe_cut, BlockPosition from)
+    : inputs_(inputs), field_(std::move(field)), safe_cut_(std::move(safe_cut)), position_(from) {
+  for (size_t i = 0; i < from.input; ++i) bytes_before_ += inputs_[i].size_bytes;
+}
+
+// Makes pending_ hold `wanted_` bytes or all that is left. False where nothing came.
+bool BlockReader::read_more() {
+  const size_t before = pending_.size();
+  if (at_end_ || wanted_ <= before) return false;
+  pending_.resize(wanted_);
+  const size_t count = source_->read(pending_.data() + before, wanted_ - before);
+  at_end_ = count < wanted_ - before;
+  pending_.resize(before + count);
+  return count > 0;
+}
+
+void BlockReader::open() {
+  source_ = std::make_unique<ByteSource>(inputs_[position_.input].path);
+  pending_.clear();
+  at_end_ = false;
+  wanted_ = block_bytes;
+  read_more();
+  recognize();
+  // A run that goes on leaves out what it has done.
+  for (auto left = static_cast<size_t>(position_.offset); left > 0;) {
+    const size_t dropped = std::min(left, pending_.size());
+    pending_.erase(0, dropped);
+    left -= dropped;
+    wanted_ = block_bytes;
+    if (!read_more() && left > 0) {
+      throw Error(ExitCode::data, "{} is shorter than it was", inputs_[position_.input].path.native());
+    }
+  }
+}
+
+void BlockReader::recognize() {
+  const std::filesystem::path& path = inputs_[position_.input].path;
+  const std::string suffix = format_suffix(path);
+  std::string_view start = pending_;
+  if (start.starts_with(byte_order_mark)) start.remove_prefix(byte_order_mark.size());
+  const std::string_view line = first_line_with_text(start);
+  form_ = {};
+  // A byte order mark belongs to a text, and to nothing else; offsets count from behind it and behind a header.
+  auto skipped = start.data() - pending_.data();
+  const nlohmann::json object = line.starts_with('{') ? parse_json_or_discard(line) : nlohmann::json();
+  const bool has_text = object.is_object() && object.contains(field_) && object[field_].is_string();
+  std::vector<std::string> header;
+  if (suffix == ".jsonl" || suffix == ".ndjson" || has_text) {
+    form_.kind = InputKind::jsonl;
+  } else if (suffix == ".json") {
+    form_.kind = InputKind::json;
+  } else if (const auto length = static_cast<std::ptrdiff_t>(parse_csv_record(start, true, header));
+             suffix == ".csv" || (header.size() > 1 && std::count(header.begin(), header.end(), field_) == 1)) {
+    const auto column = std::find(header.begin(), header.end(), field_);
+    if (column == header.end()) {
+      throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)", path.native(),
+                  field_);
+    }
+    form_.kind = InputKind::csv;
+    form_.csv_column = static_cast<size_t>(column - header.begin());
+    form_.csv_columns = header.size();
+    skipped += length;
+  } else if (line.starts_with('[') && first_line_with_text(start.substr(start.find('[') + 1)).starts_with('{')) {
+    form_.kind = InputKind::json;
+  }
+  if (form_.kind == InputKind::text) return;
+  if (position_.offset == 0) position_.line += std::count(pending_.begin(), pending_.begin() + skipped, '\n');
+  pending_.erase(0, static_cast<size_t>(skipped));
+}
+
+size_t BlockReader::last_csv_record() {
+  // Quotes that open and close a field alternate, doubled ones too: outside of quotes their number is even.
+  size_t end = 0;
+  bool quoted = false;
+  for (size_t at = 0; at < pending_.size(); ++at) {
+    if (pending_[at] == '"') quoted = !quoted;
+    if (pending_[at] == '\n' && !quoted) end = at + 1;
+  }
+  return end;
+}
+
+// How much of pending_ is a block; 0 where more must be read first.
+size_t BlockReader::find_cut() {
+  if (at_end_) return pending_.size();
+  switch (form_.kind) {
+    case InputKind::text:
+      return safe_cut_(pending_);
+    case InputKind::jsonl:
+      return pending_.rfind('\n') + 1;
+    case InputKind::csv:
+      return last_csv_record();
+    case InputKind::json:
+      return 0;
+  }
+  return 0;
+}
+
+Block BlockReader::take(size_t size) {
+  Block block = form_;
+  block.input = position_.input;
+  block.first_line = position_.line;
+  block.offset = position_.offset;
+  block.ends_document = at_end_ && size == pending_.size();
+  block.bytes = pending_.substr(0, size);
+  position_.line += std::count(block.bytes.begin(), block.bytes.end(), '\n');
+  position_.offset += static_cast<int64_t>(size);
+  block.bytes.append(block_padding, '\0');
+  pending_.erase(0, size);
+  block.file_bytes_read = bytes_before_ + source_->file_bytes_read();
+  wanted_ = block_bytes;
+  document_ended_ = block.ends_document;
+  return block;
+}
+
+std::optional<Block> BlockReader::next() {
+  while (position_.input < inputs_.size()) {
+    if (!source_) open();
+    read_more();
+    size_t cut = find_cut();
+    while (cut == 0 && !at_end_) {
+      wanted_ = std::max(wanted_, pending_.size()) * 2;
+      read_more();
+      cut = find_cut();
+    }
+    const bool is_first = position_.offset == 0;
+    std::optional<Block> block;
+    // An empty text is an empty document, too.
+    if (cut > 0 || (form_.kind == InputKind::text && (is_first || !document_ended_))) block = take(cut);
+    if (at_end_ && pending_.empty()) {
+      bytes_before_ += source_->file_bytes_read();
+      source_.reset();
+      position_ = {position_.input + 1, 0, 1};
+    }
+    if (block) return block;
+  }
+  return std::nullopt;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,86 @@
+// Inputs cut into blocks that can be read apart from each other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/ingest/byte_source.h"
+#include "data/ingest/inputs.h"
+
+namespace gptrain {
+
+enum class InputKind : uint8_t {
+  text,   // the whole input is one document
+  jsonl,  // one document a line
+  json,   // a list of documents, or one
+  csv,    // one document a record, RFC 4180
+};
+
+// Bytes behind a block's text that may be read, and are zero.
+constexpr size_t block_padding = 64;
+
+// A piece of an input: whole lines of JSONL, whole records of CSV, the whole of a JSON input, or a part of a text that
+// ends where a tokenizer parts it anyway.
+struct Block {
+  size_t input = 0;  // number of the InputFile
+  InputKind kind = InputKind::text;
+  std::string bytes;            // with block_padding behind
+  int64_t first_line = 1;       // of the input, from 1
+  int64_t offset = 0;           // of the first byte in the input, without its compression and header
+  size_t csv_column = 0;        // of the documents
+  size_t csv_columns = 0;       // of each record
+  bool ends_document = true;    // of text: the document ends here
+  int64_t file_bytes_read = 0;  // of all inputs, up to the end of this block
+
+  std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
+};
+
+// Where reading goes on.
+struct BlockPosition {
+  size_t input = 0;
+  int64_t offset = 0;
+  int64_t line = 1;
+};
+
+// Reads inputs in order, one thread. The kind of an input is that of its content; a name that ends in .jsonl, .json or
+// .csv (before .gz, .zst, .xz) decides where the content allows several. Blocks depend on the inputs alone.
+class BlockReader {
+ public:
+  // `safe_cut` gives where a text may be cut, as last_safe_cut(). `field` is the member or column with the text.
+  BlockReader(const std::vector<InputFile>& inputs, std::string field, std::function<size_t(std::string_view)> safe_cut,
+              BlockPosition from = {});
+
+  // The next block; none at the end. Throws Error(data) naming the file, and the line where there is one.
+  std::optional<Block> next();
+
+ private:
+  void open();
+  void recognize();
+  bool read_more();
+  size_t find_cut();
+  size_t last_csv_record();
+  Block take(size_t size);
+
+  const std::vector<InputFile>& inputs_;
+  std::string field_;
+  std::function<size_t(std::string_view)> safe_cut_;
+  BlockPosition position_;
+  std::unique_ptr<ByteSource> source_;
+  Block form_;  // kind and columns of the open input
+  std::string pending_;
+  bool at_end_ = false;
+  bool document_ended_ = true;
+  size_t wanted_ = 0;
+  int64_t bytes_before_ = 0;  // of the inputs before the open one
+};
+
+// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end
+// in `text` (unless `at_end`, when the end of the text ends it).
+size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields);
+
+}  // namespace gptrain

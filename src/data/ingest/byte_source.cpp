@@ -1,0 +1,89 @@
+#include "data/ingest/byte_source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+constexpr size_t buffer_bytes = size_t{1} << 18;
+
+[[noreturn]] void throw_unreadable(const std::filesystem::path& path) {
+  throw Error(ExitCode::data, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
+}
+
+}  // namespace
+
+ByteSource::ByteSource(std::filesystem::path path) : path_(std::move(path)), buffer_(buffer_bytes) {
+  file_ = path_ == "-" ? ::dup(STDIN_FILENO) : ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file_ < 0) throw_unreadable(path_);
+  fill();
+  const std::string_view start = available();
+  if (start.starts_with("\x1F\x8B")) {
+    decoder_ = make_gzip_decoder();
+  } else if (start.starts_with("\x28\xB5\x2F\xFD")) {
+    decoder_ = make_zstd_decoder();
+  } else if (start.starts_with(std::string_view("\xFD"
+                                                "7zXZ\0",
+                                                6))) {
+    decoder_ = make_xz_decoder();
+  }
+}
+
+ByteSource::~ByteSource() {
+  if (file_ >= 0) ::close(file_);
+}
+
+// Reads on behind what is there, until the buffer is full or the file ends. False where nothing came.
+bool ByteSource::fill() {
+  if (begin_ > 0) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  const size_t before = end_;
+  while (!at_end_ && end_ < buffer_.size()) {
+    const ssize_t count = ::read(file_, buffer_.data() + end_, buffer_.size() - end_);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_unreadable(path_);
+    at_end_ = count == 0;
+    end_ += static_cast<size_t>(count);
+    file_bytes_read_ += count;
+  }
+  return end_ > before;
+}
+
+size_t ByteSource::read(char* out, size_t room) {
+  size_t produced = 0;
+  while (produced < room) {
+    if (begin_ == end_ && !fill() && !in_stream_) break;
+    if (!decoder_) {
+      const size_t count = std::min(room - produced, end_ - begin_);
+      std::memcpy(out + produced, buffer_.data() + begin_, count);
+      begin_ += count;
+      produced += count;
+      continue;
+    }
+    try {
+      const Decoder::Step step = decoder_->decode(available(), out + produced, room - produced);
+      begin_ += step.consumed;
+      produced += step.produced;
+      in_stream_ = !step.ended;
+      if (step.ended) decoder_->restart();
+      if (step.consumed == 0 && step.produced == 0 && !step.ended && !fill()) {
+        throw DecodeFault("they end too early: truncated?");
+      }
+    } catch (const DecodeFault& fault) {
+      throw Error(ExitCode::data, "{}: the compressed data cannot be read: {}", path_.native(), fault.what());
+    }
+  }
+  return produced;
+}
+
+}  // namespace gptrain

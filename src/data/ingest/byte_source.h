@@ -1,0 +1,45 @@
+// The bytes of an input, without its compression.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "data/ingest/decoders.h"
+
+namespace gptrain {
+
+// Reads a file, or the standard input for "-", once from start to end. gzip, zstd and xz are told by their first bytes,
+// whatever the name; several streams in one file follow each other. One thread at a time.
+class ByteSource {
+ public:
+  // Throws Error(data) naming the file, and Error(usage) for a compression that this build cannot read.
+  explicit ByteSource(std::filesystem::path path);
+  ~ByteSource();
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+
+  // Reads up to `room` bytes, fewer only at the end. Throws Error(data) naming the file if it cannot be read, is
+  // damaged, or ends inside of compressed data.
+  size_t read(char* out, size_t room);
+
+  int64_t file_bytes_read() const { return file_bytes_read_; }  // as they lie on the disk
+
+ private:
+  bool fill();
+  std::string_view available() const { return {buffer_.data() + begin_, end_ - begin_}; }
+
+  std::filesystem::path path_;
+  int file_ = -1;
+  std::vector<char> buffer_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  bool at_end_ = false;
+  bool in_stream_ = false;  // a compressed stream has begun and not ended
+  std::unique_ptr<Decoder> decoder_;
+  int64_t file_bytes_read_ = 0;
+};
+
+}  // namespace gptrain

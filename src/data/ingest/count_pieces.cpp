@@ -1,0 +1,124 @@
+#include "data/ingest/count_pieces.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "data/ingest/block_texts.h"
+#include "data/ingest/inputs.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/unicode.h"
+
+namespace gptrain {
+namespace {
+
+class Counter {
+ public:
+  explicit Counter(const CountOptions& options) : texts_(options.field, false), nfc_(options.nfc) {
+    if (const auto* kind = std::get_if<PatternKind>(&options.stage)) {
+      scan_ = scanner_of_pattern(*kind);
+    } else {
+      regex_.emplace(std::get<RegexStage>(options.stage).regex, "--pattern");
+    }
+  }
+
+  void count(const Block& block, const std::filesystem::path& path) {
+    texts_.read(
+        block, [&](std::string_view text, int64_t) { count_text(text); },
+        [&](int64_t line, const std::string& reason) {
+          throw Error(ExitCode::data, "{}, line {}: {}", path.native(), line, reason);
+        });
+  }
+
+  PieceCounts counts;
+
+ private:
+  void count_text(std::string_view text) {
+    if (nfc_ && normalize_nfc(text, normalized_)) text = normalized_;
+    for (size_t at = 0; at < text.size();) {
+      if (scan_ != nullptr) {
+        const size_t length = scan_(text, at);
+        add(text.substr(at, length));
+        at += length;
+      } else {
+        const Regex::Match match = regex_->find(text, at);
+        if (match.begin > at) add(text.substr(at, match.begin - at));
+        if (match.end > match.begin) add(text.substr(match.begin, match.end - match.begin));
+        at = match.end;
+      }
+    }
+  }
+
+  void add(std::string_view piece) {
+    piece_.assign(piece);
+    ++counts[piece_];
+  }
+
+  BlockTexts texts_;
+  bool nfc_;
+  PieceScanner scan_ = nullptr;
+  std::optional<Regex> regex_;
+  std::string normalized_;
+  std::string piece_;
+};
+
+}  // namespace
+
+PieceCounts count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+  const std::vector<InputFile> inputs = expand_inputs(options.inputs);
+  int64_t total_bytes = 0;
+  for (const InputFile& input : inputs) total_bytes += input.size_bytes;
+  // Any text may be cut between a word and the space of the next; a regular expression is its own matter.
+  const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
+  BlockReader reader(inputs, options.field, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
+  std::mutex mutex;
+  int64_t num_bytes = 0;
+  std::exception_ptr error;
+  const auto next = [&]() -> std::optional<Block> {
+    const std::scoped_lock lock(mutex);
+    if (error || (options.sample_bytes > 0 && num_bytes >= options.sample_bytes)) return std::nullopt;
+    std::optional<Block> block = reader.next();
+    if (block) {
+      num_bytes += static_cast<int64_t>(block->text().size());
+      if (progress) progress(block->file_bytes_read, total_bytes);
+    }
+    return block;
+  };
+  std::vector<std::unique_ptr<Counter>> counters;
+  for (int i = 0; i < options.threads; ++i) counters.push_back(std::make_unique<Counter>(options));
+  const auto fail = [&] {
+    const std::scoped_lock lock(mutex);
+    if (!error) error = std::current_exception();
+  };
+  const auto work = [&](Counter& counter) {
+    try {
+      while (const std::optional<Block> block = next()) counter.count(*block, inputs[block->input].path);
+    } catch (...) {
+      fail();
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (size_t i = 1; i < counters.size(); ++i) {
+      threads.push_back(start_thread("counts the pieces of the input", [&, i] { work(*counters[i]); }));
+    }
+  } catch (...) {
+    fail();
+  }
+  work(*counters[0]);
+  for (std::thread& thread : threads) thread.join();
+  if (error) std::rethrow_exception(error);
+  PieceCounts counts = std::move(counters[0]->counts);
+  for (size_t i = 1; i < counters.size(); ++i) {
+    for (const auto& [piece, count] : counters[i]->counts) counts[piece] += count;
+    counters[i].reset();
+  }
+  return counts;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,33 @@
+// Compressed streams, each by its library. Where a build lacks one, its function throws Error(usage) with the package.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string_view>
+
+namespace gptrain {
+
+// Damage; what() says what the library says.
+struct DecodeFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+
+  struct Step {
+    size_t consumed;
+    size_t produced;
+    bool ended;  // at the end of a stream; what follows in the input is another, after restart()
+  };
+  virtual Step decode(std::string_view input, char* out, size_t room) = 0;
+  virtual void restart() = 0;
+};
+
+std::unique_ptr<Decoder> make_gzip_decoder();
+std::unique_ptr<Decoder> make_zstd_decoder();
+std::unique_ptr<Decoder> make_xz_decoder();
+
+}  // namespace gptrain

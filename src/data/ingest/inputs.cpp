@@ -1,0 +1,81 @@
+#include "data/ingest/inputs.h"
+
+#include <algorithm>
+#include <glob.h>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void throw_unreadable(const fs::path& input, const std::string& reason) {
+  throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
+}
+
+InputFile input_file(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (error) throw_unreadable(path, error.message());
+  if (!fs::is_regular_file(status)) throw_unreadable(path, "not a regular file");
+  InputFile file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
+  if (error) throw_unreadable(path, error.message());
+  file.modified = fs::last_write_time(path, error).time_since_epoch().count();
+  if (error) throw_unreadable(path, error.message());
+  return file;
+}
+
+void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (auto entry = fs::recursive_directory_iterator(folder, error); entry != fs::recursive_directory_iterator();
+       entry.increment(error)) {
+    if (error) break;
+    const bool is_hidden = entry->path().filename().native().starts_with('.');
+    if (is_hidden && entry->is_directory(error)) entry.disable_recursion_pending();
+    if (!is_hidden && entry->is_regular_file(error)) found.push_back(entry->path());
+  }
+  if (error) throw_unreadable(folder, error.message());
+  if (found.empty()) throw_unreadable(folder, "the folder holds no file");
+  std::sort(found.begin(), found.end());
+  for (const fs::path& path : found) files.push_back(input_file(path));
+}
+
+void add_matches(const std::string& pattern, std::vector<InputFile>& files) {
+  glob_t matches{};
+  const int result = ::glob(pattern.c_str(), 0, nullptr, &matches);
+  std::vector<std::string> found;
+  for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) found.emplace_back(matches.gl_pathv[i]);
+  ::globfree(&matches);
+  if (found.empty()) throw_unreadable(pattern, "no file matches");
+  for (const std::string& path : found) {
+    if (fs::is_directory(path)) {
+      add_folder(path, files);
+    } else {
+      files.push_back(input_file(path));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<InputFile> expand_inputs(const std::vector<std::string>& words) {
+  std::vector<InputFile> files;
+  for (const std::string& word : words) {
+    std::error_code ignored;
+    if (word == "-") {
+      files.push_back({"-", 0, 0});
+    } else if (fs::is_directory(word, ignored)) {
+      add_folder(word, files);
+    } else if (!fs::exists(word, ignored) && word.find_first_of("*?[") != std::string::npos) {
+      add_matches(word, files);
+    } else {
+      files.push_back(input_file(word));
+    }
+  }
+  return files;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,98 @@
+#include "data/ingest/pipeline.h"
+
+#include <utility>
+
+#include "base/thread.h"
+
+namespace gptrain {
+
+IngestPipeline::IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer,
+                               const EncodeOptions& options, int num_threads)
+    : reader_(reader), max_ahead_(2 * num_threads + 2) {
+  for (int i = 0; i < num_threads; ++i) encoders_.push_back(std::make_unique<BlockEncoder>(tokenizer, options));
+  try {
+    threads_.push_back(start_thread("reads the input", [this] { read(); }));
+    for (const auto& encoder : encoders_) {
+      threads_.push_back(start_thread("encodes the input", [this, &encoder] { encode(*encoder); }));
+    }
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+IngestPipeline::~IngestPipeline() { stop(); }
+
+void IngestPipeline::stop() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void IngestPipeline::read() {
+  int64_t number = 0;
+  try {
+    while (true) {
+      std::optional<Block> block = reader_.next();
+      std::unique_lock lock(mutex_);
+      if (!block) break;
+      changed_.wait(lock, [&] { return stopped_ || number < num_taken_ + max_ahead_; });
+      if (stopped_) return;
+      waiting_.emplace_back(number++, std::move(*block));
+      lock.unlock();
+      changed_.notify_all();
+    }
+  } catch (...) {
+    put(number++, {{}, std::current_exception()});
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    num_blocks_ = number;
+  }
+  changed_.notify_all();
+}
+
+void IngestPipeline::encode(BlockEncoder& encoder) {
+  while (true) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_ || !waiting_.empty() || num_blocks_ >= 0; });
+    if (stopped_ || waiting_.empty()) return;
+    auto [number, block] = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    Result result;
+    try {
+      result.item.encoded = encoder.encode(block);
+      block.bytes.clear();
+      block.bytes.shrink_to_fit();
+      result.item.block = std::move(block);
+    } catch (...) {
+      result.error = std::current_exception();
+    }
+    put(number, std::move(result));
+  }
+}
+
+void IngestPipeline::put(int64_t number, Result result) {
+  {
+    const std::scoped_lock lock(mutex_);
+    done_.emplace(number, std::move(result));
+  }
+  changed_.notify_all();
+}
+
+std::optional<IngestPipeline::Item> IngestPipeline::next() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_.contains(num_taken_) || num_taken_ == num_blocks_; });
+  if (num_taken_ == num_blocks_) return std::nullopt;
+  Result result = std::move(done_.extract(num_taken_++).mapped());
+  lock.unlock();
+  changed_.notify_all();
+  if (result.error) std::rethrow_exception(result.error);
+  return std::move(result.item);
+}
+
+}  // namespace gptrain

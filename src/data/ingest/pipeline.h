@@ -1,0 +1,61 @@
+// Threads that read and encode ahead of the one that writes.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "data/ingest/blocks.h"
+#include "data/ingest/encode_block.h"
+
+namespace gptrain {
+
+// One thread reads and decompresses, `num_threads` parse and encode, and next() hands out the results in the order of
+// the input, whatever the number of threads. At most a few blocks a thread are in memory at once.
+class IngestPipeline {
+ public:
+  // Throws Error(device) where a thread cannot be started. `reader` is borrowed, and belongs to the pipeline meanwhile.
+  IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options,
+                 int num_threads);
+  ~IngestPipeline();
+  IngestPipeline(const IngestPipeline&) = delete;
+  IngestPipeline& operator=(const IngestPipeline&) = delete;
+
+  struct Item {
+    Block block;  // without its bytes
+    EncodedBlock encoded;
+  };
+  // The next block; none at the end. An Error of a thread is thrown where its block would have come.
+  std::optional<Item> next();
+
+ private:
+  struct Result {
+    Item item;
+    std::exception_ptr error;
+  };
+
+  void stop();
+  void read();
+  void encode(BlockEncoder& encoder);
+  void put(int64_t number, Result result);
+
+  BlockReader& reader_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<int64_t, Block>> waiting_;
+  std::map<int64_t, Result> done_;
+  int64_t num_taken_ = 0;    // blocks that next() has given out
+  int64_t num_blocks_ = -1;  // once all are read
+  int64_t max_ahead_;
+  bool stopped_ = false;
+  std::vector<std::unique_ptr<BlockEncoder>> encoders_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace gptrain

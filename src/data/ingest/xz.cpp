@@ -1,0 +1,40 @@
+#include <limits>
+#include <lzma.h>
+
+#include "data/ingest/decoders.h"
+
+namespace gptrain {
+namespace {
+
+class XzDecoder : public Decoder {
+ public:
+  XzDecoder() { restart(); }
+  ~XzDecoder() override { lzma_end(&stream_); }
+  XzDecoder(const XzDecoder&) = delete;
+  XzDecoder& operator=(const XzDecoder&) = delete;
+
+  Step decode(std::string_view input, char* out, size_t room) override {
+    stream_.next_in = reinterpret_cast<const uint8_t*>(input.data());
+    stream_.avail_in = input.size();
+    stream_.next_out = reinterpret_cast<uint8_t*>(out);
+    stream_.avail_out = room;
+    const lzma_ret result = lzma_code(&stream_, LZMA_RUN);
+    if (result != LZMA_OK && result != LZMA_STREAM_END && result != LZMA_BUF_ERROR) {
+      throw DecodeFault(result == LZMA_FORMAT_ERROR ? "not xz data" : "damaged");
+    }
+    return {input.size() - stream_.avail_in, room - stream_.avail_out, result == LZMA_STREAM_END};
+  }
+
+  void restart() override {
+    if (lzma_stream_decoder(&stream_, std::numeric_limits<uint64_t>::max(), 0) != LZMA_OK) throw std::bad_alloc();
+  }
+
+ private:
+  lzma_stream stream_ = LZMA_STREAM_INIT;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_xz_decoder() { return std::make_unique<XzDecoder>(); }
+
+}  // namespace gptrain

@@ -1,0 +1,72 @@
+// Byte-pair encoding of one piece of text (Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace gptrain {
+
+struct Merge {
+  int32_t left;
+  int32_t right;
+  int32_t result;
+};
+
+// Vocabulary and merges. Immutable; safe from several threads.
+class Bpe {
+ public:
+  // tokens[id] are a token's bytes; an empty one is an id that the merges do not know. Every single byte must be a
+  // token. `merges`: the earlier wins; of a pair that stands twice, the later, as in Hugging Face tokenizers. With
+  // ignore_merges a piece that is a token is that token, whatever the merges say.
+  Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges);
+
+  // Memory that encode() uses again; one for each thread.
+  struct Scratch {
+    struct Candidate {
+      uint32_t rank;
+      uint32_t at;
+      int32_t result;
+    };
+    std::vector<int32_t> ids;
+    std::vector<uint32_t> ranks;
+    std::vector<int32_t> results;
+    std::vector<int32_t> previous;
+    std::vector<int32_t> next;
+    std::vector<Candidate> heap;
+  };
+
+  // Puts the ids of a piece, at least 1 byte, into scratch.ids: of all adjacent pairs that merge, always the earliest
+  // in the list, and of several such the leftmost.
+  void encode(std::string_view piece, Scratch& scratch) const;
+
+ private:
+  struct Pair {
+    uint64_t key;  // left << 32 | right; no_key where the slot is empty
+    uint32_t rank;
+    int32_t result;
+  };
+  static constexpr uint64_t no_key = ~uint64_t{0};
+  static constexpr uint32_t no_rank = ~uint32_t{0};
+
+  const Pair& find(int32_t left, int32_t right) const;
+  void encode_short(Scratch& scratch) const;
+  void encode_long(Scratch& scratch) const;
+
+  std::array<int32_t, 256> byte_ids_{};
+  std::vector<Pair> pairs_;
+  uint64_t mask_ = 0;
+  // A bit for each hash of a pair: most pairs that are asked for do not merge, and this is small enough to stay near.
+  std::vector<uint64_t> filter_;
+  uint64_t filter_mask_ = 0;
+  Pair missing_{no_key, no_rank, 0};
+  std::unordered_map<std::string_view, int32_t> whole_pieces_;  // into texts_; empty without ignore_merges
+  std::vector<std::string> texts_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "data/tokenizer/piece_cache.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/unicode.h"
+
+namespace gptrain {
+namespace {
+
+using ShortCache = PieceCache<2>;
+using LongCache = PieceCache<4>;
+constexpr size_t log2_short_entries = 18;
+constexpr size_t log2_long_entries = 13;
+
+}  // namespace
+
+struct Encoder::Impl {
+  explicit Impl(std::shared_ptr<const Tokenizer> tokenizer_) : tokenizer(std::move(tokenizer_)) {
+    if (tokenizer->is_bytes()) return;
+    for (const Stage& stage : tokenizer->parts().stages) {
+      if (const auto* regex = std::get_if<RegexStage>(&stage)) {
+        regexes.emplace_back(regex->regex, tokenizer->parts().source);
+      }
+    }
+  }
+
+  // Ids are written behind `used`; a piece of n bytes needs room for n + inline_ids.
+  void make_room(size_t bytes) {
+    if (ids.size() - used < bytes + ShortCache::inline_ids) {
+      ids.resize(std::max(ids.size() * 2, used + bytes + ShortCache::inline_ids));
+    }
+  }
+
+  template <typename Cache>
+  size_t encode_remembered(Cache& cache, std::string_view piece, const typename Cache::Key& key) {
+    if (const size_t count = cache.find(key, ids.data() + used); count != 0) return count;
+    tokenizer->bpe_->encode(piece, scratch);
+    cache.put(key, scratch.ids);
+    std::copy(scratch.ids.begin(), scratch.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(used));
+    return scratch.ids.size();
+  }
+
+  // `readable` bytes may be read from the start of the piece.
+  void encode_piece(std::string_view piece, size_t readable) {
+    if (piece.size() <= ShortCache::max_bytes) {
+      used += encode_remembered(short_pieces, piece, ShortCache::key_of(piece, readable));
+    } else if (piece.size() <= LongCache::max_bytes) {
+      used += encode_remembered(long_pieces, piece, LongCache::key_of(piece, readable));
+    } else {
+      tokenizer->bpe_->encode(piece, scratch);
+      std::copy(scratch.ids.begin(), scratch.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(used));
+      used += scratch.ids.size();
+    }
+  }
+
+  void piece(std::string_view text, size_t stage, size_t regex) {
+    if (text.empty()) return;
+    if (stage == tokenizer->parts().stages.size()) {
+      make_room(text.size());
+      encode_piece(text, text.size());
+    } else {
+      split(text, stage, regex);
+    }
+  }
+
+  // Parts `text` by a stage, its pieces by the stages after it, and encodes what comes out. `regex` numbers the regular
+  // expressions among the stages.
+  void split(std::string_view text, size_t stage_number, size_t regex) {
+    const Stage& stage = tokenizer->parts().stages[stage_number];
+    const bool is_last = stage_number + 1 == tokenizer->parts().stages.size();
+    if (const auto* kind = std::get_if<PatternKind>(&stage)) {
+      const PieceScanner scan = scanner_of_pattern(*kind);
+      if (is_last) return encode_scanned(text, scan);
+      for (size_t at = 0; at < text.size();) {
+        const size_t length = scan(text, at);
+        piece(text.substr(at, length), stage_number + 1, regex);
+        at += length;
+      }
+    } else if (const auto* own = std::get_if<RegexStage>(&stage)) {
+      if (const size_t invalid = find_invalid_utf8(text); invalid < text.size()) {
+        throw Error(ExitCode::data, "a text is not UTF-8: byte 0x{:02x} {} bytes into a piece",
+                    static_cast<uint8_t>(text[invalid]), invalid);
+      }
+      for (size_t at = 0; at < text.size();) {
+        const Regex::Match match = regexes[regex].find(text, at);
+        if (!own->only_matches) piece(text.substr(at, match.begin - at), stage_number + 1, regex + 1);
+        piece(text.substr(match.begin, match.end - match.begin), stage_number + 1, regex + 1);
+        at = match.end;
+      }
+    } else {
+      split_digits(text, stage_number, regex);
+    }
+  }
+
+  // Looks a few pieces ahead, so that the memory of all of them is on its way at once.
+  void encode_scanned(std::string_view text, PieceScanner scan) {
+    struct Ahead {
+      std::string_view piece;
+      ShortCache::Key key;
+    };
+    std::array<Ahead, 16> ahead;
+    for (size_t at = 0; at < text.size();) {
+      const size_t begin = at;
+      size_t count = 0;
+      while (count < ahead.size() && at < text.size()) {
+        const size_t length = scan(text, at);
+        Ahead& next = ahead[count++];
+        next.piece = text.substr(at, length);
+        if (length <= ShortCache::max_bytes) {
+          next.key = ShortCache::key_of(next.piece, text.size() - at);
+          short_pieces.prefetch(next.key);
+        }
+        at += length;
+      }
+      make_room(at - begin);
+      for (const Ahead& next : std::span(ahead).first(count)) {
+        if (next.piece.size() <= ShortCache::max_bytes) {
+          used += encode_remembered(short_pieces, next.piece, next.key);
+        } else {
+          encode_piece(next.piece, next.piece.size());
+        }
+      }
+    }
+  }
+
+  void split_digits(std::string_view text, size_t stage_number, size_t regex) {
+    const uint8_t* classes = character_classes();
+    size_t begin = 0;
+    for (size_t at = 0; at < text.size();) {
+      const DecodedCharacter character = decode_utf8(text.substr(at));
+      if (classes[character.code_point] == static_cast<uint8_t>(CharacterClass::number)) {
+        piece(text.substr(begin, at - begin), stage_number + 1, regex);
+        piece(text.substr(at, character.length), stage_number + 1, regex);
+        begin = at + character.length;
+      }
+      at += character.length;
+    }
+    piece(text.substr(begin), stage_number + 1, regex);
+  }
+
+  void encode_plain(std::string_view text) {
+    if (text.empty()) return;
+    if (tokenizer->parts().add_prefix_space && text[0] != ' ') {
+      const std::string with_space = ' ' + std::string(text);
+      piece(with_space, 0, 0);
+    } else {
+      piece(text, 0, 0);
+    }
+  }
+
+  // Encodes `text` with the added tokens of `finder`, and what lies between them by `rest`.
+  template <typename Rest>
+  void find_added(const Tokenizer::Finder& finder, std::string_view text, const Rest& rest) {
+    if (finder.empty()) return rest(text);
+    size_t begin = 0;
+    for (size_t from = 0; begin < text.size();) {
+      const Tokenizer::Finder::Found found = finder.find(text, from);
+      if (found.index >= 0) {
+        const AddedToken& added = tokenizer->parts().added[static_cast<size_t>(found.index)];
+        if (added.special && special_as_text) {
+          from = found.end;
+          continue;
+        }
+        rest(text.substr(begin, found.begin - begin));
+        make_room(1);
+        ids[used++] = added.id;
+      } else {
+        rest(text.substr(begin));
+      }
+      begin = from = found.end;
+    }
+  }
+
+  void encode(std::string_view text) {
+    find_added(tokenizer->raw_tokens_, text, [&](std::string_view raw) {
+      const bool changed = tokenizer->parts().nfc && normalize_nfc(raw, normalized);
+      find_added(tokenizer->normalized_tokens_, changed ? normalized : raw,
+                 [&](std::string_view plain) { encode_plain(plain); });
+    });
+  }
+
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::vector<Regex> regexes;
+  ShortCache short_pieces{log2_short_entries};
+  LongCache long_pieces{log2_long_entries};
+  Bpe::Scratch scratch;
+  std::string normalized;
+  std::vector<int32_t> ids;
+  size_t used = 0;
+  bool special_as_text = false;
+};
+
+Encoder::Encoder(std::shared_ptr<const Tokenizer> tokenizer) : impl_(std::make_unique<Impl>(std::move(tokenizer))) {}
+
+Encoder::~Encoder() = default;
+
+std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_text) {
+  impl_->used = 0;
+  impl_->special_as_text = special_as_text;
+  if (impl_->tokenizer->is_bytes()) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+    impl_->ids.assign(bytes, bytes + text.size());
+    impl_->used = text.size();
+  } else {
+    impl_->encode(text);
+  }
+  return std::span<const int32_t>(impl_->ids).first(impl_->used);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,244 @@
+#include "data/tokenizer/files.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_text(const fs::path& path) {
+  errno = 0;
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  if (stream) text << stream.rdbuf();
+  if (!stream) {
+    throw Error(ExitCode::usage, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
+  }
+  return std::move(text).str();
+}
+
+// What a published rank file leaves unsaid.
+struct Published {
+  size_t num_ranks;
+  PatternKind pattern;
+  bool nfc;
+  std::vector<std::pair<int32_t, std::string>> special;
+};
+
+std::vector<std::pair<int32_t, std::string>> special_of_llama3() {
+  constexpr int32_t first = 128000;
+  constexpr int32_t count = 256;
+  std::vector<std::pair<int32_t, std::string>> special;
+  const std::array<std::string_view, 11> names = {"<|begin_of_text|>",
+                                                  "<|end_of_text|>",
+                                                  "<|reserved_special_token_0|>",
+                                                  "<|reserved_special_token_1|>",
+                                                  "<|finetune_right_pad_id|>",
+                                                  "<|step_id|>",
+                                                  "<|start_header_id|>",
+                                                  "<|end_header_id|>",
+                                                  "<|eom_id|>",
+                                                  "<|eot_id|>",
+                                                  "<|python_tag|>"};
+  for (const std::string_view name : names) {
+    special.emplace_back(first + static_cast<int32_t>(special.size()), std::string(name));
+  }
+  for (int32_t i = 2; static_cast<int32_t>(special.size()) < count; ++i) {
+    special.emplace_back(first + static_cast<int32_t>(special.size()), fmt::format("<|reserved_special_token_{}|>", i));
+  }
+  return special;
+}
+
+std::optional<Published> published_with(size_t num_ranks) {
+  const std::string end = "<|endoftext|>";
+  switch (num_ranks) {
+    case 50256:
+    case 50280:
+      return Published{num_ranks, PatternKind::gpt2, false, {{50256, end}}};
+    case 100256:
+      return Published{num_ranks,
+                       PatternKind::cl100k,
+                       false,
+                       {{100257, end},
+                        {100258, "<|fim_prefix|>"},
+                        {100259, "<|fim_middle|>"},
+                        {100260, "<|fim_suffix|>"},
+                        {100276, "<|endofprompt|>"}}};
+    case 199998:
+      return Published{num_ranks, PatternKind::o200k, false, {{199999, end}, {200018, "<|endofprompt|>"}}};
+    case 128000:
+      return Published{num_ranks, PatternKind::llama3, false, special_of_llama3()};
+    case 151643:
+      return Published{
+          num_ranks, PatternKind::qwen2, true, {{151643, end}, {151644, "<|im_start|>"}, {151645, "<|im_end|>"}}};
+    default:
+      return std::nullopt;
+  }
+}
+
+// Gives false where `text` is not base64.
+bool decode_base64(std::string_view text, std::string& bytes) {
+  bytes.clear();
+  while (text.ends_with('=')) text.remove_suffix(1);
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const size_t value = digits.find(c);
+    if (value == std::string_view::npos) return false;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    count += 6;
+    if (count >= 8) {
+      count -= 8;
+      bytes += static_cast<char>(bits >> count & 0xFF);
+    }
+  }
+  return !bytes.empty();
+}
+
+// tiktoken merges any two neighbours that together are a token, the lowest rank first. So each way to part a token in
+// two tokens is a merge.
+std::vector<Merge> merges_of_ranks(const std::vector<std::string>& tokens) {
+  std::unordered_map<std::string_view, int32_t> ids;
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    if (!tokens[id].empty()) ids.emplace(tokens[id], static_cast<int32_t>(id));
+  }
+  std::vector<Merge> merges;
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    const std::string_view token = tokens[id];
+    for (size_t cut = 1; cut < token.size(); ++cut) {
+      const auto left = ids.find(token.substr(0, cut));
+      const auto right = ids.find(token.substr(cut));
+      if (left == ids.end() || right == ids.end()) continue;
+      merges.push_back({left->second, right->second, static_cast<int32_t>(id)});
+    }
+  }
+  return merges;
+}
+
+bool looks_like_ranks(std::string_view text) {
+  const std::string_view line = text.substr(0, text.find('\n'));
+  const size_t space = line.find(' ');
+  std::string bytes;
+  return space != std::string_view::npos && space + 1 < line.size() && line[space + 1] >= '0' &&
+         line[space + 1] <= '9' && decode_base64(line.substr(0, space), bytes);
+}
+
+Stage stage_of(const std::string& pattern) {
+  if (const auto kind = pattern_of_name(pattern)) return *kind;
+  if (const auto kind = pattern_of_regex(pattern)) return *kind;
+  return RegexStage{pattern, false};
+}
+
+TokenizerParts read_ranks(std::string_view text, const std::string& source, const std::string& pattern) {
+  constexpr size_t max_ranks = size_t{1} << 24;
+  TokenizerParts parts;
+  parts.source = source;
+  size_t num_ranks = 0;
+  for (size_t number = 1; !text.empty(); ++number) {
+    const size_t newline = text.find('\n');
+    std::string_view line = text.substr(0, newline);
+    text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    const size_t space = line.find(' ');
+    size_t rank = 0;
+    std::string bytes;
+    const char* end = line.data() + line.size();
+    const bool is_valid = space != std::string_view::npos && decode_base64(line.substr(0, space), bytes) &&
+                          std::from_chars(line.data() + space + 1, end, rank).ptr == end && rank < max_ranks;
+    if (!is_valid) throw Error(ExitCode::usage, "{}, line {}: not \"BASE64 RANK\"", source, number);
+    if (rank >= parts.tokens.size()) parts.tokens.resize(rank + 1);
+    if (!parts.tokens[rank].empty()) throw Error(ExitCode::usage, "{}, line {}: rank {} again", source, number, rank);
+    parts.tokens[rank] = bytes;
+    ++num_ranks;
+  }
+  parts.merges = merges_of_ranks(parts.tokens);
+  parts.ignore_merges = true;
+  const auto published = published_with(num_ranks);
+  if (!pattern.empty()) {
+    parts.stages.push_back(stage_of(pattern));
+  } else if (published) {
+    parts.stages.emplace_back(published->pattern);
+    parts.nfc = published->nfc;
+    for (const auto& [id, content] : published->special) parts.added.push_back({id, content, true, false});
+  } else {
+    throw Error(ExitCode::usage,
+                "{}: a rank file with {} ranks is none of the published ones, and says no pattern: give --pattern",
+                source, num_ranks);
+  }
+  return parts;
+}
+
+TokenizerParts read_gpt2_folder(const fs::path& folder) {
+  TokenizerParts parts;
+  parts.source = folder.native();
+  parts.stages.emplace_back(PatternKind::gpt2);
+  if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config)) {
+    const nlohmann::json content = parse_json_or_discard(read_text(config));
+    const std::string name = content.is_object() ? content.value("tokenizer_class", std::string("GPT2Tokenizer")) : "";
+    if (!name.starts_with("GPT2Tokenizer")) {
+      throw Error(ExitCode::usage,
+                  "{}: tokenizer_class {} is not GPT-2's; save its tokenizer.json with transformers "
+                  "(AutoTokenizer.from_pretrained(...).save_pretrained(...))",
+                  config.native(), name);
+    }
+  }
+  // The same members as in a tokenizer.json, so that one reader checks both.
+  nlohmann::json model = {{"vocab", parse_json_or_discard(read_text(folder / "vocab.json"))}};
+  auto merges = nlohmann::json::array();
+  std::istringstream lines(read_text(folder / "merges.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
+  }
+  model["merges"] = std::move(merges);
+  auto added = nlohmann::json::array();
+  const std::string end = "<|endoftext|>";
+  if (model["vocab"].is_object() && model["vocab"].contains(end)) {
+    added.push_back({{"id", model["vocab"][end]}, {"content", end}, {"special", true}});
+  }
+  const nlohmann::json root = {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                               {"added_tokens", std::move(added)},
+                               {"model", std::move(model)}};
+  return parse_tokenizer_json(json_text(root), folder.native())->parts();
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const std::string& pattern) {
+  if (name == "bytes") return std::make_shared<Tokenizer>();
+  fs::path path = name;
+  if (fs::is_directory(path)) {
+    if (fs::exists(path / "tokenizer.json")) {
+      path /= "tokenizer.json";
+    } else if (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt")) {
+      return std::make_shared<Tokenizer>(read_gpt2_folder(path));
+    } else {
+      throw Error(ExitCode::usage, "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt", name);
+    }
+  }
+  const std::string text = read_text(path);
+  if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
+  if (!pattern.empty()) throw Error(ExitCode::usage, "--pattern is for rank files; {} says its own", path.native());
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || text[first] != '{') {
+    throw Error(ExitCode::usage, "{}: neither a tokenizer.json nor a tiktoken rank file", path.native());
+  }
+  return parse_tokenizer_json(text, path.native());
+}
+
+}  // namespace gptrain

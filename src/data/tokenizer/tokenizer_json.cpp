@@ -1,0 +1,347 @@
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "data/tokenizer/files.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+
+// Ids beyond are a damaged file and not a vocabulary.
+constexpr int64_t max_ids = int64_t{1} << 24;
+
+class Reader {
+ public:
+  explicit Reader(const std::string& source) { parts_.source = source; }
+
+  TokenizerParts read(const json& root) {
+    if (!root.is_object()) refuse("", "is no object");
+    for (const char* key : {"truncation", "padding"}) {
+      if (root.contains(key) && !root[key].is_null()) {
+        refuse(key, "is set: gptrain encodes every document whole and as it is");
+      }
+    }
+    read_normalizer(member(root, "normalizer"), "normalizer");
+    read_pre_tokenizer(member(root, "pre_tokenizer"), "pre_tokenizer");
+    if (!is_byte_level_) {
+      refuse("pre_tokenizer", "holds no ByteLevel: only byte-level BPE is done here");
+    }
+    read_decoder(member(root, "decoder"));
+    read_model(member(root, "model"));
+    read_added(member(root, "added_tokens"));
+    return std::move(parts_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& path, const std::string& reason) const {
+    throw Error(ExitCode::usage, "{}: {} {}", parts_.source, path.empty() ? "the file" : path, reason);
+  }
+
+  static const json& member(const json& object, const char* key) {
+    static const json null;
+    const auto found = object.find(key);
+    return found == object.end() ? null : *found;
+  }
+
+  std::string type_of(const json& value, const std::string& path) const {
+    if (!value.is_object() || !member(value, "type").is_string()) refuse(path, "is no object with a type");
+    return value["type"].get<std::string>();
+  }
+
+  bool flag(const json& object, const char* key, const std::string& path, bool absent) const {
+    const json& value = member(object, key);
+    if (value.is_null()) return absent;
+    if (!value.is_boolean()) refuse(path + "." + key, "is neither true nor false");
+    return value.get<bool>();
+  }
+
+  void read_normalizer(const json& value, const std::string& path) {
+    if (value.is_null()) return;
+    const std::string type = type_of(value, path);
+    if (type == "NFC") {
+      parts_.nfc = true;
+    } else if (type == "Sequence") {
+      for (const json& part : elements(value, "normalizers", path)) read_normalizer(part, path + ".normalizers[]");
+    } else {
+      refuse(path, "is " + type + ", which is not done here (NFC is)");
+    }
+  }
+
+  const json& elements(const json& object, const char* key, const std::string& path) const {
+    const json& list = member(object, key);
+    if (!list.is_array()) refuse(path + "." + key, "is no list");
+    return list;
+  }
+
+  void read_pre_tokenizer(const json& value, const std::string& path) {
+    if (value.is_null()) return;
+    const std::string type = type_of(value, path);
+    if (is_byte_level_) refuse(path, type + " stands after ByteLevel, which leaves no characters to part");
+    if (type == "Sequence") {
+      for (const json& part : elements(value, "pretokenizers", path)) {
+        read_pre_tokenizer(part, path + ".pretokenizers[]");
+      }
+    } else if (type == "ByteLevel") {
+      read_byte_level(value, path);
+    } else if (type == "Digits") {
+      if (!flag(value, "individual_digits", path, false)) refuse(path, "joins digits, which is not done here");
+      parts_.stages.emplace_back(DigitsStage{});
+    } else if (type == "Split") {
+      read_split(value, path);
+    } else {
+      refuse(path, "is " + type + ", which is not done here (ByteLevel, Split, Digits and Sequence are)");
+    }
+  }
+
+  void read_byte_level(const json& value, const std::string& path) {
+    is_byte_level_ = true;
+    parts_.add_prefix_space = flag(value, "add_prefix_space", path, true);
+    if (parts_.add_prefix_space && !parts_.stages.empty()) {
+      refuse(path + ".add_prefix_space", "puts a space before every piece, which is not done here");
+    }
+    if (flag(value, "use_regex", path, true)) parts_.stages.emplace_back(PatternKind::gpt2);
+  }
+
+  void read_split(const json& value, const std::string& path) {
+    const json& pattern = member(value, "pattern");
+    std::string regex;
+    if (pattern.is_object() && member(pattern, "Regex").is_string()) {
+      regex = pattern["Regex"].get<std::string>();
+    } else if (pattern.is_object() && member(pattern, "String").is_string()) {
+      for (const char c : pattern["String"].get<std::string>()) {
+        const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                              static_cast<uint8_t>(c) >= 0x80 || c == ' ' || c == '\n' || c == '\t' || c == '\r';
+        if (!is_plain) regex += '\\';
+        regex += c;
+      }
+    }
+    if (regex.empty()) refuse(path + ".pattern", "is neither a Regex nor a String");
+    const json& behavior = member(value, "behavior");
+    const bool invert = flag(value, "invert", path, false);
+    const bool isolated = behavior == "Isolated";
+    if (!isolated && !(behavior == "Removed" && invert)) {
+      refuse(path, "is Split with behavior " + json_text(behavior) + (invert ? ", inverted" : "") +
+                       ", which is not done here (Isolated is, and Removed if inverted)");
+    }
+    // Oniguruma does not read {1,3}+, which stands in tiktoken's own spelling of cl100k, as tiktoken does.
+    if (const auto known = pattern_of_regex(regex); known && regex.find("}+") == std::string::npos) {
+      parts_.stages.emplace_back(*known);
+    } else {
+      parts_.stages.emplace_back(RegexStage{regex, !isolated});
+    }
+  }
+
+  void read_decoder(const json& value) const {
+    if (value.is_null()) return;
+    if (const std::string type = type_of(value, "decoder"); type != "ByteLevel") {
+      refuse("decoder", "is " + type + ", which is not done here (ByteLevel is)");
+    }
+  }
+
+  void read_model(const json& model) {
+    if (!model.is_object()) refuse("model", "is no object");
+    if (const json& type = member(model, "type"); !type.is_null() && type != "BPE") {
+      refuse("model.type", "is " + json_text(type) + ", which is not done here (BPE is)");
+    }
+    if (const json& dropout = member(model, "dropout"); !dropout.is_null() && dropout != 0) {
+      refuse("model.dropout", "makes every encoding another, which is not done here");
+    }
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      if (const json& value = member(model, key); !value.is_null() && value != "") {
+        refuse(std::string("model.") + key, "is set, which is not done here");
+      }
+    }
+    if (flag(model, "byte_fallback", "model", false)) {
+      refuse("model.byte_fallback", "is set: only byte-level BPE is done here");
+    }
+    parts_.ignore_merges = flag(model, "ignore_merges", "model", false);
+    read_vocabulary(member(model, "vocab"));
+    read_merges(member(model, "merges"));
+  }
+
+  int32_t id_in_range(const json& value, const std::string& path) const {
+    if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() >= max_ids) {
+      refuse(path, "is " + json_text(value) + ", no id from 0 to " + std::to_string(max_ids - 1));
+    }
+    return value.get<int32_t>();
+  }
+
+  void read_vocabulary(const json& vocabulary) {
+    if (!vocabulary.is_object() || vocabulary.empty()) refuse("model.vocab", "is no object of tokens and ids");
+    std::string bytes;
+    for (const auto& [text, number] : vocabulary.items()) {
+      const int32_t id = id_in_range(number, "model.vocab");
+      const auto index = static_cast<size_t>(id);
+      ids_.emplace(text, id);
+      if (index >= parts_.tokens.size()) parts_.tokens.resize(index + 1);
+      if (!parts_.tokens[index].empty()) refuse("model.vocab", "gives the id " + std::to_string(id) + " twice");
+      // A token that is no bytes is one that only added_tokens can give.
+      if (from_byte_level(text, bytes)) parts_.tokens[index] = bytes;
+    }
+  }
+
+  int32_t id_of(const std::string& text) const {
+    const auto found = ids_.find(text);
+    if (found == ids_.end()) refuse("model.merges", "names " + json_text(json(text)) + ", which is not in model.vocab");
+    return found->second;
+  }
+
+  void read_merges(const json& merges) {
+    if (!merges.is_array()) refuse("model.merges", "is no list");
+    parts_.merges.reserve(merges.size());
+    for (const json& merge : merges) {
+      std::string left;
+      std::string right;
+      if (merge.is_string()) {
+        const auto& text = merge.get_ref<const std::string&>();
+        const size_t space = text.find(' ');
+        if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+          refuse("model.merges", "holds " + json_text(merge) + ", which is no \"left right\"");
+        }
+        left = text.substr(0, space);
+        right = text.substr(space + 1);
+      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+        left = merge[0].get<std::string>();
+        right = merge[1].get<std::string>();
+      } else {
+        refuse("model.merges", "holds " + json_text(merge) + ", which is no pair");
+      }
+      parts_.merges.push_back({id_of(left), id_of(right), id_of(left + right)});
+    }
+  }
+
+  void read_added(const json& list) {
+    if (list.is_null()) return;
+    if (!list.is_array()) refuse("added_tokens", "is no list");
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string path = "added_tokens[" + std::to_string(i) + "]";
+      const json& token = list[i];
+      if (!token.is_object() || !member(token, "content").is_string()) refuse(path, "has no content");
+      AddedToken added;
+      added.content = token["content"].get<std::string>();
+      added.id = id_in_range(member(token, "id"), path + ".id");
+      for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+        if (flag(token, key, path, false)) refuse(path + "." + key, "is true, which is not done here");
+      }
+      added.special = flag(token, "special", path, false);
+      added.normalized = flag(token, "normalized", path, !added.special);
+      if (added.content.empty()) refuse(path + ".content", "is empty");
+      const auto known = ids_.find(added.content);
+      if (known != ids_.end() && known->second != added.id) {
+        refuse(path, "has the id " + std::to_string(added.id) + ", and in model.vocab it is " +
+                         std::to_string(known->second));
+      }
+      const auto index = static_cast<size_t>(added.id);
+      if (known == ids_.end() && index < parts_.tokens.size() && !parts_.tokens[index].empty()) {
+        refuse(path, "has the id " + std::to_string(added.id) + " of another token");
+      }
+      parts_.added.push_back(added);
+    }
+  }
+
+  TokenizerParts parts_;
+  std::unordered_map<std::string, int32_t> ids_;
+  bool is_byte_level_ = false;
+};
+
+nlohmann::ordered_json split_of(std::string_view regex, bool only_matches) {
+  return {{"type", "Split"},
+          {"pattern", {{"Regex", regex}}},
+          {"behavior", only_matches ? "Removed" : "Isolated"},
+          {"invert", only_matches}};
+}
+
+nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
+  auto list = nlohmann::ordered_json::array();
+  bool own_regex = false;
+  for (const Stage& stage : parts.stages) {
+    if (const auto* kind = std::get_if<PatternKind>(&stage)) {
+      // GPT-2's comes with ByteLevel itself.
+      own_regex = *kind == PatternKind::gpt2 && &stage == &parts.stages.back();
+      if (!own_regex) {
+        list.push_back(split_of(regex_of_pattern(*kind), false));
+      }
+    } else if (const auto* regex = std::get_if<RegexStage>(&stage)) {
+      list.push_back(split_of(regex->regex, regex->only_matches));
+    } else {
+      list.push_back({{"type", "Digits"}, {"individual_digits", true}});
+    }
+  }
+  list.push_back({{"type", "ByteLevel"},
+                  {"add_prefix_space", parts.add_prefix_space},
+                  {"trim_offsets", true},
+                  {"use_regex", own_regex}});
+  if (list.size() == 1) return list[0];
+  return {{"type", "Sequence"}, {"pretokenizers", list}};
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source) {
+  json root;
+  try {
+    root = parse_json(text);
+  } catch (const json::exception& error) {
+    throw Error(ExitCode::usage, "{}: not valid JSON: {}", source, error.what());
+  }
+  return std::make_shared<Tokenizer>(Reader(source).read(root));
+}
+
+std::string tokenizer_json(const TokenizerParts& parts) {
+  auto vocabulary = nlohmann::ordered_json::object();
+  auto texts = std::vector<std::string>(parts.tokens.size());
+  for (size_t id = 0; id < parts.tokens.size(); ++id) {
+    if (!parts.tokens[id].empty()) texts[id] = to_byte_level(parts.tokens[id]);
+  }
+  auto added = nlohmann::ordered_json::array();
+  std::vector<AddedToken> in_order = parts.added;
+  std::sort(in_order.begin(), in_order.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  for (const AddedToken& token : in_order) {
+    added.push_back({{"id", token.id},
+                     {"content", token.content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", token.normalized},
+                     {"special", token.special}});
+    const auto index = static_cast<size_t>(token.id);
+    if (index < texts.size() && texts[index].empty()) texts[index] = token.content;
+  }
+  // ordered_json looks through all members at every access; the object is put together as a list.
+  auto& members = vocabulary.get_ref<nlohmann::ordered_json::object_t&>();
+  for (size_t id = 0; id < texts.size(); ++id) {
+    if (!texts[id].empty()) members.emplace_back(texts[id], id);
+  }
+  auto merges = nlohmann::ordered_json::array();
+  for (const Merge& merge : parts.merges) {
+    merges.push_back({texts[static_cast<size_t>(merge.left)], texts[static_cast<size_t>(merge.right)]});
+  }
+  const nlohmann::ordered_json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+  nlohmann::ordered_json root = {
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", std::move(added)},
+      {"normalizer", parts.nfc ? nlohmann::ordered_json{{"type", "NFC"}} : nlohmann::ordered_json()},
+      {"pre_tokenizer", pre_tokenizer_of(parts)},
+      {"post_processor", nullptr},
+      {"decoder", byte_level},
+      {"model",
+       {{"type", "BPE"},
+        {"dropout", nullptr},
+        {"unk_token", nullptr},
+        {"continuing_subword_prefix", nullptr},
+        {"end_of_word_suffix", nullptr},
+        {"fuse_unk", false},
+        {"byte_fallback", false},
+        {"ignore_merges", parts.ignore_merges},
+        {"vocab", std::move(vocabulary)},
+        {"merges", std::move(merges)}}}};
+  return json_text(root, 2) + "\n";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,133 @@
+#include "data/tokenizer/unicode.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace gptrain {
+namespace {
+
+constexpr uint32_t class_runs[] = {
+#include "data/tokenizer/unicode_classes.inc"
+};
+
+std::vector<uint8_t> make_classes() {
+  std::vector<uint8_t> classes(num_code_points + 1);
+  for (size_t i = 0; i < std::size(class_runs); ++i) {
+    const uint32_t end = i + 1 < std::size(class_runs) ? class_runs[i + 1] >> 4 : num_code_points;
+    std::fill(classes.begin() + (class_runs[i] >> 4), classes.begin() + end, static_cast<uint8_t>(class_runs[i] & 15));
+  }
+  return classes;
+}
+
+}  // namespace
+
+const uint8_t* character_classes() {
+  static const std::vector<uint8_t> classes = make_classes();
+  return classes.data();
+}
+
+// Unicode 16, table 3-7.
+DecodedCharacter decode_utf8(std::string_view text) {
+  constexpr DecodedCharacter invalid{num_code_points, 1};
+  const auto byte = [&](size_t i) { return i < text.size() ? uint32_t{static_cast<uint8_t>(text[i])} : 0U; };
+  const auto continues = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return invalid;
+  if (lead < 0xE0) return {(lead & 0x1FU) << 6 | (byte(1) & 0x3FU), 2};
+  if (!continues(2)) return invalid;
+  if (lead < 0xF0) {
+    const uint32_t code = (lead & 0xFU) << 12 | (byte(1) & 0x3FU) << 6 | (byte(2) & 0x3FU);
+    return code < 0x800 || (code >= 0xD800 && code < 0xE000) ? invalid : DecodedCharacter{code, 3};
+  }
+  if (!continues(3)) return invalid;
+  const uint32_t code = (lead & 7U) << 18 | (byte(1) & 0x3FU) << 12 | (byte(2) & 0x3FU) << 6 | (byte(3) & 0x3FU);
+  return code < 0x10000 || code >= num_code_points ? invalid : DecodedCharacter{code, 4};
+}
+
+void append_utf8(std::string& text, uint32_t code) {
+  const auto put = [&](uint32_t byte) { text += static_cast<char>(byte); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0 | code >> 6);
+  } else {
+    if (code < 0x10000) {
+      put(0xE0 | code >> 12);
+    } else {
+      put(0xF0 | code >> 18);
+      put(0x80 | (code >> 12 & 0x3F));
+    }
+    put(0x80 | (code >> 6 & 0x3F));
+  }
+  put(0x80 | (code & 0x3F));
+}
+
+size_t find_invalid_utf8(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    // Eight bytes of ASCII at a time.
+    if (at + 8 <= text.size()) {
+      uint64_t word = 0;
+      std::copy_n(text.data() + at, 8, reinterpret_cast<char*>(&word));
+      if ((word & 0x8080808080808080U) == 0) {
+        at += 8;
+        continue;
+      }
+    }
+    const DecodedCharacter character = decode_utf8(text.substr(at, 4));
+    if (character.code_point == num_code_points) return at;
+    at += character.length;
+  }
+  return at;
+}
+
+namespace {
+
+// How many bytes at the start of `text`, which starts no character, began one (Unicode 16, table 3-7); at least 1.
+size_t ill_formed_length(std::string_view text) {
+  const auto lead = static_cast<uint8_t>(text[0]);
+  if (lead < 0xC2 || lead > 0xF4) return 1;
+  const size_t num_following = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+  const uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  size_t length = 1;
+  while (length < text.size() && length <= num_following) {
+    const auto byte = static_cast<uint8_t>(text[length]);
+    if (byte < (length == 1 ? lowest : 0x80) || byte > (length == 1 ? highest : 0xBF)) break;
+    ++length;
+  }
+  return length;
+}
+
+}  // namespace
+
+std::string replace_invalid_utf8(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t valid = find_invalid_utf8(text);
+    result += text.substr(0, valid);
+    text.remove_prefix(valid);
+    if (text.empty()) break;
+    append_utf8(result, 0xFFFD);
+    text.remove_prefix(ill_formed_length(text));
+  }
+  return result;
+}
+
+std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes) {
+  std::vector<std::pair<uint32_t, uint32_t>> ranges;
+  for (size_t i = 0; i < std::size(class_runs); ++i) {
+    if ((classes >> (class_runs[i] & 15) & 1) == 0) continue;
+    const uint32_t first = class_runs[i] >> 4;
+    const uint32_t last = (i + 1 < std::size(class_runs) ? class_runs[i + 1] >> 4 : num_code_points) - 1;
+    if (!ranges.empty() && ranges.back().second + 1 == first) {
+      ranges.back().second = last;
+    } else {
+      ranges.emplace_back(first, last);
+    }
+  }
+  return ranges;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,119 @@
+#include "optim/element_optimizer.h"
+
+#include <algorithm>
+
+#include "model/record.h"
+#include "model/spec/init.h"
+
+namespace gptrain {
+namespace {
+
+struct Segments {
+  std::vector<UpdateSegment> all;
+  std::vector<int64_t> first;  // as ElementUpdates::first_segment_
+};
+
+bool is_norm(const TensorSpec& tensor) { return tensor.norm_use != NormUse::no_norm; }
+
+// Where elements of a box lie in the tensor, from the box's element `first` on.
+IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first) {
+  if (tensor.shape.size() == 1) return {.origin = box.offset[0], .first = first};
+  const int64_t stride = tensor.shape[1];
+  return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
+}
+
+// Offsets are from the unit's range in the update, or, where norms are updated apart, from where the others begin.
+void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
+                  uint64_t seed, int64_t unit, bool norms, std::vector<UpdateSegment>& segments) {
+  const ParameterLayout& layout = parameters.layout();
+  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+  const UpdateRange updated = parameters.update_range(unit);
+  const int64_t apart = parameters.sharding().pure && !norms ? parameters.norm_piece(unit).count : 0;
+  for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+    const TensorSpec& tensor = spec.tensors[static_cast<size_t>(i)];
+    if (is_norm(tensor) != norms) continue;
+    const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
+    // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
+    for (const ShardBox& box : shards[static_cast<size_t>(i)].boxes) {
+      const int64_t in_unit = start + box.local_offset;
+      const int64_t from = std::max(updated.first, in_unit);
+      const int64_t to = std::min(updated.first + updated.elements, in_unit + box.count());
+      if (from < to)
+        segments.push_back({.offset = from - updated.first - apart,
+                            .count = to - from,
+                            .decay = tensor.decay ? 1 : 0,
+                            .rate_factor = tensor.rate_factor,
+                            .key = tensor_key(tensor, seed, RandomUse::update_rounding),
+                            .map = index_map(tensor, box, from - in_unit)});
+    }
+  }
+}
+
+Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
+                       uint64_t seed) {
+  Segments segments;
+  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+    for (const bool norms : {true, false}) {
+      segments.first.push_back(static_cast<int64_t>(segments.all.size()));
+      add_segments(spec, shards, parameters, seed, unit, norms, segments.all);
+    }
+  }
+  segments.first.push_back(static_cast<int64_t>(segments.all.size()));
+  return segments;
+}
+
+}  // namespace
+
+int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                            const ParameterStore& parameters) {
+  const Segments segments = make_segments(spec, shards, parameters, 0);
+  return align_up(static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
+}
+
+ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables)
+    : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
+  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed);
+  context.backend.upload(tables, segments.all.data(),
+                         static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
+  first_segment_ = std::move(segments.first);
+}
+
+ElementUpdate ElementUpdates::operands(int64_t unit, int64_t first, int64_t elements, int64_t first_segment,
+                                       int64_t end_segment) const {
+  const ParameterStore& parameters = context_.parameters;
+  const auto row = [&](void* data, DType dtype) {
+    return data == nullptr ? Matrix{}
+                           : Matrix(static_cast<std::byte*>(data) + first * dtype_bytes(dtype), dtype, 1, elements);
+  };
+  const UpdateRange range = parameters.update_range(unit);
+  ElementUpdate update{.segments = segments_ + first_segment,
+                       .num_segments = end_segment - first_segment,
+                       .state = context_.state,
+                       .gradients = row(range.gradients, DType::f32),
+                       .master = row(range.master, DType::f32),
+                       .columns = {},
+                       .weights = row(range.weights, parameters.sharding().compute)};
+  for (size_t i = 0; i < parameters.columns().size(); ++i)
+    update.columns[i] = row(parameters.column(i, unit), parameters.columns()[i].dtype);
+  return update;
+}
+
+void ElementUpdates::update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+  const UpdateRange range = context_.parameters.update_range(unit);
+  const int64_t* const segments = first_segment_.data() + 2 * unit;
+  if (!context_.parameters.sharding().pure) {
+    if (range.elements > 0) run(operands(unit, 0, range.elements, segments[0], segments[2]));
+    return;
+  }
+  const NormPiece norms = context_.parameters.norm_piece(unit);
+  if (norms.count > 0) {
+    ElementUpdate update = operands(unit, 0, norms.count, segments[0], segments[1]);
+    update.master = Matrix(norms.master, DType::f32, 1, norms.count);
+    update.weights = {};
+    run(update);
+  }
+  if (norms.count < range.elements)
+    run(operands(unit, norms.count, range.elements - norms.count, segments[1], segments[2]));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,117 @@
+#include "optim/step_agreement.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+#include "model/record.h"
+
+namespace gptrain {
+namespace {
+
+template <typename T>
+int64_t array_bytes(int64_t count) {
+  return align_up(count * static_cast<int64_t>(sizeof(T)));
+}
+
+// What this rank sums the squares of, tensor by tensor.
+std::vector<SquaredNorm::Segment> make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                                const ParameterStore& parameters) {
+  std::vector<SquaredNorm::Segment> segments;
+  const ParameterLayout& layout = parameters.layout();
+  for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
+    const int64_t unit = spec.tensors[tensor].unit;
+    const int64_t piece = parameters.piece_elements(unit);
+    const int64_t piece_first = parameters.sharding().data_rank * piece;
+    const int64_t start = layout.segments[tensor].offset - layout.units[static_cast<size_t>(unit)].offset;
+    for (const ShardBox& box : shards[tensor].boxes) {
+      const int64_t first = std::max(piece_first, start + box.local_offset);
+      const int64_t end = std::min(piece_first + piece, start + box.local_offset + box.count());
+      if (box.owned && first < end)
+        segments.push_back({parameters.offset_in_summed(unit) + first - piece_first, end - first,
+                            static_cast<int64_t>(tensor)});
+    }
+  }
+  return segments;
+}
+
+}  // namespace
+
+StepAgreement::Tables StepAgreement::tables_at(std::byte* memory, int64_t num_tensors, size_t num_segments) {
+  const int64_t partials = array_bytes<double>(num_tensors + 1);
+  return {reinterpret_cast<double*>(memory), reinterpret_cast<SquaredNorm::Segment*>(memory + partials),
+          partials + array_bytes<SquaredNorm::Segment>(static_cast<int64_t>(num_segments))};
+}
+
+StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window,
+                             std::byte* tables, RankGroups& groups, SideQueue* copies)
+    : context_(context),
+      clip_norm_(clip_norm),
+      loss_scale_window_(loss_scale_window),
+      num_tensors_(static_cast<int64_t>(context.spec.tensors.size())),
+      groups_(groups),
+      copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
+  const std::vector<SquaredNorm::Segment> segments = make_segments(context.spec, context.shards, context.parameters);
+  num_segments_ = static_cast<int64_t>(segments.size());
+  tables_ = tables_at(tables, num_tensors_, segments.size());
+  context_.backend.upload(tables_.segments, segments.data(),
+                          static_cast<int64_t>(segments.size() * sizeof(SquaredNorm::Segment)));
+  put_stop(false);
+  if (copies_ == nullptr) return;
+  wants_to_stop_ = copies_->allocate_host(sizeof(double));
+  new (wants_to_stop_->data()) double(0);
+  copies_->while_waiting([this] { look_for_stop(); });
+}
+
+int64_t StepAgreement::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                   const ParameterStore& parameters) {
+  const auto num_tensors = static_cast<int64_t>(spec.tensors.size());
+  return tables_at(nullptr, num_tensors, make_segments(spec, shards, parameters).size()).bytes;
+}
+
+void StepAgreement::put_stop(bool wanted) {
+  const double count = wanted ? 1 : 0;
+  context_.backend.upload(tables_.partials + num_tensors_, &count, sizeof count);
+}
+
+void StepAgreement::look_for_stop() {
+  if (!stop_wanted_ || !stop_wanted_()) return;
+  std::atomic_ref(*reinterpret_cast<double*>(wants_to_stop_->data())).store(1);
+}
+
+bool StepAgreement::agree_to_stop(bool wanted) {
+  put_stop(wanted);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const all = groups_.group(LaneKind::gradients, GroupKind::world);
+  lane.wait(lane.all_reduce(all, tables_.partials + num_tensors_, 1, DType::f64));
+  double count = 0;
+  context_.backend.download(&count, stops(), sizeof count);
+  context_.backend.synchronize();
+  return count > 0;
+}
+
+void StepAgreement::agree() {
+  const Matrix partials(tables_.partials, DType::f64, 1, num_tensors_);
+  context_.backend.run(SquaredNorm{.segments = tables_.segments,
+                                   .num_segments = num_segments_,
+                                   .gradients = context_.parameters.summed_gradients(),
+                                   .partials = partials});
+  if (copies_ != nullptr) {
+    look_for_stop();
+    copies_->copy_among_ops(tables_.partials + num_tensors_, wants_to_stop_->data(), sizeof(double));
+  } else {
+    put_stop(stop_wanted_ && stop_wanted_());
+  }
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  const auto group = [&](GroupKind kind) { return groups_.group(LaneKind::gradients, kind); };
+  lane.all_reduce(group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  // Ranks of a tensor group have the same loss.
+  lane.all_reduce(group(GroupKind::copies), &context_.state->loss_sum, 1, DType::f64);
+  lane.wait_all();
+  context_.backend.run(PrepareUpdate{.partials = partials,
+                                     .clip_norm = clip_norm_,
+                                     .state = context_.state,
+                                     .loss_scale_window = loss_scale_window_});
+}
+
+}  // namespace gptrain

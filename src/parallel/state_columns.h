@@ -1,0 +1,36 @@
+// What an optimizer keeps from step to step. It declares columns, and everything else follows from the declaration:
+// memory (parallel/parameters.h), what checkpoints hold and how another layout takes it up, the rows of the dry run.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+
+// What there is one value for.
+enum class StateGranularity : uint8_t { element };
+
+// Where a column lies.
+enum class StatePlace : uint8_t { device };
+
+struct StateColumn {
+  std::string_view name;  // of its tensors in checkpoints: "NAME/TENSOR"
+  DType dtype = DType::f32;
+  StateGranularity granularity = StateGranularity::element;
+  StatePlace place = StatePlace::device;
+};
+using StateColumns = std::vector<StateColumn>;
+
+// Bytes of a column's values for `elements` elements of the parameters.
+constexpr int64_t column_bytes(const StateColumn& column, int64_t elements) {
+  switch (column.granularity) {
+    case StateGranularity::element:
+      return elements * dtype_bytes(column.dtype);
+  }
+  return 0;
+}
+
+}  // namespace gptrain

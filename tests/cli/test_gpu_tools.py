@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""What tools/gpu_check.sh stands on, without a GPU: where CUDA's libraries are found, what the probe says is missing, and
+that each stage ends in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(sys.argv.pop(1)).resolve()
+HEADERS = {"cudart": "cuda_runtime.h", "cublasLt": "cublasLt.h", "cudnn": "cudnn.h", "nvrtc": "nvrtc.h",
+           "nccl": "nccl.h"}
+WHEELS = {"cudart": "cu13", "cublasLt": "cu13", "nvrtc": "cu13", "cudnn": "cudnn", "nccl": "nccl"}
+VERSIONS = {"cudart": "13", "cublasLt": "13", "nvrtc": "13", "cudnn": "9", "nccl": "2"}
+
+
+def write(file, text="", executable=False):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    if executable:
+        file.chmod(0o755)
+    return file
+
+
+class Libraries(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name).resolve()
+        self.nvcc = write(self.folder / "toolkit/bin/nvcc",
+                          "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n", executable=True)
+
+    def add_to_toolkit(self, name):
+        write(self.folder / "toolkit/include" / HEADERS[name])
+        write(self.folder / f"toolkit/lib64/lib{name}.so")
+
+    def add_wheel(self, name, wheel=None, version=None):
+        folder = self.folder / "site/nvidia" / (wheel or WHEELS[name])
+        write(folder / "include" / HEADERS[name])
+        return write(folder / f"lib/lib{name}.so.{version or VERSIONS[name]}")
+
+    def find(self, *names):
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(self.folder / "site")}
+        done = subprocess.run([sys.executable, "-B", ROOT / "tools/find_cuda_libraries.py", self.nvcc, *names],
+                              env=environment, capture_output=True, text=True, check=True)
+        return {line.split("|")[0]: tuple(line.split("|")[1:]) for line in done.stdout.splitlines()}
+
+    def own(self, found):
+        """What was found in the folder: the system of the machine that tests may have some itself."""
+        return {name: (include, library) for name, (include, library) in found.items()
+                if library.startswith(str(self.folder))}
+
+    def test_the_toolkit_comes_first(self):
+        for name in HEADERS:
+            self.add_to_toolkit(name)
+            self.add_wheel(name)
+        toolkit = self.folder / "toolkit"
+        self.assertEqual(self.find(), {name: (str(toolkit / "include"), str(toolkit / f"lib64/lib{name}.so"))
+                                       for name in HEADERS})
+
+    def test_what_the_toolkit_lacks_is_found_in_wheels(self):
+        self.add_to_toolkit("cudart")
+        for name in ("cublasLt", "cudnn", "nvrtc", "nccl"):
+            self.add_wheel(name)
+        site = self.folder / "site/nvidia"
+        found = self.own(self.find())
+        self.assertEqual(found["cudart"][0], str(self.folder / "toolkit/include"))
+        for name in set(found) - {"cudart"}:
+            self.assertEqual(found[name], (str(site / WHEELS[name] / "include"),
+                                           str(site / WHEELS[name] / f"lib/lib{name}.so.{VERSIONS[name]}")))
+        self.assertIn("cublasLt", found)
+
+    def test_another_cudas_wheels_are_left(self):
+        self.add_wheel("cublasLt", wheel="cublas", version="12")
+        self.assertNotIn("cublasLt", self.own(self.find("cublasLt")))
+        right = self.add_wheel("cublasLt")
+        self.assertEqual(self.own(self.find("cublasLt"))["cublasLt"][1], str(right))
+
+    def test_a_library_without_its_header_is_not_enough(self):
+        write(self.folder / "site/nvidia/cudnn/lib/libcudnn.so.9")
+        self.assertNotIn("cudnn", self.own(self.find("cudnn")))
+        write(self.folder / "site/nvidia/cudnn/lib/libcudnn_graph.so.9")
+        write(self.folder / "site/nvidia/cudnn/include/cudnn.h")
+        self.assertTrue(self.own(self.find("cudnn"))["cudnn"][1].endswith("libcudnn.so.9"))
+
+    def test_a_program_links_and_starts_with_a_wheels_library(self):
+        library = self.add_wheel("nccl")
+        source = write(self.folder / "library.c", "int answer(void) { return 42; }\n")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", source, "-o", library], check=True)
+        header, file = self.own(self.find("nccl"))["nccl"]
+        self.assertTrue((Path(header) / "nccl.h").is_file())
+        main = write(self.folder / "main.c", "int answer(void);\nint main(void) { return answer() != 42; }\n")
+        program = self.folder / "program"
+        subprocess.run(["gcc", main, file, f"-Wl,-rpath,{Path(file).parent}", "-o", program], check=True)
+        subprocess.run([program], env={}, check=True)
+
+
+class Probe(unittest.TestCase):
+    def test_what_is_missing_is_named_before_a_build_starts(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = Path(scratch) / "rows.tsv"
+            done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py", "--rows", rows],
+                                  env={"PATH": scratch}, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            last = done.stdout.splitlines()[-1]
+            for name in ("C++ compiler", "meson", "ninja", "nvcc", "fmt"):
+                self.assertIn(name, last)
+            failed = [line for line in rows.read_text(encoding="utf-8").splitlines() if line.endswith("\tfail")]
+            self.assertTrue(any(line.startswith("needed by the build: nvcc") for line in failed))
+
+
+@unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has a GPU")
+class Stages(unittest.TestCase):
+    def test_without_a_gpu_every_stage_ends_in_skips(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(scratch) / "tree"
+            for folder in ("tools", "tests/golden"):
+                shutil.copytree(ROOT / folder, copy / folder)
+            done = subprocess.run(["bash", copy / "tools/gpu_check.sh", "A", "B", "C", "D", "--no-build"],
+                                  env=os.environ | {"OUT": str(Path(scratch) / "out")}, capture_output=True, text=True,
+                                  check=False)
+            for stage in "ABCD":
+                with self.subTest(stage=stage):
+                    table = (Path(scratch) / "out" / f"{stage}.txt").read_text(encoding="utf-8")
+                    self.assertRegex(table, rf"(?m)^stage {stage} .* there is no GPU +skipped$")
+                    self.assertRegex(table, r"(?m)^build .* there is no build-cuda/gptrain +skipped$")
+            # The machine may lack what a build needs, and nothing else fails.
+            failed = [line for line in done.stdout.splitlines() if line.endswith(" fail")]
+            for line in failed:
+                self.assertRegex(line, "^(needed by the build|what this machine has)", done.stdout)
+            self.assertEqual(done.returncode, 1 if failed else 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,207 @@
+"""`data train-tokenizer`, `data tokenize`, and `data pack` with tokenizers, formats, threads, shards and kills."""
+import gzip
+import json
+import lzma
+import random
+import signal
+import struct
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+from cli_case import DATA, EXECUTABLE, USAGE, CliCase
+
+WORDS = ["the", "quick", "brown", "fox's", "jumps", "over", "12345", "lazy", "dogs", "naïve", "日本語", "\n\n", "  x"]
+
+
+def documents(count, seed=1):
+    draw = random.Random(seed)
+    return [" ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 60))) for _ in range(count)]
+
+
+def bytes_of(prefix):
+    return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+
+
+class TokenizerCase(CliCase):
+    def setUp(self):
+        super().setUp()
+        self.write_jsonl("docs.jsonl", documents(300))
+        self.succeed("data", "train-tokenizer", "docs.jsonl", "--vocab-size", "400", "--out", "t.json", "--pattern",
+                     "llama3")
+        # The few words are used up before.
+        self.size = len(json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]["vocab"])
+        self.assertTrue(257 < self.size < 400, self.size)
+
+    def write_jsonl(self, name, texts):
+        self.path(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+    def pack(self, *inputs, out="out", more=()):
+        self.succeed("data", "pack", *inputs, "--out", out, "--tokenizer", "t.json", *more)
+        return bytes_of(self.path(out))
+
+    def documents_of(self, prefix="out"):
+        tokens, index = bytes_of(self.path(prefix))
+        count, = struct.unpack_from("<Q", index, 18)
+        at, result = 0, []
+        for length in struct.unpack_from(f"<{count}i", index, 34):
+            ids = struct.unpack_from(f"<{length}H", tokens, at)
+            at += 2 * length
+            ids = " ".join(map(str, ids))
+            result.append(self.succeed("data", "tokenize", "--tokenizer", "t.json", "--decode", ids))
+        return result
+
+
+class Tokenize(TokenizerCase):
+    def test_there_and_back(self):
+        text = "the fox's 12345 日本語"
+        out = self.succeed("data", "tokenize", "--tokenizer", "t.json", text)
+        ids = out.splitlines()[0].removeprefix("ids: ")
+        self.assertEqual(self.succeed("data", "tokenize", "--tokenizer", "t.json", "--decode", ids), text)
+        self.assertIn(f"{len(ids.split())} tokens of {self.size}", out)
+        self.assertIn('"the" " fox" "\'s"', out)
+        self.assertIn("ids: 0\n", self.succeed("data", "tokenize", "--tokenizer", "t.json", "<|endoftext|>"))
+
+    def test_refusals(self):
+        for messages, arguments in [
+            ("cannot read absent.json: No such file", ["--tokenizer", "absent.json", "x"]),
+            ("--pattern is for rank files", ["--tokenizer", "t.json", "--pattern", "gpt2", "x"]),
+            ("--decode: x is no id", ["--tokenizer", "t.json", "--decode", "x"]),
+        ]:
+            self.refuse(USAGE, messages, "data", "tokenize", *arguments)
+        self.refuse(DATA, f"{self.size} is no token of t.json", "data", "tokenize", "--tokenizer", "t.json", "--decode",
+                    str(self.size))
+        self.refuse(USAGE, "has no room for 256 bytes and 2 special tokens", "data", "train-tokenizer", "docs.jsonl",
+                    "--vocab-size", "257", "--out", "u.json", "--special", "<a>", "<b>")
+        self.path("folder").mkdir()
+        self.refuse(USAGE, "the folder holds neither tokenizer.json nor vocab.json", "data", "tokenize", "--tokenizer",
+                    "folder", "x")
+
+    def test_a_folder_of_gpt2(self):
+        model = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
+        self.path("gpt2").mkdir()
+        self.path("gpt2/vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+        lines = ["#version: 0.2", *(f"{left} {right}" for left, right in model["merges"])]
+        self.path("gpt2/merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        outputs = {self.succeed("data", "tokenize", "--tokenizer", name, "the lazy<|endoftext|>")
+                   for name in ("t.json", "gpt2")}
+        self.assertEqual(len(outputs), 1)
+
+
+class Formats(TokenizerCase):
+    def test_every_format_gives_the_same_documents(self):
+        texts = documents(20)
+        self.write_jsonl("a.jsonl", texts)
+        expected = self.pack("a.jsonl")
+        self.assertEqual(self.documents_of(), texts)
+        content = self.path("a.jsonl").read_bytes()
+        self.path("list.json").write_text(json.dumps([{"text": text} for text in texts], indent=1), encoding="utf-8")
+        self.path("table.csv").write_text(
+            "id,text\n" + "".join('7,"{}"\r\n'.format(text.replace('"', '""')) for text in texts), encoding="utf-8")
+        # Names say nothing: content does.
+        self.path("gzip.of.two").write_bytes(gzip.compress(content[:500]) + gzip.compress(content[500:]))
+        self.path("xz").write_bytes(lzma.compress(content))
+        for name in ("list.json", "table.csv", "gzip.of.two", "xz"):
+            with self.subTest(name=name):
+                self.assertEqual(self.pack(name, out="other"), expected)
+        self.path("sub/.hidden").mkdir(parents=True)
+        self.path("sub/.hidden/x").write_text("not read", encoding="utf-8")
+        half = content.index(b"\n", len(content) // 2) + 1
+        self.path("sub/1").write_bytes(content[:half])
+        self.path("sub/2").write_bytes(content[half:])
+        self.assertEqual(self.pack("sub", out="other"), expected)
+        self.assertEqual(self.pack("sub/[12]", out="other"), expected)
+        done = subprocess.run([EXECUTABLE, "data", "pack", "-", "--out", "other", "--tokenizer", "t.json"],
+                              cwd=self.folder, input=content, capture_output=True, check=True)
+        self.assertIn(b"20 documents", done.stdout)
+        self.assertEqual(bytes_of(self.path("other")), expected)
+
+    def test_damaged_inputs(self):
+        content = gzip.compress(self.path("docs.jsonl").read_bytes())
+        self.path("cut.gz").write_bytes(content[:-20])
+        self.path("wrong.gz").write_bytes(content[:30] + bytes(100) + content[130:])
+        self.path("no.csv").write_text("id,body\n1,x\n", encoding="utf-8")
+        self.path("latin.txt").write_bytes(b"one\ntwo\n\xe9\n")
+        for name, messages in [("cut.gz", ["cut.gz: the compressed data", "truncated?"]),
+                               ("wrong.gz", "wrong.gz: the compressed data cannot be read"),
+                               ("no.csv", 'no.csv, line 1: the header has no column "text"'),
+                               ("latin.txt", "latin.txt, line 3: not UTF-8: byte 0xe9"), ("x*", "no file matches")]:
+            with self.subTest(name=name):
+                self.refuse(DATA, messages, "data", "pack", name, "--out", "bad", "--tokenizer", "t.json")
+                self.assertEqual(list(self.folder.glob("bad*")), [])
+        self.pack("latin.txt", more=["--replace-invalid"])
+        self.assertEqual(self.documents_of(), ["one\ntwo\n\ufffd\n"])
+
+    def test_bad_lines_are_shown_and_left_out_where_asked(self):
+        lines = ['{"text": "good"}', "{", '{"text": 3}', '{"text": "\\ud800 lone"}', '{"text": "\\udc00"}',
+                 '{"text": "also good"}']
+        self.path("in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        self.refuse(DATA, "in.jsonl, line 2: not valid JSON", "data", "pack", "in.jsonl", "--out", "out", "--tokenizer",
+                    "t.json")
+        result = self.run_gptrain("data", "pack", "in.jsonl", "--out", "out", "--tokenizer", "t.json", "--on-bad-line",
+                                  "skip")
+        self.assertEqual(result.code, 0, result.err)
+        for message in ("in.jsonl, line 2: not valid JSON", "line 3: member", "line 4: not valid JSON",
+                        "line 5: not valid JSON", "4 documents that could not be read"):
+            self.assertIn(message, result.err)
+        self.assertEqual(self.documents_of(), ["good", "also good"])
+
+
+class Packing(TokenizerCase):
+    def test_end_tokens(self):
+        self.write_jsonl("a.jsonl", ["the", "", "fox"])
+        tokens, _ = self.pack("a.jsonl", more=["--append-eod"])
+        self.assertEqual(tokens[-2:], b"\0\0")  # <|endoftext|> has the id 0
+        self.assertEqual(len(self.documents_of()), 2)
+
+    def test_a_long_text_does_not_depend_on_threads_or_blocks(self):
+        text = " ".join(documents(9000))
+        self.assertGreater(len(text), 1 << 20)
+        self.path("a.txt").write_text(text, encoding="utf-8")
+        self.write_jsonl("a.jsonl", [text])
+        expected = self.pack("a.jsonl")
+        for threads in ("1", "2", "4"):
+            self.assertEqual(self.pack("a.txt", more=["--threads", threads]), expected)
+
+    def test_parts_take_every_nth_file(self):
+        for i in range(5):
+            self.path(f"{i}.txt").write_text(f"text {i}", encoding="utf-8")
+        self.pack(*(f"{i}.txt" for i in range(5)), more=["--part", "2/3"])
+        self.assertEqual(self.documents_of(), ["text 1", "text 4"])
+        self.refuse(USAGE, "4/3 is not I/N", "data", "pack", "0.txt", "--out", "x", "--tokenizer", "bytes", "--part",
+                    "4/3")
+
+    def test_a_killed_pack_goes_on(self):
+        self.write_jsonl("big.jsonl", documents(20000))
+        self.path("big.gz").write_bytes(gzip.compress(self.path("big.jsonl").read_bytes(), 1))
+        command = ["data", "pack", "big.gz", "big.jsonl", "--tokenizer", "t.json", "--shards-of", "200000",
+                   "--append-eod"]
+        self.succeed(*command, "--out", "whole")
+        names = sorted(path.name.removeprefix("whole") for path in self.folder.glob("whole-*"))
+        self.assertGreater(len(names), 10)
+        killed = 0
+        for moment in range(20):
+            for path in self.folder.glob("k*"):
+                path.unlink()
+            process = subprocess.Popen([EXECUTABLE, *command, "--out", "k", "--threads", str(moment % 4 + 1)],
+                                       cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wanted = moment * len(names) // 40
+            while process.poll() is None and len(list(self.folder.glob("k-*.idx"))) < wanted:
+                time.sleep(0.001)
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+            self.succeed(*command, "--out", "k", "--resume")
+            self.assertEqual(sorted(path.name.removeprefix("k") for path in self.folder.glob("k-*")), names)
+            for name in names:
+                self.assertEqual(self.path(f"k{name}").read_bytes(), self.path(f"whole{name}").read_bytes(), name)
+        self.assertGreater(killed, 5)
+        self.assertIn("was finished", self.succeed(*command, "--out", "k", "--resume"))
+        self.refuse(USAGE, "--resume: k was begun with another shard_tokens", *command, "--out", "k", "--resume",
+                    "--shards-of", "300000")
+        self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",
+                    "--tokenizer", "bytes", "--resume")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,271 @@
+// The check of what timing chose, with substitutes for a library's algorithms: right ones, wrong ones, and one that
+// answers differently the second time.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "base/fp8.h"
+#include "base/philox.h"
+#include "catch.h"
+#include "kernels/elements.h"
+#include "product_check.h"
+
+using namespace gptrain;
+
+namespace {
+
+const ProductCheck check(Stream{}, [](void* host, const void* device, int64_t bytes) {
+  std::memcpy(host, device, static_cast<size_t>(bytes));
+});
+
+// A matrix and its memory.
+struct Held {
+  std::vector<std::byte> memory;
+  Matrix matrix;
+
+  Held(DType dtype, int64_t rows, int64_t cols, uint32_t seed, int64_t gap = 0)
+      : memory(static_cast<size_t>(rows * (cols + gap) * dtype_bytes(dtype))),
+        matrix(memory.data(), dtype, rows, cols, cols + gap) {
+    for (int64_t i = 0; i < rows * (cols + gap); ++i) {
+      const uint32_t word = philox({seed, 7}, {static_cast<uint32_t>(i), 0, 0, 0})[0];
+      set(i, static_cast<float>(word % 1024) / 512.0F - 1);
+    }
+  }
+  void set(int64_t place, float value) {
+    if (matrix.dtype == DType::f32) matrix.as<float>()[place] = value;
+    if (matrix.dtype == DType::bf16) matrix.as<bf16>()[place] = to_bf16(value);
+    if (matrix.dtype == DType::f8e4m3) matrix.as<f8e4m3>()[place] = to_fp8<f8e4m3>(value);
+    if (matrix.dtype == DType::f8e5m2) matrix.as<f8e5m2>()[place] = to_fp8<f8e5m2>(value);
+  }
+};
+
+// Of odd sizes, so that tiles at the edges are not full, and larger than the tiles that are looked at.
+constexpr int64_t rows = 550, cols = 540, depth = 70;
+
+struct Operands {
+  Held a, b, bias, c;
+  alignas(8) std::byte scratch[product_check_bytes];
+  Product product;
+
+  explicit Operands(DType result = DType::bf16, bool accumulate = false)
+      : a(DType::bf16, rows, depth, 1, 2),
+        b(DType::bf16, cols, depth, 2),
+        bias(DType::bf16, 1, cols, 3),
+        c(result, rows, cols, 4, 5),
+        product{
+            .a = a.matrix, .b = b.matrix, .bias = {}, .c = c.matrix, .b_transposed = true, .accumulate = accumulate} {}
+
+  std::string fault(const ExpectedProduct& expected, const std::function<void()>& run) {
+    return check.fault(expected, Matrix(), run, scratch);
+  }
+  std::string fault(const std::function<void()>& run) { return fault({.product = product}, run); }
+};
+
+Product without_last(const Product& product, int64_t terms) {
+  Product part = product;
+  part.a = product.a.column_range(0, depth - terms);
+  part.b = product.b.column_range(0, depth - terms);
+  return part;
+}
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("a sound algorithm has no fault") {
+  for (const DType result : {DType::bf16, DType::f32}) {
+    for (const bool accumulate : {false, true}) {
+      Operands operands(result, accumulate);
+      CHECK(operands.fault([&] { cuda_run(operands.product, Stream{}); }).empty());
+      operands.product.bias = operands.bias.matrix;
+      CHECK(operands.fault([&] { cuda_run(operands.product, Stream{}); }).empty());
+    }
+  }
+}
+
+TEST_CASE("an algorithm that leaves out the end of the depth is found") {
+  for (const DType result : {DType::bf16, DType::f32}) {
+    for (const int64_t terms : {1, 22}) {
+      if (result == DType::bf16 && terms == 1) continue;  // no more than a rounding, here and there
+      Operands operands(result, result == DType::f32);
+      const std::string fault = operands.fault([&] { cuda_run(without_last(operands.product, terms), Stream{}); });
+      CHECK(holds(fault, "times what rounding explains"));
+    }
+  }
+}
+
+TEST_CASE("an algorithm that is wrong in the last rows or columns only is found") {
+  for (const auto& [row, col] : {std::pair{rows - 1, int64_t{0}}, {int64_t{0}, cols - 1}, {rows - 1, cols - 1}}) {
+    Operands operands;
+    const auto run = [&, row = row, col = col] {
+      cuda_run(operands.product, Stream{});
+      operands.c.set(row * operands.c.matrix.stride + col, 300);
+    };
+    CHECK(holds(operands.fault(run), "times what rounding explains"));
+  }
+}
+
+TEST_CASE("an algorithm that adds where it must not, or does not where it must, is found") {
+  for (const bool accumulate : {false, true}) {
+    Operands operands(DType::f32, accumulate);
+    Product other = operands.product;
+    other.accumulate = !accumulate;
+    CHECK_FALSE(operands.fault([&] { cuda_run(other, Stream{}); }).empty());
+  }
+}
+
+TEST_CASE("elements that an algorithm does not write are found, wherever they are") {
+  for (const int64_t row : {int64_t{0}, rows / 2 + 7, rows - 1}) {
+    Operands operands;
+    const auto run = [&] {
+      std::vector<std::byte> before(operands.c.memory);
+      cuda_run(operands.product, Stream{});
+      const auto at = static_cast<size_t>((row * operands.c.matrix.stride + 13) * dtype_bytes(DType::bf16));
+      std::memcpy(&operands.c.memory[at], &before[at], 3 * sizeof(bf16));
+    };
+    CHECK(operands.fault(run) == "it leaves 3 elements of the result as they were");
+  }
+}
+
+TEST_CASE("an algorithm that answers differently the second time is found, wherever it does") {
+  for (const int64_t row : {int64_t{0}, rows / 2 + 7, rows - 1}) {
+    Operands operands;
+    int runs = 0;
+    const auto run = [&] {
+      cuda_run(operands.product, Stream{});
+      bf16& element = operands.c.matrix.as<bf16>()[row * operands.c.matrix.stride + 13];
+      if (++runs > 1) element.bits ^= 1;  // less than any tolerance
+    };
+    CHECK(operands.fault(run) == "it gives other bits when it runs again");
+    CHECK(runs == 2);
+  }
+}
+
+TEST_CASE("products with an activation are checked with what they keep of it") {
+  Operands operands;
+  operands.product.bias = operands.bias.matrix;
+  Held pre_activation(DType::bf16, rows, cols, 5);
+  Product product = operands.product;
+  product.c = pre_activation.matrix;
+  const ActivationForward activation{
+      .kind = ActivationKind::gelu_tanh, .x = pre_activation.matrix, .bias = {}, .y = operands.c.matrix};
+  const ExpectedProduct expected{
+      .product = operands.product, .end = ProductEnd::gelu, .pre_activation = pre_activation.matrix};
+  const auto sound = [&] {
+    cuda_run(product, Stream{});
+    cuda_run(activation, Stream{});
+  };
+  CHECK(operands.fault(expected, sound).empty());
+  const auto without_bias = [&] {
+    Product other = product;
+    other.bias = {};
+    cuda_run(other, Stream{});
+    cuda_run(activation, Stream{});
+  };
+  CHECK(holds(operands.fault(expected, without_bias), "times what rounding explains"));
+  const auto nothing_kept = [&] {
+    sound();
+    start_result(pre_activation.matrix, false, Stream{});
+  };
+  CHECK(holds(operands.fault(expected, nothing_kept), "as they were"));
+}
+
+TEST_CASE("products with an activation's gradient are checked") {
+  Operands operands;
+  const Held pre_activation(DType::bf16, rows, cols, 5);
+  const ActivationBackward slope{.kind = ActivationKind::gelu_tanh,
+                                 .x = pre_activation.matrix,
+                                 .bias = {},
+                                 .dy = operands.c.matrix,
+                                 .dx = operands.c.matrix};
+  const ExpectedProduct expected{
+      .product = operands.product, .end = ProductEnd::gelu_slope, .pre_activation = pre_activation.matrix};
+  CHECK(operands
+            .fault(expected,
+                   [&] {
+                     cuda_run(operands.product, Stream{});
+                     cuda_run(slope, Stream{});
+                   })
+            .empty());
+  CHECK_FALSE(operands.fault(expected, [&] { cuda_run(operands.product, Stream{}); }).empty());
+}
+
+TEST_CASE("a bias gradient beside a weight's is checked") {
+  const Held dy(DType::bf16, depth, rows, 1), x(DType::bf16, depth, cols, 2);
+  Held dw(DType::f32, rows, cols, 3), d_bias(DType::f32, 1, rows, 4);
+  const Product product{
+      .a = dy.matrix, .b = x.matrix, .bias = {}, .c = dw.matrix, .a_transposed = true, .accumulate = true};
+  alignas(8) static std::byte scratch[product_check_bytes];
+  int64_t rows_to_sum = depth;
+  const auto run = [&] {
+    cuda_run(product, Stream{});
+    for (int64_t column = 0; column < rows; ++column) {
+      float sum = 0;
+      for (int64_t row = 0; row < rows_to_sum; ++row) sum += to_float(dy.matrix.as<bf16>()[row * rows + column]);
+      d_bias.set(column, sum);
+    }
+  };
+  CHECK(check.fault({.product = product}, d_bias.matrix, run, scratch).empty());
+  --rows_to_sum;
+  CHECK(holds(check.fault({.product = product}, d_bias.matrix, run, scratch), "times what rounding explains"));
+}
+
+TEST_CASE("FP8 products are checked with their scales") {
+  const Held a(DType::f8e5m2, rows, depth, 1), b(DType::f8e4m3, cols, depth, 2);
+  Held c(DType::f32, rows, cols, 3);
+  const float a_scale = 0.5F, b_scale = 3;
+  alignas(8) static std::byte scratch[product_check_bytes];
+  const ExpectedProduct expected{
+      .product = {.a = a.matrix, .b = b.matrix, .bias = {}, .c = c.matrix, .b_transposed = true},
+      .a_scale = &a_scale,
+      .b_scale = &b_scale};
+  float scale = a_scale * b_scale;
+  const auto run = [&] {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) {
+        float sum = 0;
+        for (int64_t k = 0; k < depth; ++k)
+          sum += to_float(a.matrix.as<f8e5m2>()[row * depth + k]) * to_float(b.matrix.as<f8e4m3>()[col * depth + k]);
+        c.set(row * cols + col, scale * sum);
+      }
+    }
+  };
+  CHECK(check.fault(expected, Matrix(), run, scratch).empty());
+  scale = a_scale;
+  CHECK(holds(check.fault(expected, Matrix(), run, scratch), "times what rounding explains"));
+}
+
+TEST_CASE("the fastest sound candidate is used, and those before it are struck out by name") {
+  Operands operands;
+  int runs_of_unsteady = 0;
+  struct Candidate {
+    std::string name;
+    float milliseconds;
+    std::function<void()> run;
+  };
+  const auto sound = [&] { cuda_run(operands.product, Stream{}); };
+  const auto unsteady = [&] {
+    sound();
+    if (++runs_of_unsteady > 1) operands.c.matrix.as<bf16>()->bits ^= 1;
+  };
+  const std::vector<Candidate> candidates{{"slow", 9, sound},
+                                          {"unsteady", 3, unsteady},
+                                          {"cut", 1, [&] { cuda_run(without_last(operands.product, 22), Stream{}); }},
+                                          {"usual", 5, sound},
+                                          {"hardly faster than usual", 4.95F, sound}};
+  std::vector<std::string> struck;
+  const auto fault_of = [&](const Candidate& candidate) { return operands.fault(candidate.run); };
+  const auto strike = [&](const Candidate& candidate, const std::string& fault) {
+    struck.push_back(candidate.name + (fault.empty() ? "" : ", with a reason"));
+  };
+  const auto best = fastest_sound(candidates, 0.98F, fault_of, strike);
+  REQUIRE(best);
+  CHECK(best->name == "usual");
+  CHECK(struck == std::vector<std::string>{"cut, with a reason", "unsteady, with a reason"});
+
+  struck.clear();
+  const auto none = fastest_sound(std::vector<Candidate>{candidates[2]}, 0.98F, fault_of, strike);
+  CHECK_FALSE(none.has_value());
+  CHECK(struck.size() == 1);
+}

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Registers, stack, spills, shared memory and blocks per multiprocessor of every CUDA kernel, as ptxas reports them for
+# one architecture; where cuobjdump is, instructions that touch local memory, too. Needs nvcc and no GPU. Kernels of a
+# training step are marked, with the shapes that they are launched in: those that the host harness launches in steps of
+# small models as wide as GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L).
+#   tools/kernel_report.sh [--arch 90a] [--harness build/tests/parity/gptrain_cuda_host]
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+arch=90a harness=build/tests/parity/gptrain_cuda_host
+while (($#)); do
+  case "$1 ${2:-}" in
+    '--arch '[0-9]*) arch=$2 ;;
+    '--harness '?*) harness=$2 ;;
+    *) die "usage: tools/kernel_report.sh [--arch 90a] [--harness PROGRAM]" ;;
+  esac
+  shift 2
+done
+PATH=$PATH:${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}/bin
+command -v nvcc >/dev/null || die 'there is no nvcc'
+
+folder=build/kernel-report/sm_$arch
+mkdir -p "$folder"
+newest=$(find cuda src/base src/ops -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)
+
+# What is older than its source or any header is compiled again.
+compile() { # SOURCE
+  local name
+  name=$(basename "$1" .cu)
+  if [[ $folder/$name.txt -nt $1 && $folder/$name.txt -nt $newest ]]; then return; fi
+  nvcc -cubin -O3 -std=c++20 --expt-relaxed-constexpr --extended-lambda -I cuda -I src \
+    -gencode "arch=compute_$arch,code=sm_$arch" -Xptxas -v "$1" -o "$folder/$name.cubin" >"$folder/$name.part" 2>&1 ||
+    { cat "$folder/$name.part" >&2; return 1; }
+  mv "$folder/$name.part" "$folder/$name.txt"
+}
+export -f compile
+export folder arch newest
+printf '%s\n' cuda/kernels/*.cu | xargs -P "$(nproc)" -I{} bash -c 'compile {}'
+if command -v cuobjdump >/dev/null; then
+  for cubin in "$folder"/*.cubin; do cuobjdump -sass "$cubin" >"${cubin%.cubin}.sass"; done
+fi
+
+# step NAME CONFIG-LINES: the launches of a step on the harness, in $folder/NAME.launches
+step() {
+  local run=$folder/run-$1
+  rm -rf "$run" "$folder/$1.launches"
+  mkdir -p "$run"
+  seq 2000 >"$run/text.txt"
+  "$harness" data pack "$run/text.txt" --out "$run/tokens" --tokenizer bytes >"$run/log"
+  printf '{"model": {%s, "num_layers": 1, "vocab_size": 1000, "sequence_length": 64}, "batch": {"global": 2, "micro": 1},
+    "data": {"train": [{"path": "%s/tokens"}]}, "precision": {"compute": "bf16"%s}, "checkpoint": {"every_steps": 0},
+    "optimizer": {"lr": 1e-3}, "schedule": {"type": "constant"}, "run": {"steps": 2, "out": "%s/out", "device": "cuda"}}\n' "$2" "$run" "$3" "$run" >"$run/config.json"
+  GPTRAIN_LAUNCH_LOG=$folder/$1.launches "$harness" train "$run/config.json" >"$run/log" 2>&1 ||
+    { cat "$run/log" >&2; die "the harness could not run the step $1"; }
+}
+if [[ -x $harness ]]; then
+  gpt2='"hidden_size": 768, "num_heads": 12'
+  step G "$gpt2" ''
+  step 8 "$gpt2" ', "linears": "fp8"'
+  step L '"hidden_size": 768, "num_heads": 12, "num_kv_heads": 4, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": false, "tied_head": false' ''
+else
+  say "there is no $harness: no kernel is marked (ninja -C build tests/parity/gptrain_cuda_host)"
+fi
+python3 tools/kernel_table.py "$folder" "$harness"
