@@ -28,6 +28,15 @@ std::string file_name_part(std::string_view text) {
   return part;
 }
 
+// gptrain's, as the XDG base directory specification asks; empty where the user has none.
+fs::path user_cache_folder() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  const char* const home = std::getenv("HOME");
+  if (cache != nullptr && fs::path(cache).is_absolute()) return fs::path(cache) / "gptrain";
+  if (home == nullptr || *home == '\0') return {};
+  return fs::path(home) / ".cache" / "gptrain";
+}
+
 // Runs and ranks may write the same file at the same time.
 fs::path temporary_of(const fs::path& file) {
   static std::atomic<int> count{0};
@@ -112,15 +121,10 @@ std::string AlgorithmRecord::write(const fs::path& file) const {
   return "";
 }
 
-fs::path AlgorithmRecord::cache_file() const {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  fs::path folder = cache == nullptr ? "" : cache;
-  if (!folder.is_absolute()) {  // as the XDG base directory specification asks
-    if (home == nullptr || *home == '\0') return {};
-    folder = fs::path(home) / ".cache";
-  }
-  return folder / "gptrain" / fmt::format("products-{}-{}.json", file_name_part(device_), file_name_part(library_));
+fs::path AlgorithmRecord::cache_file(const std::string& cache) const {
+  const fs::path folder = cache == "auto" ? user_cache_folder() : cache == "none" ? fs::path() : fs::path(cache);
+  if (folder.empty()) return {};
+  return folder / fmt::format("products-{}-{}.json", file_name_part(device_), file_name_part(library_));
 }
 
 }  // namespace gptrain

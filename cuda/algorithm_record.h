@@ -32,9 +32,9 @@ class AlgorithmRecord {
   // as needed; what cannot be read is overwritten. Returns a sentence for a warning when it cannot be written.
   std::string write(const std::filesystem::path& file) const;
 
-  // $XDG_CACHE_HOME/gptrain/products-DEVICE-LIBRARY.json, in $HOME/.cache where that is not set to an absolute path;
-  // empty where HOME is not set either.
-  std::filesystem::path cache_file() const;
+  // CACHE/products-DEVICE-LIBRARY.json of a folder. `cache` may also be "none": empty; or "auto": the folder gptrain in
+  // $XDG_CACHE_HOME, or in $HOME/.cache where that is not set to an absolute path; empty where HOME is not set either.
+  std::filesystem::path cache_file(const std::string& cache) const;
 
  private:
   // Why the text is of no use, or nothing.

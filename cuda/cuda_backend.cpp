@@ -34,9 +34,9 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device)
+  CudaBackend(int device, const std::string& algorithm_cache)
       : runtime_(make_runtime(device)),
-        products_(make_products(runtime_->stream())),
+        products_(make_products(runtime_->stream(), algorithm_cache)),
         fused_attention_(make_fused_attention(runtime_->stream())) {}
 
   const Target& target() const override { return runtime_->target(); }
@@ -183,6 +183,8 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(int device) { return std::make_unique<CudaBackend>(device); }
+std::unique_ptr<Backend> make_cuda_backend(int device, const std::string& algorithm_cache) {
+  return std::make_unique<CudaBackend>(device, algorithm_cache);
+}
 
 }  // namespace gptrain

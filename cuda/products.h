@@ -16,9 +16,10 @@
 //
 // What timing chose is checked before it is used (product_check.h); where it is wrong, the next fastest is taken.
 //
-// What was timed is kept in AlgorithmRecord::cache_file, so that the next run on such a device need not choose again.
-// No algorithm is taken that wants more workspace than is planned, whose bits may differ from run to run, or that
-// rounds partial sums to 16 bits: of those that split a sum, only the ones that add f32 parts in a step of their own.
+// What was timed is kept in AlgorithmRecord::cache_file (run.algorithm_cache), so that the next run on such a device
+// need not choose again. No algorithm is taken that wants more workspace than is planned, whose bits may differ from
+// run to run, or that rounds partial sums to 16 bits: of those that split a sum, only the ones that add f32 parts in a
+// step of their own.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +65,7 @@ class Products {
   virtual std::string take_warnings() = 0;
 };
 
-// On the calling thread's current device. Throws Error(device).
-std::unique_ptr<Products> make_products(Stream stream);
+// On the calling thread's current device. `algorithm_cache`: as make_cuda_backend's. Throws Error(device).
+std::unique_ptr<Products> make_products(Stream stream, const std::string& algorithm_cache);
 
 }  // namespace gptrain

@@ -16,6 +16,6 @@ std::string why_no_cuda_device() { return "this build of gptrain has no CUDA: bu
 
 Target cuda_target(int) { throw_no_cuda(); }
 
-std::unique_ptr<Backend> make_cuda_backend(int) { throw_no_cuda(); }
+std::unique_ptr<Backend> make_cuda_backend(int, const std::string&) { throw_no_cuda(); }
 
 }  // namespace gptrain

@@ -104,7 +104,7 @@ float Algorithms::Event::milliseconds_since(const Event& before) const {
   return milliseconds;
 }
 
-Algorithms::Algorithms(Stream stream)
+Algorithms::Algorithms(Stream stream, const std::string& cache)
     : stream_(stream),
       check_(stream,
              [stream](void* host, const void* device, int64_t bytes) {
@@ -114,7 +114,7 @@ Algorithms::Algorithms(Stream stream)
              }),
       record_(empty_record()),
       timed_(record_),
-      cache_file_(timed_.cache_file()) {
+      cache_file_(timed_.cache_file(cache)) {
   if (!cache_file_.empty()) warn(timed_.read(cache_file_));
   check_cublas(cublasLtCreate(&library_), "starting the library");
 }

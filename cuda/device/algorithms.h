@@ -74,7 +74,7 @@ struct Expected {
 // All functions that take a product want its descriptors complete. Throws Error(device).
 class Algorithms {
  public:
-  explicit Algorithms(Stream stream);
+  Algorithms(Stream stream, const std::string& cache);  // of run.algorithm_cache
   ~Algorithms() { cublasLtDestroy(library_); }
   Algorithms(const Algorithms&) = delete;
   Algorithms& operator=(const Algorithms&) = delete;

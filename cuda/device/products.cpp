@@ -40,7 +40,8 @@ namespace {
 
 class CublasProducts final : public Products {
  public:
-  explicit CublasProducts(Stream stream) : stream_(stream), algorithms_(stream), scaled_(algorithms_) {}
+  CublasProducts(Stream stream, const std::string& algorithm_cache)
+      : stream_(stream), algorithms_(stream, algorithm_cache), scaled_(algorithms_) {}
 
   void run(const LinearForward& op, std::byte* scratch, int64_t bytes) override { run_op(op, scratch, bytes); }
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t bytes) override { run_op(op, scratch, bytes); }
@@ -181,6 +182,8 @@ Served& CublasProducts::served(const Call& call) {
 
 }  // namespace
 
-std::unique_ptr<Products> make_products(Stream stream) { return std::make_unique<CublasProducts>(stream); }
+std::unique_ptr<Products> make_products(Stream stream, const std::string& algorithm_cache) {
+  return std::make_unique<CublasProducts>(stream, algorithm_cache);
+}
 
 }  // namespace gptrain

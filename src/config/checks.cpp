@@ -42,7 +42,7 @@ class Settler {
     check_tensor_parallel();
     settle_batch();
     settle_precision();
-    check_schedule();
+    check_lr_curve();
     check_totals();
     check_size();
     check_used();
@@ -307,22 +307,22 @@ class Settler {
     }
   }
 
-  void check_schedule() {
-    const ScheduleConfig& schedule = config_.schedule;
+  void check_lr_curve() {
+    const LrCurveConfig& curve = config_.lr_curve;
     const int64_t steps = config_.run.steps;
-    if (sound({"schedule.warmup_steps", "run.steps"}) && schedule.warmup_steps > steps) {
+    if (sound({"schedule.warmup_steps", "run.steps"}) && curve.warmup_steps > steps) {
       fault("schedule.warmup_steps", fmt::format("must be at most run.steps = {}", steps), fmt::format("{}", steps));
     }
-    if (schedule.type == ScheduleKind::wsd &&
+    if (curve.type == LrCurve::wsd &&
         sound({"schedule.type", "schedule.decay_steps", "schedule.warmup_steps", "run.steps"}) &&
-        schedule.decay_steps > steps - schedule.warmup_steps) {
-      const int64_t most = steps - schedule.warmup_steps;
+        curve.decay_steps > steps - curve.warmup_steps) {
+      const int64_t most = steps - curve.warmup_steps;
       fault("schedule.decay_steps",
-            fmt::format("must be at most run.steps - schedule.warmup_steps = {} - {}", steps, schedule.warmup_steps),
+            fmt::format("must be at most run.steps - schedule.warmup_steps = {} - {}", steps, curve.warmup_steps),
             most > 0 ? fmt::format("{}", most) : "fewer schedule.warmup_steps");
     }
-    if (schedule.type != ScheduleKind::constant && sound({"schedule.type", "schedule.min_lr", "optimizer.lr"}) &&
-        schedule.min_lr > config_.optimizer.lr) {
+    if (curve.type != LrCurve::constant && sound({"schedule.type", "schedule.min_lr", "optimizer.lr"}) &&
+        curve.min_lr > config_.optimizer.lr) {
       fault("schedule.min_lr", fmt::format("must be at most optimizer.lr = {}", config_.optimizer.lr),
             fmt::format("{}", config_.optimizer.lr));
     }

@@ -325,14 +325,14 @@ Builder betas_field() {
   return builder;
 }
 
-void add_optimizer_and_schedule(std::vector<Field>& table) {
+void add_optimizer_and_lr_curve(std::vector<Field>& table) {
   const auto section = &RunConfig::optimizer;
   using O = OptimizerConfig;
-  using S = ScheduleConfig;
+  using S = LrCurveConfig;
   const Dependency wsd{"schedule.type", "schedule.type is wsd",
-                       [](const RunConfig& config) { return config.schedule.type == ScheduleKind::wsd; }};
+                       [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
   const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
-                          [](const RunConfig& config) { return config.schedule.type != ScheduleKind::constant; }};
+                          [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
   table.insert(table.end(),
                {
                    words<O, OptimizerKind>("optimizer.type", section, &O::type, {{"adamw", OptimizerKind::adamw}}, {},
@@ -348,22 +348,22 @@ void add_optimizer_and_schedule(std::vector<Field>& table) {
                          "decoupled decay per unit of learning rate; never of norms and biases"),
                    field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
                          "largest global norm of the gradients; 0: no clipping"),
-                   words<S, ScheduleKind>("schedule.type", &RunConfig::schedule, &S::type,
-                                          {{"constant", ScheduleKind::constant},
-                                           {"linear", ScheduleKind::linear},
-                                           {"cosine", ScheduleKind::cosine},
-                                           {"wsd", ScheduleKind::wsd}},
-                                          {}, "course of the learning rate after warm-up; wsd: warm-up, stable, decay")
+                   words<S, LrCurve>("schedule.type", &RunConfig::lr_curve, &S::type,
+                                     {{"constant", LrCurve::constant},
+                                      {"linear", LrCurve::linear},
+                                      {"cosine", LrCurve::cosine},
+                                      {"wsd", LrCurve::wsd}},
+                                     {}, "course of the learning rate after warm-up; wsd: warm-up, stable, decay")
                        .changeable(),
-                   field("schedule.warmup_steps", &RunConfig::schedule, &S::warmup_steps, IntegerRule{0, max_steps, {}},
+                   field("schedule.warmup_steps", &RunConfig::lr_curve, &S::warmup_steps, IntegerRule{0, max_steps, {}},
                          "steps of linear warm-up")
                        .changeable(),
-                   field("schedule.decay_steps", &RunConfig::schedule, &S::decay_steps, IntegerRule{1, max_steps, {}},
+                   field("schedule.decay_steps", &RunConfig::lr_curve, &S::decay_steps, IntegerRule{1, max_steps, {}},
                          "steps of the final decay")
                        .required("100")
                        .only_with(wsd)
                        .changeable(),
-                   field("schedule.min_lr", &RunConfig::schedule, &S::min_lr, NumberRule{.min = 0, .max = 10},
+                   field("schedule.min_lr", &RunConfig::lr_curve, &S::min_lr, NumberRule{.min = 0, .max = 10},
                          "learning rate at the end")
                        .only_with(decays)
                        .changeable(),
@@ -449,6 +449,10 @@ void add_run(std::vector<Field>& table) {
           field("run.thread_independent", section, &R::thread_independent, BooleanRule{},
                 "same bits for any number of CPU threads; slower with many threads or few tokens")
               .changeable(),
+          field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
+                "folder of timed algorithms of GPU matrix products, which decide bits: read, and added to; auto: "
+                "gptrain in the user's cache folder; none: timed in each run; a checkpoint's own come first")
+              .changeable(),
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
               .changeable(),
@@ -468,7 +472,7 @@ std::vector<Field> make_table() {
   add_model(table);
   add_data_and_batch(table);
   add_parallel_and_precision(table);
-  add_optimizer_and_schedule(table);
+  add_optimizer_and_lr_curve(table);
   add_memory_checkpoint_log(table);
   add_run(table);
   for (Field& row : table) {

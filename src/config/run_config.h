@@ -85,8 +85,9 @@ struct OptimizerConfig {
   double clip_norm = 1.0;  // 0: no clipping
 };
 
-struct ScheduleConfig {
-  ScheduleKind type = ScheduleKind::constant;
+// The section `schedule`: the learning rate's course over the steps.
+struct LrCurveConfig {
+  LrCurve type = LrCurve::constant;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // wsd: steps of the final decay
   double min_lr = 0;
@@ -120,11 +121,12 @@ struct RunSettings {
   uint64_t seed = 1;
   std::string out;
   DeviceKind device = DeviceKind::automatic;
-  int64_t threads = 0;               // 0: every core the process may use
-  bool thread_independent = false;   // same bits for any number of threads
-  int64_t max_skipped_steps = 10;    // in a row; more end the run with exit 6
-  int64_t validate_every_steps = 0;  // 0: at the end only
-  int64_t validation_samples = 64;   // sequences per validation
+  int64_t threads = 0;                   // 0: every core the process may use
+  bool thread_independent = false;       // same bits for any number of threads
+  std::string algorithm_cache = "auto";  // folder of the algorithms that were timed; auto: the user's; none
+  int64_t max_skipped_steps = 10;        // in a row; more end the run with exit 6
+  int64_t validate_every_steps = 0;      // 0: at the end only
+  int64_t validation_samples = 64;       // sequences per validation
 };
 
 struct RunConfig {
@@ -134,7 +136,7 @@ struct RunConfig {
   ParallelConfig parallel;
   PrecisionConfig precision;
   OptimizerConfig optimizer;
-  ScheduleConfig schedule;
+  LrCurveConfig lr_curve;
   MemoryConfig memory;
   CheckpointConfig checkpoint;
   LogConfig log;

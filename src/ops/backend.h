@@ -102,9 +102,9 @@ class Backend {
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
 
 // The CUDA backend on device number `device` of those that this process sees: own kernels, cuBLASLt, cuDNN. The calling
-// thread uses the device from then on. Error(device): there is no such device, it is too old, or this build has no
-// CUDA.
-std::unique_ptr<Backend> make_cuda_backend(int device);
+// thread uses the device from then on. `algorithm_cache`: as run.algorithm_cache, where the algorithms that are timed
+// are kept, and found. Error(device): there is no such device, it is too old, or this build has no CUDA.
+std::unique_ptr<Backend> make_cuda_backend(int device, const std::string& algorithm_cache = "auto");
 // 0 where there is none, no driver, or a build without CUDA.
 int num_cuda_devices();
 // What plans of such a backend are made for, without taking the device. Errors as above.

@@ -1,4 +1,4 @@
-// Learning-rate schedules: the rate of a step is a function of its number only.
+// The learning rate's curve: the rate of a step is a function of its number only.
 #pragma once
 
 #include <cstdint>

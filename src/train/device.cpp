@@ -38,7 +38,7 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
   if (num_devices == 0) return make_cpu_backend(num_threads, config.run.thread_independent);
   int earlier = 0;  // ranks of this node that chose before
   for (int rank = 0; rank < world.rank(); ++rank) earlier += world.host(rank) == world.host(world.rank()) ? 1 : 0;
-  return make_cuda_backend(earlier % num_devices);
+  return make_cuda_backend(earlier % num_devices, config.run.algorithm_cache);
 }
 
 }  // namespace

@@ -135,9 +135,9 @@ void FolderWatch::look() {
     fault_ = fmt::format("run.out = {}: {}", lock_->out().string(), wrong);
 }
 
-fs::path FolderWatch::place_to_save(const fs::path& out) {
+fs::path FolderWatch::place_to_save() {
   look();
-  if (lock_ == nullptr || fault_.empty()) return out;
+  if (lock_ == nullptr || fault_.empty()) return out_;
   if (chosen_.empty()) chosen_ = lock_->place_to_save();
   return chosen_;
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -54,7 +55,12 @@ class FolderLock {
 // run has a fault to tell, but loses no state: it stops at the next chance, and saves where it still can.
 class FolderWatch {
  public:
-  explicit FolderWatch(const FolderLock* lock) : lock_(lock) {}  // null on ranks that do not write
+  // `out`: run.out. The lock is borrowed, and null on ranks that do not write.
+  FolderWatch(std::filesystem::path out, const FolderLock* lock) : out_(std::move(out)), lock_(lock) {}
+
+  // Where the run writes: run.out until `move_to`.
+  const std::filesystem::path& out() const { return out_; }
+  void move_to(std::filesystem::path out) { out_ = std::move(out); }
 
   template <typename Write>
   void record(Write write) {
@@ -67,10 +73,11 @@ class FolderWatch {
   void look();  // after each step
   // Why nothing more can be written; empty if all is well.
   const std::string& fault() const { return fault_; }
-  // Where checkpoints go: `out` as long as all is well.
-  std::filesystem::path place_to_save(const std::filesystem::path& out);
+  // Where checkpoints go: `out` as long as all is well. On the rank that writes.
+  std::filesystem::path place_to_save();
 
  private:
+  std::filesystem::path out_;
   const FolderLock* lock_;
   std::string fault_;
   std::filesystem::path chosen_;  // once the folder is lost

@@ -116,4 +116,10 @@ double measure_copy_rate(Backend& backend) {
   return static_cast<double>(footprint(copy, backend.target()).bytes_moved) / median_seconds(backend, copy);
 }
 
+MachineLimits measure_limits(Backend& backend, DType compute, bool measure_copies) {
+  return {.compute = compute,
+          .matrix_flops = measure_matrix_rate(backend, compute),
+          .bytes_per_second = measure_copies ? measure_copy_rate(backend) : 0};
+}
+
 }  // namespace gptrain

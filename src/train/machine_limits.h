@@ -6,8 +6,15 @@
 
 namespace gptrain {
 
-// Each borrows memory of the device and gives it back, and leaves the backend without scratch memory. A run measures
-// before it takes its arenas, so that this is no part of what it takes and has only to fit by itself.
+// What this rank's speed is held against.
+struct MachineLimits {
+  DType compute;            // dtype of the matrix products
+  double matrix_flops;      // FLOP/s
+  double bytes_per_second;  // of copying memory; 0: not measured
+};
+
+// Each of what follows borrows memory of the device and gives it back, and leaves the backend without scratch memory. A
+// run measures before it takes its arenas, so that this is no part of what it takes and has only to fit by itself.
 constexpr int64_t measuring_bytes = int64_t{1} << 30;  // borrowed at most
 
 // FLOP/s of large products of random numbers in `dtype` on this backend, the median, measured now (a fraction of a
@@ -17,5 +24,8 @@ double measure_matrix_rate(Backend& backend, DType dtype);
 // Bytes/s, read and written together, of copies that are larger than caches, the median, measured now (a
 // fraction of a second).
 double measure_copy_rate(Backend& backend);
+
+// Both, but copies only where `measure_copies`.
+MachineLimits measure_limits(Backend& backend, DType compute, bool measure_copies);
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// The training loop: from a config to a trained model.
+// A run: from a config to a trained model.
 #pragma once
 
 #include <cstdint>

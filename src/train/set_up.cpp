@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
 #include "comm/agree.h"
+#include "comm/texts.h"
 #include "train/run_state.h"
 
 namespace gptrain {
@@ -127,12 +128,23 @@ RunData open_data(const RunConfig& config, Communicator* all, const World& world
   return std::move(*data);
 }
 
-std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend,
-                                        RankGroups& groups, const World& world) {
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
+                                        const World& world) {
   std::unique_ptr<TrainingStep> step;
   agree_on(groups.group(GroupKind::world), world,
            [&] { step = std::make_unique<TrainingStep>(std::move(design), backend, groups); });
   return step;
+}
+
+void choose_algorithms(TrainingStep& step, const std::optional<fs::path>& checkpoint, Communicator* all) {
+  Backend& backend = step.backend();
+  if (backend.algorithms().empty()) return;
+  if (checkpoint) {
+    const std::string saved = read_manifest(*checkpoint).algorithms;
+    if (!saved.empty()) backend.use_algorithms(saved);
+  }
+  step.choose_algorithms();
+  backend.use_algorithms(broadcast_text(all, backend.algorithms(), 0));
 }
 
 }  // namespace gptrain

@@ -38,8 +38,12 @@ struct RunData {
 RunData open_data(const RunConfig& config, Communicator* all, const World& world);
 
 // Error(device): no memory on some rank.
-std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend,
-                                        RankGroups& groups, const World& world);
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
+                                        const World& world);
+
+// Fixes which algorithms of a library serve the products, where the backend has a choice: the checkpoint's, so that the
+// run goes on with the same bits; what it does not name is chosen now, by rank 0 for all. Collective over `all`.
+void choose_algorithms(TrainingStep& step, const std::optional<std::filesystem::path>& checkpoint, Communicator* all);
 
 int ranks_on_this_host(const World& world);
 

@@ -3,20 +3,13 @@
 
 #include <vector>
 
-#include "base/dtype.h"
-#include "parallel/groups.h"
 #include "ops/timed_backend.h"
 #include "parallel/executor.h"
+#include "parallel/groups.h"
 #include "report/step_profile.h"
+#include "train/machine_limits.h"
 
 namespace gptrain {
-
-// Limits of the machine that a profile is held against.
-struct MachineLimits {
-  DType compute;            // dtype of the matrix products
-  double matrix_flops;      // FLOP/s
-  double bytes_per_second;  // of copying memory
-};
 
 // The step must run on `backend()` and be observed by this object. Between `finish` and the next `start` neither costs
 // more than a branch per op.

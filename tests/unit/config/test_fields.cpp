@@ -81,6 +81,7 @@ const std::map<std::string, Sample> samples = {
     {"run.device", {R"("cpu")", {}}},
     {"run.threads", {"3", {}}},
     {"run.thread_independent", {"true", {}}},
+    {"run.algorithm_cache", {R"("none")", {}}},
     {"run.max_skipped_steps", {"0", {}}},
     {"run.validate_every_steps", {"50", {R"(data.validation=[{"path": "v"}])"}}},
     {"run.validation_samples", {"8", {R"(data.validation=[{"path": "v"}])"}}},

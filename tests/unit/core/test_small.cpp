@@ -131,28 +131,28 @@ TEST_CASE("numbers for people") {
   CHECK(format_counted(2, "micro-batch") == "2 micro-batches");
 }
 
-TEST_CASE("learning rates at the corners of each schedule") {
+TEST_CASE("learning rates at the corners of each curve") {
   RunConfig config;
   config.optimizer.lr = 1.0;
   config.run.steps = 110;
-  config.schedule = {ScheduleKind::cosine, 10, 0, 0.1};
+  config.lr_curve = {LrCurve::cosine, 10, 0, 0.1};
   CHECK(learning_rate(config, 0) == Approx(0.1));
   CHECK(learning_rate(config, 9) == Approx(1.0));
   CHECK(learning_rate(config, 10) == Approx(1.0));
   CHECK(learning_rate(config, 109) == Approx(0.1));
   CHECK(learning_rate(config, 59) + learning_rate(config, 60) == Approx(1.1));  // symmetric about its middle
 
-  config.schedule.type = ScheduleKind::linear;
+  config.lr_curve.type = LrCurve::linear;
   CHECK(learning_rate(config, 10) == Approx(1.0));
   CHECK(learning_rate(config, 43) == Approx(0.7));
   CHECK(learning_rate(config, 109) == Approx(0.1));
 
-  config.schedule = {ScheduleKind::wsd, 10, 20, 0.0};
+  config.lr_curve = {LrCurve::wsd, 10, 20, 0.0};
   CHECK(learning_rate(config, 89) == Approx(1.0));
   CHECK(learning_rate(config, 90) == Approx(0.95));
   CHECK(learning_rate(config, 109) == Approx(0.0).margin(1e-12));
 
-  config.schedule = {ScheduleKind::constant, 0, 0, 0};
+  config.lr_curve = {LrCurve::constant, 0, 0, 0};
   CHECK(learning_rate(config, 0) == 1.0);
   CHECK(learning_rate(config, 109) == 1.0);
 }

@@ -1,0 +1,187 @@
+#include "train/loop.h"
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <string>
+#include <utility>
+
+#include "base/output.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/agree.h"
+#include "optim/learning_rate.h"
+#include "report/dry_run.h"
+#include "train/replicas.h"
+
+namespace gptrain {
+
+TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
+                           StepProfiler* profiler, std::shared_ptr<const StepDesign> design)
+    : context_(context),
+      profile_step_(options.profile_step.value_or(0)),
+      profiler_(profiler),
+      start_(choose_start(context.config, options, checkpoint_bytes(design->spec, context.config), context.all(),
+                          context.world)),
+      folder_(context.config.run.out, start_.lock.get()),
+      stop_(signals, folder_),
+      data_(open_data(context.config, context.all(), context.world)),
+      limits_(measure_limits(context.backend, context.config.precision.compute, profiler != nullptr)),
+      step_(make_step(std::move(design), context.backend, context.groups, context.world)),
+      reporter_(context, folder_, *step_, limits_, start_.last_step),
+      checkpoints_(context, folder_, *step_, reporter_) {
+  const Target& target = context.backend.target();
+  rings_ = step_->allocate_host(all_rings_bytes(context.config, target));
+  validation_.emplace(context, data_.validation, *step_, rings_->data() + prefetch_ring_bytes(context.config, target),
+                      reporter_, stop_);
+  choose_algorithms(*step_, start_.checkpoint, context.all());
+  reporter_.warn();
+  progress_ = checkpoints_.start(start_.checkpoint);
+  first_step_ = progress_.step;
+  agree_on(context.all(), context.world, [&] {
+    if (!context.leads()) return;
+    start_.lock->keep();
+    if (!start_.warning.empty()) print_err("warning: {}\n", start_.warning);
+    if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
+    reporter_.open(start_.checkpoint ? progress_.step : -1);
+  });
+}
+
+ExitCode TrainingLoop::run() {
+  if (progress_.step >= context_.config.run.steps) return find_nothing_to_do();
+  reporter_.announce();
+  validation_->warn_of_repeats();
+  if (validation_->is_due(progress_.step) && !reporter_.has_validation(progress_.step))
+    validation_->run(progress_.step);
+  run_steps();
+  if (progress_.step < start_.last_step) {
+    checkpoints_.save_at_end(progress_);
+    return stopped();
+  }
+  const bool validated = validation_->run(progress_.step);
+  checkpoints_.save_at_end(progress_);
+  if (progress_.skipped_in_a_row > 0) {
+    throw diverged(fmt::format("in the last {}; earlier checkpoints in {} are kept",
+                               format_counted(progress_.skipped_in_a_row, "step"),
+                               (folder_.out() / "checkpoints").string()));
+  }
+  if (!validated) return stopped();
+  if (context_.leads()) {
+    print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step,
+              folder_.out().string());
+  }
+  return ExitCode::finished;
+}
+
+void TrainingLoop::run_steps() {
+  PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
+                            prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+  while (begun_steps() < start_.last_step && !is_stopping()) {
+    begin_step(batches);
+    const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
+    while (step_->begun() > ahead) end_step();
+  }
+  while (step_->begun() > 0) end_step();
+}
+
+void TrainingLoop::begin_step(PrefetchedBatches& batches) {
+  const int64_t step = begun_steps() + 1;
+  const double waited_before = batches.waited_seconds();
+  const double lr = learning_rate(context_.config, step - 1);
+  StepProfiler* const profiler = step == profile_step_ ? profiler_ : nullptr;
+  if (profiler != nullptr) profiler->start();
+  context_.world.activity().set_step(step);
+  context_.world.activity().set_phase("step");
+  step_->begin(lr, batches, profiler, [this] { return stop_.is_wanted(); });
+  begun_.push_back({lr, batches.waited_seconds() - waited_before});
+}
+
+// Ends the oldest step that has begun, and does what is due after it.
+void TrainingLoop::end_step() {
+  const StepResult result = step_->end();
+  const BegunStep begun = begun_.front();
+  begun_.pop_front();
+  stop_.note(result.stop);
+  count(result);
+  std::optional<StepProfile> profile;
+  if (profiler_ != nullptr && progress_.step == profile_step_)
+    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_);
+  reporter_.report_step(progress_, result, begun);
+  folder_.look();
+  reporter_.warn();
+  if (profile) reporter_.report_profile(*profile);
+  do_what_is_due(result);
+  flush_lines();
+}
+
+void TrainingLoop::count(const StepResult& result) {
+  progress_.step += 1;
+  progress_.samples += context_.config.batch.global;
+  progress_.updates = result.updates;
+  progress_.skipped += result.skipped ? 1 : 0;
+  // A step that only lowers the loss scale neither counts as a failure nor makes up for one.
+  if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
+}
+
+void TrainingLoop::do_what_is_due(const StepResult& result) {
+  const RunConfig& config = context_.config;
+  if (progress_.skipped_in_a_row > config.run.max_skipped_steps) {
+    reporter_.write_page();
+    const std::string checkpoints =
+        context_.leads() && list_checkpoints(folder_.out()).empty()
+            ? "no checkpoint was saved before"
+            : fmt::format("the last checkpoint in {} is untouched", (folder_.out() / "checkpoints").string());
+    throw diverged(fmt::format("for {} in a row (run.max_skipped_steps = {}); {}",
+                               format_counted(progress_.skipped_in_a_row, "step"), config.run.max_skipped_steps,
+                               checkpoints));
+  }
+  const int64_t compare_every = config.comm.compare_every_steps;
+  if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, *step_, progress_.step);
+  const bool is_last = progress_.step == start_.last_step;
+  if (!is_last && validation_->is_due(progress_.step)) validation_->run(progress_.step);
+  checkpoints_.after_step(progress_, result.skipped, is_last);
+}
+
+// Whether what follows the step depends on its result, or on a device that has nothing else to do.
+bool TrainingLoop::needs_result(int64_t step) const {
+  const int64_t compare_every = context_.config.comm.compare_every_steps;
+  return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) ||
+         (compare_every > 0 && step % compare_every == 0) || step == profile_step_ || step + 1 == profile_step_;
+}
+
+// All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
+bool TrainingLoop::is_stopping() {
+  if (context_.all() == nullptr) return stop_.is_wanted();
+  if (!stop_.is_agreed() && begun_steps() == first_step_) stop_.agree(*step_);
+  return stop_.is_agreed();
+}
+
+// A crash or a stop after the last step may have kept the rest of the end from happening.
+ExitCode TrainingLoop::find_nothing_to_do() {
+  const bool validated = reporter_.has_validation(progress_.step) || validation_->run(progress_.step);
+  checkpoints_.retain();
+  reporter_.write_page();
+  if (!validated) return stopped();
+  const int64_t steps = context_.config.run.steps;
+  if (context_.leads() && progress_.step > steps) {
+    print_out("nothing to do: run.steps = {} is less than the checkpoint's step, {}\n", steps, progress_.step);
+  } else if (context_.leads()) {
+    print_out("nothing to do: step {} of {} is done\n", progress_.step, steps);
+  }
+  return ExitCode::finished;
+}
+
+ExitCode TrainingLoop::stopped() const {
+  if (!context_.leads()) return ExitCode::requeue;
+  if (profile_step_ > progress_.step) print_out("step {} was not reached, so there is no profile\n", profile_step_);
+  print_out("stopped by {} after step {}; the state is saved, go on with --resume latest\n", stop_.cause(),
+            progress_.step);
+  return ExitCode::requeue;
+}
+
+// What has happened on all ranks alike is said by one.
+Error TrainingLoop::diverged(const std::string& when) const {
+  return {ExitCode::diverged,
+          context_.leads() ? "training diverged: loss or gradients were not finite " + when : std::string()};
+}
+
+}  // namespace gptrain

@@ -1,0 +1,72 @@
+// The training loop of one rank.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "train/batches.h"
+#include "train/checkpointing.h"
+#include "train/folder.h"
+#include "train/machine_limits.h"
+#include "train/reporter.h"
+#include "train/run.h"
+#include "train/run_context.h"
+#include "train/run_state.h"
+#include "train/set_up.h"
+#include "train/signals.h"
+#include "train/step_profiler.h"
+#include "train/stop_request.h"
+#include "train/training_step.h"
+#include "train/validation.h"
+
+namespace gptrain {
+
+// Every rank of a world makes one and calls it alike.
+class TrainingLoop {
+ public:
+  // Takes the run's folder, opens the data, and sets the step to its first state, from a checkpoint or from scratch.
+  // Collective over the world. Borrows all but the design. `profiler`, where options.profile_step is given, is what the
+  // context's backend runs ops through, else null. Throws Error as choose_start, open_data, make_step and load_state
+  // do.
+  TrainingLoop(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
+               StepProfiler* profiler, std::shared_ptr<const StepDesign> design);
+
+  // Trains to the last step of this call, or until a stop. Returns finished, or requeue after a stop (the state is
+  // saved). Error(diverged), Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
+  ExitCode run();
+
+ private:
+  ExitCode find_nothing_to_do();
+  void run_steps();
+  bool is_stopping();
+  void begin_step(PrefetchedBatches& batches);
+  void end_step();
+  void count(const StepResult& result);
+  void do_what_is_due(const StepResult& result);
+  bool needs_result(int64_t step) const;
+  int64_t begun_steps() const { return progress_.step + step_->begun(); }
+  ExitCode stopped() const;
+  Error diverged(const std::string& when) const;
+
+  const RunContext& context_;
+  const int64_t profile_step_;  // 0: none
+  StepProfiler* const profiler_;
+  const Start start_;
+  FolderWatch folder_;
+  StopRequest stop_;
+  const RunData data_;
+  const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
+  std::unique_ptr<DeviceMemory> rings_;  // before the step, which may be copying from it until its end
+  const std::unique_ptr<TrainingStep> step_;
+  Reporter reporter_;
+  Checkpointing checkpoints_;
+  std::optional<Validation> validation_;  // from the constructor's end on
+  RunProgress progress_;
+  int64_t first_step_;           // steps done before this call
+  std::deque<BegunStep> begun_;  // the oldest first
+};
+
+}  // namespace gptrain

@@ -1,0 +1,154 @@
+#include "train/reporter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fmt/format.h>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/output.h"
+#include "base/units.h"
+#include "comm/texts.h"
+#include "config/load.h"
+#include "report/dry_run.h"
+#include "report/formulas.h"
+#include "report/run_page.h"
+#include "train/signals.h"
+
+namespace gptrain {
+
+namespace fs = std::filesystem;
+
+Reporter::Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step,
+                   const MachineLimits& limits, int64_t last_step)
+    : context_(context),
+      folder_(folder),
+      step_(step),
+      limits_(limits),
+      last_step_(last_step),
+      model_flops_per_step_(
+          static_cast<double>(model_flops_formula(context.config.model, context.config.batch.global))),
+      total_matrix_flops_(limits.matrix_flops) {
+  if (Communicator* const all = context_.all(); all != nullptr) {
+    std::vector<double> rates(static_cast<size_t>(all->size()));
+    all->all_gather(&limits.matrix_flops, rates.data(), 1, DType::f64);
+    total_matrix_flops_ = std::accumulate(rates.begin(), rates.end(), 0.0);
+  }
+}
+
+void Reporter::open(int64_t resumed_step) {
+  if (!context_.leads()) return;
+  const fs::path& out = folder_.out();
+  metrics_.emplace(out, resumed_step);
+  if (!metrics_->warning().empty()) print_err("warning: {}\n", metrics_->warning());
+  write_whole_file(out / "config.json", show_config(context_.config, ConfigText::for_any_ranks));
+  write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), step_.taken()));
+}
+
+void Reporter::announce() const {
+  if (!context_.leads()) return;
+  const RankGroups& groups = context_.groups;
+  const int64_t ranks = groups.mesh().world_size();
+  const Target& target = context_.backend.target();
+  const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
+                                                              : fmt::format("one {}", target.name);
+  if (ranks > 1) {
+    print_out("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
+              groups.mesh().size(MeshAxis::tensor), groups.num_copies(), context_.config.parallel.zero,
+              context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
+              dtype_name(limits_.compute));
+    if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())
+      print_out("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
+  } else {
+    print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
+              dtype_name(limits_.compute));
+  }
+  flush_lines();
+  warn_of_spread_tensor_groups();
+}
+
+// A tensor group exchanges activations all the time, which wants the links within a node.
+void Reporter::warn_of_spread_tensor_groups() const {
+  const RankGroups& groups = context_.groups;
+  const World& world = context_.world;
+  const std::vector<int64_t> ranks = group_ranks(context_.config, groups.mesh(), groups.rank(), GroupKind::tensor);
+  const std::string& first = world.host(static_cast<int>(ranks[0]));
+  for (const int64_t rank : ranks) {
+    const std::string& host = world.host(static_cast<int>(rank));
+    if (host == first) continue;
+    print_err(
+        "warning: the tensor group of rank {} spans nodes ({} and {}): parallel.tensor = {} is more than a node "
+        "holds\n",
+        groups.rank(), first, host, context_.config.parallel.tensor);
+    return;
+  }
+}
+
+void Reporter::warn() const {
+  std::istringstream warnings(context_.backend.take_warnings());
+  for (std::string line; context_.leads() && std::getline(warnings, line);) print_err("warning: {}\n", line);
+}
+
+void Reporter::report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun) {
+  const RunConfig& config = context_.config;
+  const double seconds = result.seconds;
+  // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
+  average_step_seconds_ =
+      average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
+  if (!context_.leads()) return;
+  if (progress.step % config.log.every_steps != 0 && progress.step != last_step_ && !result.skipped) return;
+  const StepMetrics metrics{.step = progress.step,
+                            .loss = result.loss,
+                            .grad_norm = result.grad_norm,
+                            .lr = begun.lr,
+                            .tokens = progress.samples * config.model.sequence_length,
+                            .samples = progress.samples,
+                            .step_seconds = seconds,
+                            .data_seconds = begun.data_seconds,
+                            .tokens_per_second = static_cast<double>(step_.counted_tokens()) / seconds,
+                            .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
+                            .peak_bytes = step_.taken().total(),
+                            .skipped = result.skipped,
+                            .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0};
+  folder_.record([&] { metrics_->write_step(metrics); });
+  const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);
+  print_out("{}\n", format_step_line(metrics, config.run.steps, context_.backend.target().memory_bytes, eta));
+}
+
+void Reporter::report_validation(int64_t step, double loss, int64_t sequences) {
+  if (!context_.leads()) return;
+  folder_.record([&] { metrics_->write_validation(step, loss); });
+  print_out("validation after step {}: loss {:.4f} over {}\n", step, std::isnan(loss) ? std::abs(loss) : loss,
+            format_counted(sequences, "sequence"));
+}
+
+void Reporter::report_profile(const StepProfile& profile) const {
+  if (!context_.leads()) return;
+  const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
+  write_whole_file(trace, step_profile_trace(profile));
+  print_out("{}trace: {}\n", step_profile_table(profile), trace.string());
+}
+
+void Reporter::sync_metrics() {
+  if (context_.leads()) folder_.record([&] { metrics_->sync(); });
+}
+
+bool Reporter::has_validation(int64_t step) const {
+  bool recorded = false;
+  if (context_.leads()) {
+    const RunHistory history = read_run_history(folder_.out() / "metrics.jsonl");
+    recorded = std::any_of(history.validations.begin(), history.validations.end(),
+                           [&](const RunHistory::Validation& validation) { return validation.step == step; });
+  }
+  return !broadcast_text(context_.all(), recorded ? "yes" : "", 0).empty();
+}
+
+void Reporter::write_page() const {
+  if (!context_.leads()) return;
+  const fs::path& out = folder_.out();
+  write_run_page(out, fmt::format("gptrain: {}", out.string()), show_config(context_.config));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,70 @@
+// What a run tells: lines on standard output, warnings on standard error, metrics, the profile and the report page.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "report/step_profile.h"
+#include "train/folder.h"
+#include "train/machine_limits.h"
+#include "train/metrics.h"
+#include "train/run_context.h"
+#include "train/run_state.h"
+#include "train/step_profiler.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// A step that has begun: what its result is reported with.
+struct BegunStep {
+  double lr;
+  double data_seconds;  // waiting for data
+};
+
+// Every rank has one and calls it alike; only rank 0 writes. Files go to where the folder is (FolderWatch::out). What
+// cannot be added to the metrics becomes the folder's fault, and the run goes on to its next chance to stop; other
+// files that cannot be written are an Error(usage).
+class Reporter {
+ public:
+  // Borrows all but `limits`, which are this rank's. `last_step`: of this call of gptrain. Collective over the world.
+  Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step, const MachineLimits& limits,
+           int64_t last_step);
+
+  // Opens the metrics and writes config.json and run.json. `resumed_step`: the step that the run goes on from; -1: it
+  // starts from scratch. Not collective. Before any of what follows, `announce` and `warn` apart.
+  void open(int64_t resumed_step);
+
+  // What the run computes on, and what of that is unwise.
+  void announce() const;
+  // What the backend has to say since the last call.
+  void warn() const;
+
+  // After a step; `progress` counts it. A line and a record where log.every_steps or the result asks for them.
+  void report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun);
+  // The mean loss over so many sequences, after a step.
+  void report_validation(int64_t step, double loss, int64_t sequences);
+  // A table on standard output, and trace-stepN.json. Error(usage).
+  void report_profile(const StepProfile& profile) const;
+
+  // What has been recorded survives a crash of the machine from here on.
+  void sync_metrics();
+  // Whether the metrics hold a validation after this step. Collective over the world; the same on all ranks.
+  bool has_validation(int64_t step) const;
+  // report.html, of all metrics so far. Error(usage).
+  void write_page() const;
+
+ private:
+  void warn_of_spread_tensor_groups() const;
+
+  const RunContext& context_;
+  FolderWatch& folder_;
+  const TrainingStep& step_;
+  const MachineLimits limits_;
+  const int64_t last_step_;
+  const double model_flops_per_step_;
+  double total_matrix_flops_;             // of all ranks, FLOP/s
+  double average_step_seconds_ = 0;       // 0: no step yet
+  std::optional<MetricsWriter> metrics_;  // on rank 0, once open
+};
+
+}  // namespace gptrain

@@ -1,0 +1,47 @@
+#include "train/validation.h"
+
+#include "base/output.h"
+#include "base/units.h"
+#include "train/batches.h"
+#include "train/step_design.h"
+
+namespace gptrain {
+
+Validation::Validation(const RunContext& context, const std::optional<Dataset>& data, TrainingStep& step,
+                       std::byte* ring, Reporter& reporter, StopRequest& stop)
+    : context_(context), data_(data), step_(step), ring_(ring), reporter_(reporter), stop_(stop) {}
+
+bool Validation::is_due(int64_t step) const {
+  const int64_t every = context_.config.run.validate_every_steps;
+  return every > 0 && step > 0 && step % every == 0;
+}
+
+void Validation::warn_of_repeats() const {
+  if (!context_.leads() || !data_) return;
+  const int64_t wanted = context_.config.run.validation_samples;
+  int64_t samples = 0;
+  for (const Dataset::SourceReport& source : data_->report(wanted)) samples += source.samples;
+  if (samples >= wanted) return;
+  print_err("warning: run.validation_samples = {}: data.validation holds {}, so some count more than once\n", wanted,
+            format_counted(samples, "sample"));
+}
+
+bool Validation::run(int64_t step) {
+  if (!data_ || validated_step_ == step) return true;
+  const RunConfig& config = context_.config;
+  const int64_t samples = config.run.validation_samples;
+  const DataPlace place = context_.place();
+  context_.world.activity().set_phase("validation");
+  PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
+  FirstSamples counted(batches, samples, config, place);
+  double sum = 0;
+  for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
+    if (stop_.agree(step_)) return false;
+    sum += step_.evaluate(1, counted);
+  }
+  validated_step_ = step;
+  reporter_.report_validation(step, sum / static_cast<double>(samples * config.model.sequence_length), samples);
+  return true;
+}
+
+}  // namespace gptrain

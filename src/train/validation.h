@@ -1,0 +1,42 @@
+// Validation in the course of a run: when it is due, and the loss.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "data/dataset.h"
+#include "train/reporter.h"
+#include "train/run_context.h"
+#include "train/stop_request.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// Every rank has one and calls it alike. Without validation data nothing is ever run.
+class Validation {
+ public:
+  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes.
+  Validation(const RunContext& context, const std::optional<Dataset>& data, TrainingStep& step, std::byte* ring,
+             Reporter& reporter, StopRequest& stop);
+
+  // Whether run.validate_every_steps asks for one after this step.
+  bool is_due(int64_t step) const;
+  // Rank 0 warns where the data hold fewer samples than run.validation_samples.
+  void warn_of_repeats() const;
+  // Evaluates the weights as they are after `step`, and reports the loss; does nothing where that was done before, by
+  // this object. False if a stop left it out; whoever resumes that step makes up for it. Collective over the world,
+  // while no step is under way.
+  bool run(int64_t step);
+
+ private:
+  const RunContext& context_;
+  const std::optional<Dataset>& data_;
+  TrainingStep& step_;
+  std::byte* const ring_;
+  Reporter& reporter_;
+  StopRequest& stop_;
+  int64_t validated_step_ = -1;
+};
+
+}  // namespace gptrain
