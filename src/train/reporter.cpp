@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "catch.h"
+#include "comm/staged.h"
 #include "model_fixture.h"
 #include "parallel/groups.h"
 
@@ -73,7 +74,7 @@ TEST_CASE("stages pass numbers on and back, and sum what both ends of a pipeline
     expect(table == static_cast<float>(stage == 1 ? world.rank() : 2 * (world.rank() % 4) + 8));
     expect(stage == 0 || input == 100 * (world.rank() - 4));
     expect(stage == 2 || d_output == 100 * (world.rank() + 4));
-    expect(groups.exchanged_bytes() == 0);  // threads reduce where the data are
+    expect(groups.exchanged_bytes() == ExchangeBytes{});  // threads reduce where the data are
   });
 }
 
@@ -95,13 +96,22 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   CHECK_FALSE(groups.works(LaneKind::pipeline_forward));
   Target processes;
   processes.of_processes = true;
-  CHECK(planned_exchange_bytes(processes, groups) == (4 + 8 + 2) * (int64_t{256} << 10));
+  const int64_t scratch = (4 + 8 + 2) * (int64_t{256} << 10);
+  CHECK(planned_exchange_bytes(processes, groups) == ExchangeBytes{scratch, 0});
+  // Beside a device both are the host's, unless devices exchange by themselves.
+  Target devices = find_target("h100");
+  devices.of_processes = true;
+  CHECK(planned_exchange_bytes(devices, groups) == ExchangeBytes{0, scratch + staging_bytes});
+  devices.device_links = true;
+  const ExchangeBytes linked = planned_exchange_bytes(devices, groups);
+  CHECK(linked[0] > 0);
+  CHECK(linked[1] == scratch);
   RunConfig in_stages = config;
   in_stages.parallel.pipeline = 2;
   const RankGroups staged(in_stages, 16, 5, traffic);
   CHECK(staged.works(LaneKind::pipeline_backward));
   CHECK(staged.ranks_that_reduce(LaneKind::pipeline_backward) == 1);
-  CHECK(planned_exchange_bytes(processes, staged) == (4 + 16 + 2) * (int64_t{256} << 10));
+  CHECK(planned_exchange_bytes(processes, staged) == ExchangeBytes{(4 + 16 + 2) * (int64_t{256} << 10), 0});
 }
 
 TEST_CASE("without fewer heads than ranks a group of replicas is the rank alone") {
