@@ -37,9 +37,9 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
   program->bytes = std::move(bytes);
   const std::vector<Buffer>& buffers = program->schedule.buffers;
   program->offsets.resize(buffers.size());
-  std::array<std::vector<size_t>, num_memory_classes> members;
+  std::array<std::vector<uint32_t>, num_memory_classes> members;
   for (size_t i = 0; i < buffers.size(); ++i)
-    members[static_cast<size_t>(memory_class(buffers[i].kind))].push_back(i);
+    members[static_cast<size_t>(memory_class(buffers[i].kind))].push_back(static_cast<uint32_t>(i));
   for (size_t c = 0; c < num_memory_classes; ++c) {
     std::vector<Lifetime> lifetimes;
     lifetimes.reserve(members[c].size());

@@ -254,7 +254,10 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
   for (size_t c = 0; c < num_memory_classes; ++c)
     json[fmt::format("{}_bytes", memory_class_names[c])] = memory[static_cast<MemoryClass>(c)];
   json["peak_bytes"] = memory.total();
-  json["host_peak_bytes"] = memory.total(MemoryPlace::host);
+  const MemoryPlan::ByClass& on_host = memory.on(MemoryPlace::host);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    if (on_host[c] > 0) json[fmt::format("host_{}_bytes", memory_class_names[c])] = on_host[c];
+  }
   json["tokens_per_step"] = config.batch.global * config.model.sequence_length;
   return json;
 }

@@ -24,18 +24,18 @@ class ByAction {
     }
     for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
     indices_.resize(starts_.back());
-    std::vector<size_t> next(starts_.begin(), starts_.end() - 1);
+    std::vector<uint32_t> next(starts_.begin(), starts_.end() - 1);
     for (size_t i = 0; i < lifetimes.size(); ++i) {
-      if (is_placed(lifetimes[i])) indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = i;
+      if (is_placed(lifetimes[i])) indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = static_cast<uint32_t>(i);
     }
   }
 
   size_t num_actions() const { return starts_.size() - 1; }
-  std::span<size_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
+  std::span<uint32_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
 
  private:
-  std::vector<size_t> starts_;  // by action; the last is the end
-  std::vector<size_t> indices_;
+  std::vector<uint32_t> starts_;  // by action; the last is the end
+  std::vector<uint32_t> indices_;
 };
 
 // Free stretches of an arena that has no end yet.
@@ -95,7 +95,7 @@ Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAc
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
   FreeList free;
   for (size_t action = 0; action < beginning.num_actions(); ++action) {
-    const std::span<size_t> begins = beginning.of(action);
+    const std::span<uint32_t> begins = beginning.of(action);
     std::stable_sort(begins.begin(), begins.end(),
                      [&](size_t a, size_t b) { return before(lifetimes[a], lifetimes[b]); });
     for (const size_t i : begins) placement.offsets[i] = free.take(lifetimes[i].bytes);
@@ -161,10 +161,10 @@ class Stretches {
     ByAction beginning(lifetimes, &Lifetime::first);
     int32_t last = -1;
     for (size_t action = 0; action < beginning.num_actions(); ++action) {
-      const std::span<size_t> begins = beginning.of(action);
+      const std::span<uint32_t> begins = beginning.of(action);
       if (begins.empty()) continue;
       if (static_cast<int32_t>(action) > last) starts_.push_back(order_.size());
-      for (const size_t i : begins) {
+      for (const uint32_t i : begins) {
         order_.push_back(i);
         last = std::max(last, lifetimes[i].last);
       }
@@ -173,7 +173,7 @@ class Stretches {
   }
 
   size_t count() const { return starts_.size() - 1; }
-  std::span<const size_t> members(size_t stretch) const {
+  std::span<const uint32_t> members(size_t stretch) const {
     return {order_.data() + starts_[stretch], starts_[stretch + 1] - starts_[stretch]};
   }
   std::vector<Lifetime> lifetimes(size_t stretch) const {
@@ -195,7 +195,7 @@ class Stretches {
 
  private:
   const std::vector<Lifetime>& lifetimes_;
-  std::vector<size_t> order_;   // of what is placed
+  std::vector<uint32_t> order_;   // of what is placed
   std::vector<size_t> starts_;  // in `order_`; the last is the end
 };
 
@@ -210,7 +210,7 @@ Placement place(const std::vector<Lifetime>& lifetimes) {
     std::vector<Lifetime> next = stretches.lifetimes(stretch);
     if (next != last) last_placement = best_placement(next);
     last = std::move(next);
-    const std::span<const size_t> members = stretches.members(stretch);
+    const std::span<const uint32_t> members = stretches.members(stretch);
     for (size_t i = 0; i < members.size(); ++i) placement.offsets[members[i]] = last_placement.offsets[i];
     placement.bytes = std::max(placement.bytes, last_placement.bytes);
   }

@@ -18,7 +18,7 @@ class OneStage {
   Schedule training() {
     const size_t passes = schedule_.options.units.size() * static_cast<size_t>(schedule_.options.micro_batches);
     schedule_.actions.reserve(4 * passes);
-    schedule_.buffers.reserve(6 * passes);
+    schedule_.buffers.reserve(8 * passes);
     for (int32_t m = 0; m < schedule_.options.micro_batches; ++m) {
       forward(m);
       backward(m);

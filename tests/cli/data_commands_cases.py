@@ -52,7 +52,7 @@ class Pack(CliCase):
             self.path(name).write_text(text, encoding="utf-8")
         for name, messages in [
             ("absent.txt", ["cannot read absent.txt", "No such file or directory"]),
-            ("folder", ["cannot read folder", "directory"]),
+            ("folder", ["cannot read folder", "holds no file"]),
             ("empty.txt", ["nothing to pack", "empty.txt"]),
             ("broken.jsonl", "broken.jsonl, line 2: not valid JSON"),
             ("none.jsonl", 'none.jsonl, line 3: no member "text"'),

@@ -234,7 +234,7 @@ class Reference(RanksTest):
         self.assertEqual(planned.returncode, 0, planned.stderr)
         taken = json.loads((run.out / "run.json").read_text(encoding="utf-8"))
         self.assertEqual(taken, {key: json.loads(planned.stdout)[key] for key in taken})
-        self.assertEqual(taken["communication_bytes"], 0 if ranks == "--ranks" else (RANKS + 2 + 2) << 18)
+        self.assertEqual(taken["communication_bytes"], 0 if ranks == "--ranks" else (RANKS + 2) << 18)
 
     def test_files_are_written_by_one_rank(self):
         self.assertEqual(sorted(os.listdir(self.reference.checkpoint(STEPS))),

@@ -13,6 +13,7 @@ sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*
   "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
   "$root"/src/data/{token_file,mapped_file,checksums}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
   "$root"/src/report/{run_page,svg_plot}.cpp)
+# shellcheck disable=SC2016  # expanded by the shell that xargs starts
 for source in "${sources[@]}"; do
   object=$work/$(basename "$source").o
   [[ $object -nt $source ]] || echo "$source $object"

@@ -22,7 +22,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr int64_t plenty = int64_t{2} << 20;
+constexpr int64_t plenty = int64_t{4} << 20;
 constexpr int poison = 0xFF;  // not a number in every dtype
 
 // Memory that begins as arenas do.

@@ -81,7 +81,7 @@ class Device(unittest.TestCase):
                                              *layout)
             taken = json.loads((self.folder / out / "run.json").read_text(encoding="utf-8"))
             self.assertEqual(taken, {key: json.loads(planned)[key] for key in taken})
-            self.assertEqual(taken["communication_bytes"], 8 << 20)
+            self.assertEqual(taken["host_communication_bytes"], 8 << 20)
             for found, loss in zip(self.losses(out), self.losses("one"), strict=True):
                 self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
 

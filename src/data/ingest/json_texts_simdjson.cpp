@@ -1,6 +1,7 @@
 #include <simdjson.h>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/ingest/json_texts.h"
 
 namespace gptrain {
@@ -31,8 +32,13 @@ struct JsonTexts::Impl {
   simdjson::dom::parser parser;
 
   bool parse(std::string_view json, simdjson::dom::element& root, std::string& fault) {
-    const simdjson::error_code error = parser.parse(json.data(), json.size(), false).get(root);
-    if (error != simdjson::SUCCESS) fault = fmt::format("not valid JSON: {}", simdjson::error_message(error));
+    // simdjson counts the document itself, too.
+    simdjson::error_code error = simdjson::SUCCESS;
+    if (parser.capacity() < json.size() || parser.max_depth() != max_json_depth + 1)
+      error = parser.allocate(json.size(), max_json_depth + 1);
+    if (error == simdjson::SUCCESS) error = parser.parse(json.data(), json.size(), false).get(root);
+    if (error == simdjson::DEPTH_ERROR) fault = fmt::format("nested deeper than {} levels", max_json_depth);
+    else if (error != simdjson::SUCCESS) fault = fmt::format("not valid JSON: {}", simdjson::error_message(error));
     return error == simdjson::SUCCESS;
   }
 

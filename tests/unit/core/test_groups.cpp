@@ -101,6 +101,7 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   // Beside a device both are the host's, unless devices exchange by themselves.
   Target devices = find_target("h100");
   devices.of_processes = true;
+  devices.device_links = false;
   CHECK(planned_exchange_bytes(devices, groups) == ExchangeBytes{0, scratch + staging_bytes});
   devices.device_links = true;
   const ExchangeBytes linked = planned_exchange_bytes(devices, groups);
