@@ -1,15 +1,11 @@
 #include "data/pack.h"
 
-#include <array>
-#include <cerrno>
-#include <charconv>
-#include <csignal>
+#include <algorithm>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -83,19 +79,18 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<InputFi
           {"replace_invalid_utf8", options.replace_invalid_utf8}};
 }
 
-// Temporary files of packs that were killed.
+// Temporary files that a killed pack of this PREFIX left: PREFIX[-NNNNN].bin.tmp-PROCESS, and .idx.
 void remove_leftovers(const PackOptions& options) {
   const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
   const std::string start = options.out_prefix.filename().native();
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().native();
-    const size_t mark = name.rfind(".tmp-");
-    if (!name.starts_with(start) || mark == std::string::npos) continue;
-    pid_t process = 0;
-    const char* end = name.data() + name.size();
-    if (std::from_chars(name.data() + mark + 5, end, process).ptr != end || process <= 0) continue;
-    if (::kill(process, 0) != 0 && errno == ESRCH) fs::remove(entry.path(), ignored);
+    if (!name.starts_with(start)) continue;
+    const size_t suffix = std::min(name.find_first_not_of("-0123456789", start.size()), name.size());
+    const auto is = [&](std::string_view kind) { return std::string_view(name).substr(suffix).starts_with(kind); };
+    if (!is(".bin.tmp-") && !is(".idx.tmp-") && !is(".meta.json.tmp-")) continue;
+    fs::remove(entry.path(), ignored);
   }
 }
 

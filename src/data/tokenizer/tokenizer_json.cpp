@@ -127,7 +127,7 @@ class Reader {
                        ", which is not done here (Isolated is, and Removed if inverted)");
     }
     // Oniguruma does not read {1,3}+, which stands in tiktoken's own spelling of cl100k, as tiktoken does.
-    if (const auto known = pattern_of_regex(regex); known && regex.find("}+") == std::string::npos) {
+    if (const auto known = pattern_of_regex(regex); known && regex.find("{1,3}+") == std::string::npos) {
       parts_.stages.emplace_back(*known);
     } else {
       parts_.stages.emplace_back(RegexStage{regex, !isolated});

@@ -1,0 +1,239 @@
+// Tokenizers against ids that Hugging Face tokenizers and tiktoken gave (tools/compare_tokenizers.py), and what is
+// refused.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "data/tokenizer/bpe_trainer.h"
+#include "data/tokenizer/files.h"
+#include "data/tokenizer/unicode.h"
+#include "support.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+using test::contains;
+using test::error_of;
+using test::TemporaryFolder;
+using test::write_file;
+
+const json& golden() {
+  static const json content = parse_json(test::read_file(GOLDEN_TOKENS));
+  return content;
+}
+
+std::shared_ptr<const Tokenizer> golden_tokenizer(const std::string& pattern) {
+  TokenizerParts parts = parse_tokenizer_json(json_text(golden()["tokenizer"]), "golden")->parts();
+  parts.stages = {*pattern_of_name(pattern)};
+  parts.nfc = pattern == "qwen2";
+  return std::make_shared<Tokenizer>(parts);
+}
+
+std::vector<int32_t> encode(const std::shared_ptr<const Tokenizer>& tokenizer, std::string_view text) {
+  Encoder encoder(tokenizer);
+  const auto ids = encoder.encode(text);
+  return {ids.begin(), ids.end()};
+}
+
+TEST_CASE("Golden ids of every pattern, and back") {
+  for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
+    const auto tokenizer = golden_tokenizer(pattern);
+    Encoder encoder(tokenizer);
+    for (size_t i = 0; i < golden()["texts"].size(); ++i) {
+      const auto text = golden()["texts"][i].get<std::string>();
+      const auto ids = encoder.encode(text);
+      INFO(pattern << ", text " << i << ": " << text);
+      CHECK(std::vector<int32_t>(ids.begin(), ids.end()) == golden()["ids"][pattern][i].get<std::vector<int32_t>>());
+      std::string normalized;
+      const bool changed = pattern == "qwen2" && normalize_nfc(text, normalized);
+      CHECK(tokenizer->decode(ids) == (changed ? normalized : text));
+    }
+  }
+}
+
+TEST_CASE("A tokenizer written and read again gives the same ids") {
+  for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
+    const auto tokenizer = golden_tokenizer(pattern);
+    const auto again = parse_tokenizer_json(tokenizer_json(tokenizer->parts()), "again");
+    REQUIRE(again->parts().stages.size() == 1);
+    CHECK(std::get<PatternKind>(again->parts().stages[0]) == *pattern_of_name(pattern));
+    const auto text = golden()["texts"][3].get<std::string>();
+    CHECK(encode(again, text) == encode(tokenizer, text));
+  }
+}
+
+TEST_CASE("White space at the end of a text is one piece to tiktoken's cl100k only") {
+  const std::string text = "a\n  ";
+  CHECK(scanner_of_pattern(PatternKind::cl100k)(text, 1) == 3);
+  CHECK(scanner_of_pattern(PatternKind::llama3)(text, 1) == 1);
+  CHECK(scanner_of_pattern(PatternKind::gpt2)(text, 1) == 3);
+}
+
+// Merges of a tiny vocabulary: bytes, then what `merges` make of the letters a and b.
+std::shared_ptr<const Tokenizer> tokenizer_of_merges(const std::vector<Merge>& merges) {
+  TokenizerParts parts;
+  for (int byte = 0; byte < 256; ++byte) parts.tokens.emplace_back(1, static_cast<char>(byte));
+  for (const Merge& merge : merges) {
+    parts.tokens.push_back(parts.tokens[static_cast<size_t>(merge.left)] +
+                           parts.tokens[static_cast<size_t>(merge.right)]);
+  }
+  parts.merges = merges;
+  return std::make_shared<Tokenizer>(parts);
+}
+
+TEST_CASE("Long pieces are merged as short ones are: the earliest merge first, the leftmost of equals") {
+  const auto tokenizer = tokenizer_of_merges({{'a', 'a', 256}, {'b', 'a', 257}, {256, 256, 258}, {257, 'b', 259}});
+  uint32_t state = 1;
+  for (size_t length = 1; length < 400; ++length) {
+    std::string text;
+    for (size_t i = 0; i < length; ++i) text += (state = state * 1664525 + 1013904223) >> 28 < 9 ? 'a' : 'b';
+    // By the definition: look at all pairs, merge the best, and so on.
+    std::vector<int32_t> expected(text.begin(), text.end());
+    while (true) {
+      size_t best_rank = tokenizer->parts().merges.size();
+      size_t best_at = 0;
+      for (size_t i = 0; i + 1 < expected.size(); ++i) {
+        for (size_t rank = 0; rank < best_rank; ++rank) {
+          const Merge& merge = tokenizer->parts().merges[rank];
+          if (merge.left == expected[i] && merge.right == expected[i + 1]) {
+            best_rank = rank;
+            best_at = i;
+          }
+        }
+      }
+      if (best_rank == tokenizer->parts().merges.size()) break;
+      expected[best_at] = tokenizer->parts().merges[best_rank].result;
+      expected.erase(expected.begin() + static_cast<std::ptrdiff_t>(best_at) + 1);
+    }
+    CHECK(encode(tokenizer, text) == expected);
+  }
+}
+
+TEST_CASE("Added tokens are found first, the longest of several") {
+  TokenizerParts parts = golden_tokenizer("gpt2")->parts();
+  const auto first = static_cast<int32_t>(parts.tokens.size());
+  parts.added = {{first, "<x>", true, false}, {first + 1, "<x>y", false, false}};
+  const auto tokenizer = std::make_shared<Tokenizer>(parts);
+  const auto ids = encode(tokenizer, "<x><x>y<x");
+  REQUIRE(ids.size() >= 3);
+  CHECK(ids[0] == first);
+  CHECK(ids[1] == first + 1);
+  CHECK(tokenizer->decode(ids) == "<x><x>y<x");
+  Encoder encoder(tokenizer);
+  const auto plain = encoder.encode("<x>", true);
+  CHECK(std::find(plain.begin(), plain.end(), first) == plain.end());
+  CHECK(tokenizer->decode(plain) == "<x>");
+  CHECK(contains(error_of(ExitCode::data, [&] { tokenizer->text_of(first + 2); }), "is no token of"));
+}
+
+TEST_CASE("A text cut at a safe place has the same ids") {
+  for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
+    const auto tokenizer = golden_tokenizer(pattern);
+    std::string text;
+    for (const json& part : golden()["texts"]) text += part.get<std::string>() + " it's a word ";
+    const size_t cut = tokenizer->last_safe_cut(std::string_view(text).substr(0, text.size() / 2));
+    REQUIRE(cut > 0);
+    std::vector<int32_t> ids = encode(tokenizer, std::string_view(text).substr(0, cut));
+    const std::vector<int32_t> rest = encode(tokenizer, std::string_view(text).substr(cut));
+    ids.insert(ids.end(), rest.begin(), rest.end());
+    CHECK(ids == encode(tokenizer, text));
+  }
+}
+
+TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
+  const std::vector<std::pair<std::string, std::string>> faults = {
+      {R"({"model": {"type": "Unigram"}})", "model.type is \"Unigram\""},
+      {R"({"model": {"dropout": 0.1}})", "model.dropout"},
+      {R"({"model": {"byte_fallback": true}})", "model.byte_fallback"},
+      {R"({"model": {"continuing_subword_prefix": "##"}})", "model.continuing_subword_prefix"},
+      {R"({"model": {"merges": ["a b c"]}})", "model.merges holds \"a b c\", which is no \"left right\""},
+      {R"({"model": {"merges": ["a ☃"]}})", "model.merges names \"☃\", which is not in model.vocab"},
+      {R"({"normalizer": {"type": "Lowercase"}})", "normalizer is Lowercase"},
+      {R"({"pre_tokenizer": {"type": "Metaspace"}})", "pre_tokenizer is Metaspace"},
+      {R"({"pre_tokenizer": null})", "pre_tokenizer holds no ByteLevel"},
+      {R"({"decoder": {"type": "WordPiece"}})", "decoder is WordPiece"},
+      {R"({"truncation": {"max_length": 5}})", "truncation is set"},
+      {R"({"added_tokens": [{"id": 999, "content": "<x>", "lstrip": true}]})", "added_tokens[0].lstrip"},
+      {R"({"added_tokens": [{"id": 3, "content": "<x>"}]})", "added_tokens[0] has the id 3 of another token"},
+      {R"({"added_tokens": [{"id": -1, "content": "<x>"}]})", "added_tokens[0].id is -1"},
+  };
+  for (const auto& [patch, message] : faults) {
+    json content = golden()["tokenizer"];
+    content.merge_patch(parse_json(patch));
+    INFO(patch);
+    CHECK(contains(error_of(ExitCode::usage, [&] { parse_tokenizer_json(json_text(content), "t.json"); }),
+                   "t.json: " + message));
+  }
+  json split = golden()["tokenizer"];
+  const auto refusal_of = [&](const std::string& regex) {
+    split["pre_tokenizer"] = {{"type", "Sequence"},
+                              {"pretokenizers",
+                               {{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}},
+                                {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+    return error_of(ExitCode::usage, [&] { encode(parse_tokenizer_json(json_text(split), "t.json"), "x"); });
+  };
+  for (const std::string regex : {"\\w+", "^a", "\\p{Han}", "a{1,3}+", "[a&&b]", "[[:alpha:]]", "(?m)a", "\\bx"}) {
+    INFO(regex);
+    CHECK(contains(refusal_of(regex), "t.json: "));
+  }
+}
+
+TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
+  const TemporaryFolder folder;
+  TokenizerParts parts = golden_tokenizer("gpt2")->parts();
+  const auto id = golden_tokenizer("gpt2")->id_of("\x07");
+  REQUIRE(id);
+  parts.tokens[static_cast<size_t>(*id)].clear();
+  CHECK(contains(error_of(ExitCode::usage, [&] { Tokenizer{parts}; }), "no token is the byte 0x07"));
+  std::string ranks;
+  for (int byte = 0; byte < 256; ++byte) {
+    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    ranks += std::string{digits[static_cast<size_t>(byte) >> 2], digits[(static_cast<size_t>(byte) & 3) << 4]} +
+             "== " + std::to_string(byte) + "\n";
+  }
+  write_file(folder / "r", ranks + "YWI= 256\n");
+  CHECK(
+      contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "257 ranks is none of the published"));
+  CHECK(encode(load_tokenizer(folder / "r", "gpt2"), "ab b") == std::vector<int32_t>{256, ' ', 'b'});
+  write_file(folder / "r", ranks + "YWI= 7\n");
+  CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
+  write_file(folder / "r", "hello\n");
+  CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "neither a tokenizer.json nor"));
+}
+
+TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
+  const std::vector<std::pair<std::string, std::string>> forms = {
+      {"e\xCC\x81", "\xC3\xA9"},                                 // composes
+      {"\xE1\x84\x92\xE1\x85\xA1\xE1\x86\xAB", "\xED\x95\x9C"},  // Hangul
+      {"a\xCC\x81\xCC\xA3", "\xE1\xBA\xA1\xCC\x81"},             // marks change places, then compose
+      {"\xE2\x84\xAB", "\xC3\x85"},                              // a singleton
+      {"\xFF"
+       "e\xCC\x81",
+       "\xFF\xC3\xA9"},
+  };
+  for (const auto& [text, expected] : forms) {
+    std::string normalized;
+    CHECK(normalize_nfc(text, normalized));
+    CHECK(normalized == expected);
+    CHECK_FALSE(normalize_nfc(expected, normalized));
+  }
+  CHECK(replace_invalid_utf8("a\xE2\x82z\xC0\xAF\xF0\x9F\x98\xED\xA0\x80") ==
+        "a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  CHECK(find_invalid_utf8("12345678\xC3\xA9\xC3") == 10);
+}
+
+TEST_CASE("Training merges the most frequent pair, of equals the one with the smaller ids") {
+  const TokenizerParts parts = train_bpe({{"abab", 3}, {"cd", 6}, {"ab", 1}, {"xy", 1}}, 262, {"<s>"}, nullptr);
+  REQUIRE(parts.tokens.size() == 261);
+  CHECK(parts.added.at(0).id == 0);
+  std::vector<std::string> learned(parts.tokens.begin() + 257, parts.tokens.end());
+  // ab 7 times; then cd 6 times; then abab; then xy; nothing is left.
+  CHECK(learned == std::vector<std::string>{"ab", "cd", "abab", "xy"});
+  CHECK(contains(error_of(ExitCode::usage, [] { train_bpe({}, 256, {"<s>"}, nullptr); }), "at least 257"));
+}
+
+}  // namespace
+}  // namespace gptrain
