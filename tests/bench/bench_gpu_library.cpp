@@ -71,7 +71,7 @@ class ProductBench {
  public:
   explicit ProductBench(Runtime& runtime)
       : stream_(runtime.stream()),
-        algorithms_(runtime.stream()),
+        algorithms_(runtime.stream(), "none"),
         inputs_(runtime, pool_bytes),
         gradients_(runtime, pool_bytes),
         kept_(runtime, pool_bytes),
