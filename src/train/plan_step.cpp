@@ -17,10 +17,8 @@ class PlanObserver : public ActionObserver {
 
   bool before(const Action& action) override {
     key_ = key(action);
-    const Entry& entry = seen_[key_];
-    if (entry.seen) {
-      backend_.add(entry.ops);
-      add_traffic(entry.traffic);
+    if (const auto known = seen_.find(key_); known != seen_.end()) {
+      ++known->second.repeats;
       return false;
     }
     ops_before_ = backend_.ops();
@@ -32,29 +30,35 @@ class PlanObserver : public ActionObserver {
   void after(const Action&) override {
     backend_.set_recomputing(false);
     Entry& entry = seen_[key_];
-    entry = {true, backend_.since(ops_before_), traffic_};
-    subtract(entry.traffic, traffic_before_);
+    entry = {backend_.since(ops_before_), traffic_, 0};
+    add(entry.traffic, traffic_before_, -1);
+  }
+
+  // Counts the repetitions, all at once: a step may have a million actions.
+  void finish() {
+    for (const auto& [key, entry] : seen_) {
+      backend_.add(entry.ops, entry.repeats);
+      add(traffic_, entry.traffic, entry.repeats);
+    }
   }
 
  private:
   struct Entry {
-    bool seen = false;
     OpTable ops{};
     LaneTraffic traffic{};
+    int64_t repeats = 0;  // beside the first
   };
 
-  static void combine(LaneTraffic& to, const LaneTraffic& from, int64_t sign) {
+  static void add(LaneTraffic& to, const LaneTraffic& from, int64_t times) {
     for (size_t lane = 0; lane < to.size(); ++lane) {
       for (size_t group = 0; group < num_group_kinds; ++group) {
         for (size_t i = 0; i < num_operations; ++i) {
-          to[lane][group][i].calls += sign * from[lane][group][i].calls;
-          to[lane][group][i].sent_bytes += sign * from[lane][group][i].sent_bytes;
+          to[lane][group][i].calls += times * from[lane][group][i].calls;
+          to[lane][group][i].sent_bytes += times * from[lane][group][i].sent_bytes;
         }
       }
     }
   }
-  static void subtract(LaneTraffic& to, const LaneTraffic& from) { combine(to, from, -1); }
-  void add_traffic(const LaneTraffic& from) { combine(traffic_, from, 1); }
 
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
@@ -152,6 +156,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   PlanObserver observer(backend, plan.traffic, *design);
   NoMicroBatches source;
   step.run(0, source, &observer);
+  observer.finish();
   plan.ops = backend.ops();
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   const LaneTraffic traffic = plan.traffic;

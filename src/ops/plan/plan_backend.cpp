@@ -33,8 +33,12 @@ OpTable PlanBackend::since(const OpTable& before) const {
   return difference;
 }
 
-void PlanBackend::add(const OpTable& ops) {
-  for (size_t i = 0; i < num_ops; ++i) ops_[i] += ops[i];
+void PlanBackend::add(const OpTable& ops, int64_t times) {
+  const auto factor = static_cast<Flops>(times);
+  for (size_t i = 0; i < num_ops; ++i) {
+    ops_[i] += {ops[i].calls * times, ops[i].model_flops * factor, ops[i].executed_flops * factor,
+                ops[i].bytes_moved * factor};
+  }
 }
 
 std::string PlanBackend::take_warnings() {

@@ -70,7 +70,7 @@ class PlanBackend : public Backend {
   int64_t scratch_bytes() const { return scratch_bytes_; }  // the most any op asked for
 
   OpTable since(const OpTable& before) const;  // what was written down after `before`, a copy of ops()
-  void add(const OpTable& ops);                // counts ops that ran elsewhere, or once more
+  void add(const OpTable& ops, int64_t times);  // counts ops as if they had run so often
   // While true, ops count as executed but not as part of the model.
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
 
