@@ -69,12 +69,12 @@ void add_pack_command(CLI::App& data) {
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
   command
       ->add_option("INPUT", options.inputs,
-                   "files, folders, patterns, -: text, JSONL, JSON, CSV; .gz, .zst, .xz")
+                   "files, folders, patterns, -: text, JSONL, JSON, CSV; gz, zst, xz")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
-                   "bytes, a tokenizer.json, a rank file, or a folder (see src/data/README.md)")
+                   "bytes, a tokenizer.json, a rank file, or a folder with one")
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");

@@ -136,7 +136,7 @@ void add_train_tokenizer_command(CLI::App& data) {
   command->add_option("--out", training->out, "the tokenizer.json to write")->required()->type_name("FILE");
   command
       ->add_option("--pattern", training->pattern,
-                   "how texts are parted: gpt2, gpt4, o200k, llama3, qwen2 (with NFC), REGEX")
+                   "gpt2, gpt4, o200k, llama3, qwen2 (with NFC), or a REGEX")
       ->type_name("NAME");
   command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
   command->add_option("--field", count.field, "member or column that holds the text")->type_name("NAME");

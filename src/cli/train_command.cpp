@@ -98,13 +98,13 @@ void dry_run(const TrainArguments& arguments) {
   WorldPlan plan = plan_world(config, target, world_size);
   DryRunInput input{.config = config,
                     .target = target,
-                    .spec = plan.rank0.design->spec,
+                    .spec = plan.spec,
                     .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
-                    .world = {make_mesh(config, world_size), plan.rank0.traffic, plan.largest_rank},
-                    .warnings = plan.rank0.warnings,
+                    .world = {make_mesh(config, world_size), plan.traffic, plan.largest_rank},
+                    .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas)};
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};

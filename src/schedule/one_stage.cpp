@@ -16,9 +16,7 @@ class OneStage {
         traffic_(schedule_) {}
 
   Schedule training() {
-    const size_t passes = schedule_.options.units.size() * static_cast<size_t>(schedule_.options.micro_batches);
-    schedule_.actions.reserve(4 * passes);
-    schedule_.buffers.reserve(8 * passes);
+    reserve();
     for (int32_t m = 0; m < schedule_.options.micro_batches; ++m) {
       forward(m);
       backward(m);
@@ -51,6 +49,19 @@ class OneStage {
     UnitTraits unit;
     std::array<bool, num_operands> operands;
   };
+
+  // Room for what the passes of units take; what parameters take beside them is little where there is much.
+  void reserve() {
+    const ScheduleOptions& options = schedule_.options;
+    size_t actions = 0;
+    size_t buffers = 0;
+    for (const UnitTraits& unit : options.units) {
+      actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
+      buffers += 5 + (unit.recomputed ? 2 : 0);  // the stream and its gradient, what is saved, what is left for weights
+    }
+    schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
+    schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
+  }
 
   Schedule finished() {
     set_lifetimes(schedule_);

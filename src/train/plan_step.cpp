@@ -120,14 +120,19 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     OpTable ops{};
   };
   std::map<RankKind, Planned> plans;
+  std::shared_ptr<const Program> program;  // of rank 0
   for (int64_t rank = 0; rank < tensor_size; ++rank) {
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      StepPlan step =
-          plan_step(config, target, world_size, rank, rank == 0 ? nullptr : world.rank0.design->training);
+      const StepPlan step = plan_step(config, target, world_size, rank, program);
       plan = {step.memory(), step.ops};
-      if (rank == 0) world.rank0 = std::move(step);
+      if (rank == 0) {
+        program = step.design->training;
+        world.spec = step.design->spec;
+        world.traffic = step.traffic;
+        world.warnings = step.warnings;
+      }
     }
     if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
       world.largest_rank = rank;

@@ -24,7 +24,9 @@ struct StepPlan {
 
 // What all ranks of a world take: ranks of one kind are planned once.
 struct WorldPlan {
-  StepPlan rank0;
+  ModelSpec spec;
+  LaneTraffic traffic{};     // that rank 0 sends
+  std::string warnings;      // of rank 0
   int64_t largest_rank = 0;  // a rank that takes the most memory, and its plan
   StepMemory largest;
   OpTable ops{};  // of all ranks

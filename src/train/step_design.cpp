@@ -88,10 +88,14 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
-    of(BufferKind::weights).push_back(align_up(elements * dtype_bytes(design.sharding.compute)));
+    // What the schedule has no use for is nothing, so that ranks that differ in it alone have equal programs.
+    const bool gathers = design.sharding.zero == 3;
+    const bool keeps_pieces = design.sharding.zero >= 2;
+    of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
-    of(BufferKind::whole_gradients).push_back(align_up(elements * dtype_bytes(DType::f32)));
-    of(BufferKind::narrow_gradients).push_back(align_up(elements * dtype_bytes(design.sharding.reduce)));
+    of(BufferKind::whole_gradients).push_back(keeps_pieces ? align_up(elements * dtype_bytes(DType::f32)) : 0);
+    of(BufferKind::narrow_gradients)
+        .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
   }
   return bytes;
 }
