@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 
@@ -15,10 +16,12 @@ class Folder(CliCase):
     """run.out is no longer what it was."""
 
     def run_until(self, *arguments, act):
-        """Exit code and standard error of an endless run to which act() happens after its third step."""
+        """Exit code and standard error of an endless run to which act() happens after its third step, at one moment."""
         process = self.start("train", self.write_run(checkpoint={"every_steps": 1000000}), *ENDLESS, *arguments)
         self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        process.send_signal(signal.SIGSTOP)
         act()
+        process.send_signal(signal.SIGCONT)
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         return process.returncode, error
 
