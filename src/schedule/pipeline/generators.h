@@ -1,0 +1,14 @@
+// The generators, each in a file of its own.
+#pragma once
+
+#include "schedule/pipeline/pipeline.h"
+
+namespace gptrain {
+
+PipelineSchedule gpipe();        // Huang et al., arXiv 1811.06965
+PipelineSchedule one_f_one_b();  // Narayanan et al., arXiv 1806.03377, flushed every step: arXiv 2104.04473
+
+// Chunk c is on stage c, counted round the stages.
+int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk);
+
+}  // namespace gptrain

@@ -1,0 +1,22 @@
+#include "schedule/pipeline/generators.h"
+
+namespace gptrain {
+namespace {
+
+// All forwards, then all backwards.
+std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  for (int32_t stage = 0; stage < shape.stages; ++stage) {
+    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    for (const PassKind kind : {PassKind::forward, PassKind::backward}) {
+      for (int32_t m = 0; m < shape.micro_batches; ++m) list.push_back({kind, stage, m});
+    }
+  }
+  return stages;
+}
+
+}  // namespace
+
+PipelineSchedule gpipe() { return {.name = "gpipe", .stage_of = stage_in_turn, .passes = passes}; }
+
+}  // namespace gptrain

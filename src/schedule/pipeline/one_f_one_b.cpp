@@ -1,0 +1,30 @@
+#include <algorithm>
+
+#include "schedule/pipeline/generators.h"
+
+namespace gptrain {
+namespace {
+
+// As many forwards as there are stages behind this one, then a forward and a backward in turn, then the backwards that
+// are left: stage i has at most stages - i micro-batches in flight.
+std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  for (int32_t stage = 0; stage < shape.stages; ++stage) {
+    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    const int32_t ahead = std::min(shape.stages - 1 - stage, shape.micro_batches);
+    for (int32_t m = 0; m < ahead; ++m) list.push_back({PassKind::forward, stage, m});
+    for (int32_t m = 0; m < shape.micro_batches; ++m) {
+      if (m + ahead < shape.micro_batches) list.push_back({PassKind::forward, stage, m + ahead});
+      list.push_back({PassKind::backward, stage, m});
+    }
+  }
+  return stages;
+}
+
+}  // namespace
+
+int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk) { return chunk % shape.stages; }
+
+PipelineSchedule one_f_one_b() { return {.name = "1f1b", .stage_of = stage_in_turn, .passes = passes}; }
+
+}  // namespace gptrain

@@ -1,0 +1,20 @@
+#include "schedule/pipeline/pipeline.h"
+
+#include <algorithm>
+
+#include "schedule/pipeline/generators.h"
+
+namespace gptrain {
+
+std::span<const PipelineSchedule> pipeline_schedules() {
+  static const std::vector<PipelineSchedule> table = {one_f_one_b(), gpipe()};
+  return table;
+}
+
+const PipelineSchedule* find_pipeline_schedule(std::string_view name) {
+  const auto table = pipeline_schedules();
+  const auto found = std::find_if(table.begin(), table.end(), [&](const PipelineSchedule& s) { return s.name == name; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+}  // namespace gptrain
