@@ -33,6 +33,7 @@ struct PipelineShape {
   int32_t micro_batches = 1;
 
   int32_t chunks() const { return stages * chunks_per_stage; }
+  bool operator==(const PipelineShape&) const = default;
 };
 
 struct PipelineSchedule {
