@@ -239,7 +239,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 void TrainingStep::weights_changed() {
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const UpdateRange range = parameters_->update_range(unit);
-    if (range.weights != nullptr && range.master != nullptr)
+    if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }

@@ -26,7 +26,7 @@ std::vector<ScheduleOptions> variants() {
               std::vector<bool> recomputed(layers + 2, false);
               for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
               for (const bool narrow : {false, true})
-                result.push_back({micro_batches, units_of(recomputed), zero, narrow, tied, joint});
+                result.push_back({micro_batches, units_of(recomputed), {}, zero, narrow, tied, joint});
             }
           }
         }
