@@ -5,10 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
 #include "base/output.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "comm/bootstrap.h"
@@ -16,6 +19,7 @@
 #include "data/dataset.h"
 #include "parallel/groups.h"
 #include "report/dry_run.h"
+#include "report/step_profile.h"
 #include "train/device.h"
 #include "train/plan_step.h"
 #include "train/run.h"
@@ -39,6 +43,7 @@ struct TrainArguments {
   int64_t ranks = 0;       // not given
   std::string target;
   double tokens_per_second = 0;
+  std::string trace;
   bool dry_run = false;
   bool json = false;
 };
@@ -88,6 +93,44 @@ int64_t planned_world_size(const TrainArguments& arguments) {
   return parallel.tensor * parallel.pipeline;
 }
 
+// Writes planned steps into a trace, rank by rank.
+class PlannedTrace {
+ public:
+  PlannedTrace(const fs::path& path, DType compute) : file_(path), compute_(compute) { file_.write(trace_head); }
+
+  void add(int64_t rank, StepPlan plan) {
+    const StepProfile profile = planned_profile(rank, compute_, std::move(plan.log), plan.rates);
+    if (std::exchange(is_first_, false)) {
+      if (plan.rates.are_known()) table_ = step_profile_table(profile);
+    } else {
+      write(trace_between);
+    }
+    write_trace_events(profile, [this](std::string_view text) { write(text); });
+  }
+
+  // Returns the table of the first rank; empty where the target has no rates.
+  std::string finish() {
+    file_.write(text_ + std::string(trace_tail));
+    file_.commit();
+    return std::move(table_);
+  }
+
+ private:
+  void write(std::string_view text) {
+    constexpr size_t chunk_bytes = size_t{1} << 20;
+    text_ += text;
+    if (text_.size() < chunk_bytes) return;
+    file_.write(text_);
+    text_.clear();
+  }
+
+  AtomicFile file_;
+  const DType compute_;
+  std::string text_;  // not yet written
+  std::string table_;
+  bool is_first_ = true;
+};
+
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
@@ -95,7 +138,11 @@ void dry_run(const TrainArguments& arguments) {
                                            : find_target(arguments.target);
   target.of_processes = arguments.ranks == 0;
   require_products(config, target, ExitCode::usage);
-  WorldPlan plan = plan_world(config, target, world_size);
+  std::optional<PlannedTrace> trace;
+  if (!arguments.trace.empty()) trace.emplace(arguments.trace, config.precision.compute);
+  const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
+    if (trace) trace->add(rank, std::move(of_rank));
+  });
   DryRunInput input{.config = config,
                     .target = target,
                     .spec = plan.spec,
@@ -111,7 +158,9 @@ void dry_run(const TrainArguments& arguments) {
   } else if (arguments.target.empty()) {
     input.rate = measured_rate(config.run.out);
   }
-  write_out(arguments.json ? dry_run_json(input) : dry_run_text(input));
+  const std::string table = trace ? trace->finish() : "";
+  if (arguments.json) return write_out(dry_run_json(input));
+  write_out(dry_run_text(input) + (table.empty() ? "" : "\n" + table));
 }
 
 // The config, for as many ranks as the launcher started or this process will start.
@@ -133,6 +182,10 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
 void add_train_command(CLI::App& app, ExitCode& result) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
+  // Wide enough for most names and what they need, so that the help fits a screen.
+  auto formatter = std::make_shared<CLI::Formatter>();
+  formatter->column_width(33);
+  command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
       command
@@ -172,6 +225,9 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())
       ->type_name("R")
+      ->needs(dry);
+  command->add_option("--trace", arguments->trace, "write the planned step, event by event, for Perfetto")
+      ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, steps, profile_step, &result] {

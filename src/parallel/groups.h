@@ -76,8 +76,8 @@ class RankGroups {
  public:
   // Makes all groups, collectively with the other ranks of the world: those of lane_groups, and then those that agree.
   RankGroups(const RunConfig& config, World& world);
-  // The groups of `rank` on the `plan` backend; what they would send is written to `traffic`, of the caller.
-  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, LaneTraffic& traffic);
+  // The groups of `rank` on the `plan` backend.
+  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank);
 
   const Mesh& mesh() const { return mesh_; }
   int64_t rank() const { return rank_; }
@@ -106,6 +106,8 @@ class RankGroups {
   // The same ranks on the host's memory, while the lane has nothing to do.
   Communicator* host_group(LaneKind lane, GroupKind kind) const { return on(lane).host[index(kind)].get(); }
   Lane& lane(LaneKind kind) { return *on(kind).lane; }
+  // What all lanes write to from now on (Lane::set_log); null: nothing. Events have numbers of LaneKind and GroupKind.
+  void set_log(EventLog* log);
   // Waits for everything on all lanes, also where one of them has failed; throws what it has failed with.
   void wait_all();
 

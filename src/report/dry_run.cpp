@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
+#include "report/planned_times.h"
 
 namespace gptrain {
 namespace {
@@ -127,12 +128,8 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
   return text;
 }
 
-// "within a node" or "between nodes", where nodes hold neighbouring ranks.
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  const int64_t per_node = input.target.ranks_per_node;
-  const std::vector<int64_t> ranks = group_ranks(input.config, input.world.mesh, 0, kind);
-  const bool one_node = per_node == 0 || ranks.front() / per_node == ranks.back() / per_node;
-  return one_node ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.target, input.world.mesh, 0, kind) ? "within a node" : "between nodes";
 }
 
 // body(lane, group, operation, traffic) for what the rank sends at all.

@@ -10,10 +10,10 @@
 #include "base/int128.h"
 #include "config/run_config.h"
 #include "model/spec/spec.h"
-#include "ops/plan/plan_backend.h"
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "report/step_log.h"
 
 namespace gptrain {
 

@@ -6,60 +6,41 @@
 #include <tuple>
 #include <utility>
 
+#include "base/event_log.h"
+#include "ops/plan/plan_backend.h"
+
 namespace gptrain {
 namespace {
 
-// Runs equal actions once: the plan runs the first of them and counts it for each of the others.
+// Runs equal actions once: the others have the block of events that the first of them wrote.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(PlanBackend& backend, LaneTraffic& traffic, const StepDesign& design)
-      : backend_(backend), traffic_(traffic), design_(design) {}
+  PlanObserver(EventLog& log, const StepDesign& design) : log_(log), design_(design) {
+    step_.program = design.training;
+    step_.block_of.reserve(design.training->schedule.actions.size());
+  }
 
   bool before(const Action& action) override {
-    key_ = key(action);
-    if (const auto known = seen_.find(key_); known != seen_.end()) {
-      ++known->second.repeats;
-      return false;
-    }
-    ops_before_ = backend_.ops();
-    traffic_before_ = traffic_;
-    backend_.set_recomputing(action.kind == ActionKind::recompute);
-    return true;
+    if (step_.block_of.empty()) step_.before = log_.take(log_.end());
+    const auto [known, is_new] = seen_.try_emplace(key(action), static_cast<int32_t>(step_.blocks.size()));
+    step_.block_of.push_back(known->second);
+    log_.set_recomputing(action.kind == ActionKind::recompute);
+    return is_new;
   }
 
   void after(const Action&) override {
-    backend_.set_recomputing(false);
-    Entry& entry = seen_[key_];
-    entry = {backend_.since(ops_before_), traffic_, 0};
-    add(entry.traffic, traffic_before_, -1);
+    log_.set_recomputing(false);
+    step_.blocks.push_back(log_.take(log_.end()));
   }
 
-  // Counts the repetitions, all at once: a step may have a million actions.
-  void finish() {
-    for (const auto& [key, entry] : seen_) {
-      backend_.add(entry.ops, entry.repeats);
-      add(traffic_, entry.traffic, entry.repeats);
-    }
+  // Of the whole step, when that is over.
+  StepLog finish() {
+    log_.stop();
+    step_.after = log_.take(log_.end());
+    return std::move(step_);
   }
 
  private:
-  struct Entry {
-    OpTable ops{};
-    LaneTraffic traffic{};
-    int64_t repeats = 0;  // beside the first
-  };
-
-  static void add(LaneTraffic& to, const LaneTraffic& from, int64_t times) {
-    for (size_t lane = 0; lane < to.size(); ++lane) {
-      for (size_t group = 0; group < num_group_kinds; ++group) {
-        for (size_t i = 0; i < num_operations; ++i) {
-          to[lane][group][i].calls += times * from[lane][group][i].calls;
-          to[lane][group][i].sent_bytes += times * from[lane][group][i].sent_bytes;
-        }
-      }
-    }
-  }
-
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
   using Key = std::tuple<ActionKind, int32_t, bool, bool>;
@@ -72,13 +53,10 @@ class PlanObserver : public ActionObserver {
     return {action.kind, unit, action.micro_batch == 0, prepares};
   }
 
-  PlanBackend& backend_;
-  LaneTraffic& traffic_;
+  EventLog& log_;
   const StepDesign& design_;
-  Key key_;
-  OpTable ops_before_{};
-  LaneTraffic traffic_before_{};
-  std::map<Key, Entry> seen_;
+  StepLog step_;
+  std::map<Key, int32_t> seen_;
 };
 
 class NoMicroBatches : public MicroBatchSource {
@@ -111,7 +89,8 @@ RankKind kind_of(const RunConfig& config, TensorPlace place) {
 
 }  // namespace
 
-WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size) {
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
+                     const std::function<void(int64_t, StepPlan)>& of_rank) {
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   WorldPlan world;
@@ -125,7 +104,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      const StepPlan step = plan_step(config, target, world_size, rank, program);
+      StepPlan step = plan_step(config, target, world_size, rank, program);
       plan = {step.memory(), step.ops};
       if (rank == 0) {
         program = step.design->training;
@@ -133,6 +112,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
         world.traffic = step.traffic;
         world.warnings = step.warnings;
       }
+      if (of_rank) of_rank(rank, std::move(step));
     }
     if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
       world.largest_rank = rank;
@@ -150,23 +130,26 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
                    const std::shared_ptr<const Program>& like) {
   StepPlan plan;
-  RankGroups groups(config, world_size, rank, plan.traffic);
-  PlanBackend backend(target);
+  EventLog log;
+  RankGroups groups(config, world_size, rank);
+  groups.set_log(&log);
+  PlanBackend backend(target, &log);
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like));
   plan.design = design;
   StepMemory& memory = design->memory;
   // The arena has no limit: running the pass shows how much it takes.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
-  PlanObserver observer(backend, plan.traffic, *design);
+  PlanObserver observer(log, *design);
   NoMicroBatches source;
+  log.start();
   step.run(0, source, &observer);
-  observer.finish();
-  plan.ops = backend.ops();
+  plan.log = observer.finish();
+  plan.ops = op_table(plan.log);
+  plan.traffic = lane_traffic(plan.log);
+  plan.rates = step_rates(config, target, groups.mesh(), rank);
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
-  const LaneTraffic traffic = plan.traffic;
   step.evaluate(1, source);
-  plan.traffic = traffic;
   plan.warnings = backend.take_warnings();
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();
