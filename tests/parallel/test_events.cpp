@@ -1,15 +1,15 @@
 // The events of a step that ran are those of its plan, action by action; what is derived from them is what they add up
 // to; and planned times follow from lanes and waits.
+#include <array>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
 
 #include "catch.h"
-#include "comm/world.h"
+#include "events.h"
 #include "model_fixture.h"
 #include "report/formulas.h"
 #include "train/plan_step.h"
-#include "train/step_profiler.h"
 
 using namespace gptrain;
 using namespace gptrain::testing;
@@ -42,29 +42,6 @@ RunConfig config_of(const Layout& layout) {
   return small_config(layout.family, overrides, layout.tensor * layout.data);
 }
 
-// One event in words, without its time.
-std::string in_words(const Event& event) {
-  return fmt::format("{} {} {} [{}] lane {} group {} of {}, {} {} {} {}", static_cast<int>(event.kind),
-                     event.beside_ops ? "beside" : "among", event.name, event.shape, event.place.lane,
-                     event.place.group, event.ranks, static_cast<double>(event.model_flops),
-                     static_cast<double>(event.executed_flops), event.bytes_moved, event.sent_bytes);
-}
-
-// A step's events but the waits, of which one that ran has those that had to wait.
-std::vector<std::vector<std::string>> in_words(const StepLog& log) {
-  std::vector<std::vector<std::string>> parts;
-  const auto add = [&](const EventBlock& block) {
-    std::vector<std::string>& part = parts.emplace_back();
-    for (const Event& event : block) {
-      if (event.kind != Event::Kind::wait) part.push_back(in_words(event));
-    }
-  };
-  add(log.before);
-  for (const int32_t block : log.block_of) add(log.blocks[static_cast<size_t>(block)]);
-  add(log.after);
-  return parts;
-}
-
 Target gpu_of(int64_t ranks_per_node) {
   Target target = find_target("h100");
   target.ranks_per_node = static_cast<int>(ranks_per_node);
@@ -75,35 +52,18 @@ Target gpu_of(int64_t ranks_per_node) {
 
 TEST_CASE("every rank's step has the events of its plan, action by action") {
   for (const Layout& layout : layouts) {
-    const RunConfig config = config_of(layout);
-    const auto world_size = static_cast<size_t>(layout.tensor * layout.data);
-    std::vector<std::vector<std::vector<std::string>>> planned(world_size), ran(world_size);
-    std::vector<StepProfile> profiles(world_size);
-    run_local_ranks(static_cast<int>(world_size), [&](World& world) {
-      const auto rank = static_cast<size_t>(world.rank());
-      RankGroups groups(config, world);
-      const auto device = make_cpu_backend(1);
-      StepProfiler profiler(*device, groups);
-      const StepPlan plan = plan_step(config, device->target(), world.size(), world.rank());
-      TrainingStep step(plan.design, profiler.backend(), groups);
-      step.initialize();
-      RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
-      step.run(1e-3, batches);
-      profiler.start();
-      step.run(1e-3, batches, &profiler);
-      profiles[rank] = profiler.finish(2, 0, {config.precision.compute, 1e12, 1e10}, step.design().training);
-      planned[rank] = in_words(plan.log);
-      ran[rank] = in_words(profiles[rank].log);
-    });
-    for (size_t rank = 0; rank < world_size; ++rank) {
+    const std::vector<RankEvents> ranks =
+        events_on_ranks(config_of(layout), layout.tensor * layout.data, [] { return make_cpu_backend(1); });
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
       INFO("tensor " << layout.tensor << " data " << layout.data << " " << layout.overrides.front() << ", rank "
                      << rank);
-      REQUIRE(planned[rank].size() == ran[rank].size());
-      for (size_t part = 0; part < planned[rank].size(); ++part) {
+      const EventWords ran = in_words(ranks[rank].profile.log);
+      REQUIRE(ran.size() == ranks[rank].planned.size());
+      for (size_t part = 0; part < ran.size(); ++part) {
         INFO("part " << part);
-        REQUIRE(ran[rank][part] == planned[rank][part]);
+        REQUIRE(ran[part] == ranks[rank].planned[part]);
       }
-      for_each_part(profiles[rank], [&](const StepPart& part) {
+      for_each_part(ranks[rank].profile, [&](const StepPart& part) {
         for (const TimeSpan& time : part.times) REQUIRE(time.seconds() > 0);
       });
     }
