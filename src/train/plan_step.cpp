@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
@@ -15,15 +16,18 @@ namespace {
 // Runs equal actions once: the others have the block of events that the first of them wrote.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(EventLog& log, const StepDesign& design) : log_(log), design_(design) {
+  PlanObserver(EventLog& log, const StepDesign& design)
+      : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_alike.size() + 1), -1) {
     step_.program = design.training;
     step_.block_of.reserve(design.training->schedule.actions.size());
   }
 
   bool before(const Action& action) override {
     if (step_.block_of.empty()) step_.before = log_.take(log_.end());
-    const auto [known, is_new] = seen_.try_emplace(key(action), static_cast<int32_t>(step_.blocks.size()));
-    step_.block_of.push_back(known->second);
+    int32_t& block = block_of_[key(action)];
+    const bool is_new = block < 0;
+    if (is_new) block = static_cast<int32_t>(step_.blocks.size());
+    step_.block_of.push_back(block);
     log_.set_recomputing(action.kind == ActionKind::recompute);
     return is_new;
   }
@@ -43,20 +47,21 @@ class PlanObserver : public ActionObserver {
  private:
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
-  using Key = std::tuple<ActionKind, int32_t, bool, bool>;
-  Key key(const Action& action) const {
+  size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
     const int32_t unit = action.unit < 0 ? -1 : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
                                                           schedule.buffers[static_cast<size_t>(prepared)].first)];
-    return {action.kind, unit, action.micro_batch == 0, prepares};
+    const auto of_kind = static_cast<size_t>(action.kind) * (design_.first_alike.size() + 1) +
+                         static_cast<size_t>(unit + 1);
+    return of_kind * 4 + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
 
   EventLog& log_;
   const StepDesign& design_;
   StepLog step_;
-  std::map<Key, int32_t> seen_;
+  std::vector<int32_t> block_of_;  // by key; -1: none yet
 };
 
 class NoMicroBatches : public MicroBatchSource {
