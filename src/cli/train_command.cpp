@@ -5,10 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
 #include "base/output.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "comm/bootstrap.h"
@@ -16,6 +19,8 @@
 #include "data/dataset.h"
 #include "parallel/groups.h"
 #include "report/dry_run.h"
+#include "report/step_profile.h"
+#include "report/timeline_page.h"
 #include "train/device.h"
 #include "train/plan_step.h"
 #include "train/run.h"
@@ -39,6 +44,8 @@ struct TrainArguments {
   int64_t ranks = 0;       // not given
   std::string target;
   double tokens_per_second = 0;
+  std::string trace;
+  std::string timeline;
   bool dry_run = false;
   bool json = false;
 };
@@ -80,6 +87,13 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   return forecasts;
 }
 
+std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
+  std::vector<StageForecast> stages;
+  for (const StagePlan& stage : plan.stages)
+    stages.push_back({stage.num_layers, stage.memory.arenas.total(), stage.in_flight});
+  return stages;
+}
+
 // As many ranks as were asked for, else the fewest that the mesh can have.
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
@@ -88,6 +102,72 @@ int64_t planned_world_size(const TrainArguments& arguments) {
   return parallel.tensor * parallel.pipeline;
 }
 
+// Writes planned steps into a trace, rank by rank.
+class PlannedTrace {
+ public:
+  PlannedTrace(const fs::path& path, DType compute) : file_(path), compute_(compute) { file_.write(trace_head); }
+
+  void add(int64_t rank, StepPlan plan, std::vector<double> not_before = {}) {
+    const StepProfile profile =
+        planned_profile(rank, compute_, std::move(plan.log), plan.rates, std::move(not_before));
+    if (std::exchange(is_first_, false)) {
+      if (plan.rates.are_known()) table_ = step_profile_table(profile);
+    } else {
+      write(trace_between);
+    }
+    write_trace_events(profile, [this](std::string_view text) { write(text); });
+  }
+
+  // Returns the table of the first rank; empty where the target has no rates.
+  std::string finish() {
+    file_.write(text_ + std::string(trace_tail));
+    file_.commit();
+    return std::move(table_);
+  }
+
+ private:
+  void write(std::string_view text) {
+    constexpr size_t chunk_bytes = size_t{1} << 20;
+    text_ += text;
+    if (text_.size() < chunk_bytes) return;
+    file_.write(text_);
+    text_.clear();
+  }
+
+  AtomicFile file_;
+  const DType compute_;
+  std::string text_;  // not yet written
+  std::string table_;
+  bool is_first_ = true;
+};
+
+// The plans of a pipeline's ranks, played together.
+class PlannedStages {
+ public:
+  void add(int64_t rank, StepPlan plan) { plans_.emplace_back(rank, std::move(plan)); }
+
+  PlannedPipeline play() const {
+    std::vector<StageLog> logs;
+    for (const auto& [rank, plan] : plans_) {
+      if (plan.design->stages.stage == std::ssize(logs)) logs.push_back({&plan.log, plan.rates});
+    }
+    return plan_pipeline(logs);
+  }
+
+  // Every plan, with the times of its stage.
+  void trace(const PlannedPipeline& pipeline, PlannedTrace& trace) {
+    for (auto& [rank, plan] : plans_) {
+      const auto stage = static_cast<size_t>(plan.design->stages.stage);
+      trace.add(rank, std::move(plan), pipeline.stages[stage].not_before);
+    }
+  }
+
+  bool have_rates() const { return plans_.front().second.rates.are_known(); }
+
+ private:
+  std::vector<std::pair<int64_t, StepPlan>> plans_;
+};
+
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
@@ -95,7 +175,30 @@ void dry_run(const TrainArguments& arguments) {
                                            : find_target(arguments.target);
   target.of_processes = arguments.ranks == 0;
   require_products(config, target, ExitCode::usage);
-  WorldPlan plan = plan_world(config, target, world_size);
+  std::optional<PlannedTrace> trace;
+  if (!arguments.trace.empty()) trace.emplace(arguments.trace, config.precision.compute);
+  PlannedStages stages;
+  const bool pipelined = config.parallel.pipeline > 1;
+  const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
+    if (pipelined) return stages.add(rank, std::move(of_rank));
+    if (trace) trace->add(rank, std::move(of_rank));
+  });
+  std::optional<PlannedPipeline> pipeline;
+  if (!pipelined && !arguments.timeline.empty())
+    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
+  if (pipelined) {
+    pipeline = stages.play();
+    if (!arguments.timeline.empty()) {
+      AtomicFile page(arguments.timeline);
+      page.write(timeline_page(*pipeline, fmt::format("{} on {} stages", fs::path(arguments.config).stem().string(),
+                                                      config.parallel.pipeline),
+                               stages.have_rates()));
+      page.commit();
+    }
+    const bool known = stages.have_rates();
+    if (trace) stages.trace(*pipeline, *trace);
+    if (!known) pipeline.reset();
+  }
   DryRunInput input{.config = config,
                     .target = target,
                     .spec = plan.spec,
@@ -104,6 +207,8 @@ void dry_run(const TrainArguments& arguments) {
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {make_mesh(config, world_size), plan.traffic, plan.largest_rank},
+                    .stages = stage_forecasts(plan),
+                    .pipeline = std::move(pipeline),
                     .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas)};
   if (arguments.tokens_per_second > 0) {
@@ -111,7 +216,9 @@ void dry_run(const TrainArguments& arguments) {
   } else if (arguments.target.empty()) {
     input.rate = measured_rate(config.run.out);
   }
-  write_out(arguments.json ? dry_run_json(input) : dry_run_text(input));
+  const std::string table = trace ? trace->finish() : "";
+  if (arguments.json) return write_out(dry_run_json(input));
+  write_out(dry_run_text(input) + (table.empty() ? "" : "\n" + table));
 }
 
 // The config, for as many ranks as the launcher started or this process will start.
@@ -133,6 +240,10 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
 void add_train_command(CLI::App& app, ExitCode& result) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
+  // Wide enough for most names and what they need, so that the help fits a screen.
+  auto formatter = std::make_shared<CLI::Formatter>();
+  formatter->column_width(33);
+  command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
       command
@@ -172,6 +283,12 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())
       ->type_name("R")
+      ->needs(dry);
+  command->add_option("--trace", arguments->trace, "write the planned step, event by event, for Perfetto")
+      ->type_name("FILE")
+      ->needs(dry);
+  command->add_option("--timeline", arguments->timeline, "draw the planned step of a pipeline, as an HTML page")
+      ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, steps, profile_step, &result] {

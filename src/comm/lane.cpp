@@ -7,16 +7,14 @@
 
 #include "base/thread.h"
 #include "base/units.h"
+#include "comm/plan.h"
 
 namespace gptrain {
 namespace {
 
 constexpr std::string_view waiting = "waiting for ranks";
-constexpr std::string_view transfers = "transfers";
 
 bool alone(const Communicator* group) { return group == nullptr || group->size() == 1; }
-
-bool is_transfer(Operation operation) { return operation == Operation::send || operation == Operation::receive; }
 
 }  // namespace
 
@@ -46,7 +44,9 @@ Lane::Lane(std::string name, const Options& options)
     : name_(std::move(name)),
       threaded_(options.threaded),
       queue_(options.queue),
-      failure_(options.failure ? options.failure : std::make_shared<LaneFailure>()) {
+      failure_(options.failure ? options.failure : std::make_shared<LaneFailure>()),
+      number_(options.number),
+      groups_(options.groups) {
   if (!threaded_) return;
   failure_->add(this);
   try {
@@ -113,11 +113,10 @@ void Lane::work() {
     if (finished_ == submitted_) return;
     const size_t place = place_of(finished_);
     const Item item = ring_[place];
-    const bool recording = recording_;
     running_ = item.group;
     lock.unlock();
     std::exception_ptr thrown;
-    const double start = recording ? steady_seconds() : 0;
+    const double start = steady_seconds();
     // A failure that is set from here on finds this item running.
     if (!failure_->first()) {
       try {
@@ -127,10 +126,9 @@ void Lane::work() {
         thrown = std::current_exception();
       }
     }
-    const double end = recording ? steady_seconds() : 0;
+    log_times(item, start, steady_seconds());
     lock.lock();
     running_ = nullptr;
-    if (recording && recording_) record(item, start, end);
     if (thrown) {
       lock.unlock();
       failure_->set(std::exchange(thrown, nullptr));
@@ -147,82 +145,89 @@ void Lane::give_up() {
 }
 
 template <typename Condition>
-void Lane::wait_until(std::unique_lock<std::mutex>& lock, Condition condition) {
+void Lane::wait_until(std::unique_lock<std::mutex>& lock, int64_t event, Condition condition) {
   if (condition()) return;
   const double start = steady_seconds();
   changed_.wait(lock, condition);
-  if (recording_) {
-    recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = steady_seconds()});
-  }
+  if (logs()) log_wait(event, start, steady_seconds());
 }
 
-void Lane::record(const Item& item, double start_seconds, double end_seconds) {
+void Lane::log_wait(int64_t event, double start_seconds, double end_seconds) {
+  log_->add({.kind = Event::Kind::wait,
+             .place = {number_, -1},
+             .awaits = event,
+             .name = waiting,
+             .start_seconds = start_seconds,
+             .end_seconds = end_seconds});
+}
+
+int64_t Lane::event_of_ticket(Ticket ticket) const {
+  const Logged& logged = logged_[place_of(ticket - 1)];
+  return logged.ticket == ticket ? logged.event : -1;
+}
+
+Event Lane::event_of(const Item& item) const {
   const Call& call = item.call;
   const int size = item.group->size();
-  const auto bytes_of = [&](int64_t count) { return count * dtype_bytes(call.dtype); };
-  TimedEvent event{.name = operation_name(call.operation),
-                   .shape = {},
-                   .start_seconds = start_seconds,
-                   .end_seconds = end_seconds};
-  if (item.kind == Item::Kind::transfers_start) {
-    transfer_bytes_ = 0;
-    return;
-  }
-  if (item.kind == Item::Kind::transfers_end) {
-    event.name = transfers;
-    event.bytes_moved = std::exchange(transfer_bytes_, -1);
-    event.shape = fmt::format("{} over {} ranks", format_bytes(static_cast<double>(event.bytes_moved)), size);
-    recorded_.items.push_back(std::move(event));
-    return;
-  }
-  if (is_transfer(call.operation) && transfer_bytes_ >= 0) {
-    transfer_bytes_ += bytes_of(call.count);
-    return;
-  }
   // `count` is that of a rank's piece where the ranks' pieces make up the whole.
   const bool of_pieces = call.operation == Operation::reduce_scatter || call.operation == Operation::all_gather ||
                          call.operation == Operation::all_to_all;
-  event.bytes_moved = bytes_of(call.count) * (of_pieces ? size : 1);
-  event.shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(event.bytes_moved)),
-                            dtype_name(call.dtype), size);
-  recorded_.items.push_back(std::move(event));
+  const int64_t bytes = call.count * dtype_bytes(call.dtype) * (of_pieces ? size : 1);
+  const int64_t sent = call.operation == Operation::all_to_all_v
+                           ? sent_bytes(item.sent, call.dtype, item.group->rank())
+                           : sent_bytes(call, item.group->rank(), size);
+  const auto group = std::find(groups_.begin(), groups_.end(), item.group);
+  return {.kind = Event::Kind::collective,
+          .place = {number_, static_cast<int8_t>(group == groups_.end() ? -1 : group - groups_.begin())},
+          .ranks = size,
+          .name = operation_name(call.operation),
+          .shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(bytes)), dtype_name(call.dtype),
+                               size),
+          .bytes_moved = bytes,
+          .sent_bytes = sent};
 }
 
-void Lane::start_recording() {
-  const std::lock_guard lock(mutex_);
-  recording_ = threaded_ || queue_ != nullptr;
-  transfer_bytes_ = -1;
-  recorded_ = {};
+void Lane::log_item(Item& item, Ticket ticket) {
+  if (!logs()) return;
+  item.log = log_;
+  if (item.kind == Item::Kind::call) last_event_ = item.event = log_->add(event_of(item));
+  logged_[place_of(ticket - 1)] = {ticket, last_event_};
 }
 
-Lane::Recording Lane::take_recording() {
-  const std::lock_guard lock(mutex_);
-  recording_ = false;
-  return std::exchange(recorded_, {});
+void Lane::log_times(const Item& item, double start_seconds, double end_seconds) {
+  if (item.log == nullptr) return;
+  gathered_.push_back(item.event);
+  if (item.kind != Item::Kind::call) gathering_ = item.kind == Item::Kind::transfers_start;
+  if (gathering_) return;
+  for (const int64_t event : gathered_) item.log->set_times(event, start_seconds, end_seconds);
+  gathered_.clear();
 }
 
-void Lane::run_and_record(const Item& item) {
+void Lane::run_and_log(const Item& item) {
+  const bool is_whole = item.kind == Item::Kind::transfers_end || (item.kind == Item::Kind::call && !gathering_);
   const double start = steady_seconds();
   run(item);
-  item.group->synchronize();
+  if (is_whole) item.group->synchronize();
   const double end = steady_seconds();
-  record(item, start, end);
-  recorded_.waits.push_back({.name = waiting, .shape = {}, .start_seconds = start, .end_seconds = end});
+  log_times(item, start, end);
+  if (is_whole) log_wait(last_event_, start, end);
 }
 
-Lane::Ticket Lane::issue(const Item& item) {
+Lane::Ticket Lane::issue(Item item) {
   if (alone(item.group)) return done;
   if (!threaded_ && queue_ == nullptr) {
+    log_item(item, issued_ + 1);
     run(item);
-    return done;
+    return ++issued_;
   }
   if (!threaded_) {
     // A mark that a later item has taken over is that of later work, which comes after this one's.
     const auto mark = static_cast<int>(place_of(issued_));
     queue_->mark_ops(mark);
     queue_->follow_ops(mark);
-    if (recording_) {
-      run_and_record(item);
+    log_item(item, issued_ + 1);
+    if (item.log != nullptr) {
+      run_and_log(item);
     } else {
       run(item);
     }
@@ -231,7 +236,8 @@ Lane::Ticket Lane::issue(const Item& item) {
   }
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_size); });
+    wait_until(lock, -1, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_size); });
+    log_item(item, submitted_ + 1);
     const size_t place = place_of(submitted_);
     if (queue_ != nullptr) queue_->mark_ops(static_cast<int>(place));
     ring_[place] = item;
@@ -243,10 +249,14 @@ Lane::Ticket Lane::issue(const Item& item) {
 
 void Lane::wait(Ticket ticket) {
   if (ticket == done) return;
+  if (!threaded_ && queue_ == nullptr) {
+    if (logs()) log_wait(event_of_ticket(ticket), 0, 0);
+    return;
+  }
   if (!threaded_) return queue_->ops_follow(static_cast<int>(place_of(ticket - 1)));
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return finished_ >= ticket; });
+    wait_until(lock, event_of_ticket(ticket), [&] { return finished_ >= ticket; });
   }
   if (const std::exception_ptr failure = failure_->first()) std::rethrow_exception(failure);
 }

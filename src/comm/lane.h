@@ -29,7 +29,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/timed_event.h"
+#include "base/event_log.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "ops/side_queue.h"
@@ -73,6 +73,8 @@ class Lane {
     // only queue their work when it is issued, and a `wait` makes the ops wait for it and not the caller.
     SideQueue* queue = nullptr;
     std::shared_ptr<LaneFailure> failure = nullptr;  // of the rank's lanes; null: the lane is the only one
+    int8_t number = -1;                              // in events: the lane's,
+    std::vector<const Communicator*> groups = {};    // and a group's, which is its place in this list
   };
   explicit Lane(std::string name, const Options& options);
   ~Lane();
@@ -101,16 +103,12 @@ class Lane {
   void wait(Ticket ticket);
   void wait_all() { wait(issued_); }
 
-  // While it records, a lane with a thread writes down every item, and every `wait` (or issue to a full lane) that had
-  // to wait, which is the part of the items' time that no work has hidden. With a queue and no thread, each item is
-  // waited for as it is issued, and so no work hides any of it. What is done at once is not recorded. Transfers that
-  // run together are one event.
-  struct Recording {
-    std::vector<TimedEvent> items;  // in order, one after the other, beside the caller's work
-    std::vector<TimedEvent> waits;
-  };
-  void start_recording();
-  Recording take_recording();  // ends it
+  // From now on, items and waits that are issued while the log is on are written there; null: none are. Each transfer
+  // of a group is an event, and those that run together have one time. A wait is written down where it had to wait, as
+  // had the issue to a full lane: it is the part of the items' time that no work has hidden. With a queue and no thread,
+  // each item is waited for as it is issued, and so no work hides any of it. Without both, as in a plan, nothing takes
+  // time, and every wait is written down.
+  void set_log(EventLog* log) { log_ = log; }
 
  private:
   friend class LaneFailure;
@@ -122,16 +120,24 @@ class Lane {
     const void* in = nullptr;
     void* out = nullptr;
     std::span<const PeerPart> sent = {}, received = {};
+    EventLog* log = nullptr;  // null: it is not written down
+    int64_t event = -1;       // of a call
   };
 
   // As many as there are marks: that of an item is kept until it has ended.
   static constexpr size_t ring_size = SideQueue::num_marks;
 
-  Ticket issue(const Item& item);
+  Ticket issue(Item item);
   template <typename Condition>
-  void wait_until(std::unique_lock<std::mutex>& lock, Condition condition);
-  void run_and_record(const Item& item);
-  void record(const Item& item, double start_seconds, double end_seconds);
+  void wait_until(std::unique_lock<std::mutex>& lock, int64_t event, Condition condition);
+  // Writes the item down, as something that has not run; `ticket` is what its issue will return.
+  void log_item(Item& item, Ticket ticket);
+  Event event_of(const Item& item) const;
+  bool logs() const { return log_ != nullptr && log_->on(); }
+  void log_wait(int64_t event, double start_seconds, double end_seconds);
+  int64_t event_of_ticket(Ticket ticket) const;
+  void run_and_log(const Item& item);
+  void log_times(const Item& item, double start_seconds, double end_seconds);
   static void run(const Item& item);
   static void run_call(const Item& item);
   static size_t place_of(Ticket issued_before) { return static_cast<size_t>(issued_before) % ring_size; }
@@ -144,6 +150,18 @@ class Lane {
   const std::shared_ptr<LaneFailure> failure_;
   std::array<Item, ring_size> ring_{};
   Ticket issued_ = 0;  // by the caller
+  const int8_t number_;
+  const std::vector<const Communicator*> groups_;
+  EventLog* log_ = nullptr;
+  int64_t last_event_ = -1;
+  struct Logged {
+    Ticket ticket = done;
+    int64_t event = -1;
+  };
+  std::array<Logged, ring_size> logged_{};  // the last ones
+  // Of what runs: the events of the transfers that are being gathered.
+  bool gathering_ = false;
+  std::vector<int64_t> gathered_;
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
@@ -151,9 +169,6 @@ class Lane {
   Ticket finished_ = 0;
   Communicator* running_ = nullptr;
   bool stopping_ = false;
-  bool recording_ = false;
-  int64_t transfer_bytes_ = 0;  // of the transfers that run together, while recording
-  Recording recorded_;
 
   std::thread thread_;  // last: starts when everything else is there
 };

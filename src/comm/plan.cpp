@@ -5,39 +5,18 @@ namespace {
 
 class PlanCommunicator final : public Communicator {
  public:
-  PlanCommunicator(int rank, int size, TrafficTable& traffic) : rank_(rank), size_(size), traffic_(traffic) {}
+  PlanCommunicator(int rank, int size) : rank_(rank), size_(size) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  void all_reduce(void*, int64_t count, DType dtype, ReduceOp) override {
-    note(Operation::all_reduce, 2 * others_share(count * dtype_bytes(dtype)));
-  }
-  void reduce_scatter(const void*, void*, int64_t count, DType dtype, ReduceOp) override {
-    note(Operation::reduce_scatter, (size_ - 1) * count * dtype_bytes(dtype));
-  }
-  void all_gather(const void*, void*, int64_t count, DType dtype) override {
-    note(Operation::all_gather, (size_ - 1) * count * dtype_bytes(dtype));
-  }
-  void all_to_all(const void*, void*, int64_t count, DType dtype) override {
-    note(Operation::all_to_all, (size_ - 1) * count * dtype_bytes(dtype));
-  }
-  void all_to_all_v(const void*, std::span<const PeerPart> sent, void*, std::span<const PeerPart>,
-                    DType dtype) override {
-    int64_t count = -sent[static_cast<size_t>(rank_)].count;
-    for (const PeerPart& part : sent) count += part.count;
-    note(Operation::all_to_all_v, count * dtype_bytes(dtype));
-  }
-  void broadcast(void*, int64_t count, DType dtype, int root) override {
-    const int64_t bytes = count * dtype_bytes(dtype);
-    const int64_t share = others_share(bytes);
-    const bool is_root = rank_ == root;
-    if (size_ == 2) return note(Operation::broadcast, is_root ? bytes : 0);
-    note(Operation::broadcast, is_root ? 2 * share : share);
-  }
-  void send(const void*, int64_t count, DType dtype, int) override {
-    note(Operation::send, count * dtype_bytes(dtype));
-  }
+  void all_reduce(void*, int64_t, DType, ReduceOp) override {}
+  void reduce_scatter(const void*, void*, int64_t, DType, ReduceOp) override {}
+  void all_gather(const void*, void*, int64_t, DType) override {}
+  void all_to_all(const void*, void*, int64_t, DType) override {}
+  void all_to_all_v(const void*, std::span<const PeerPart>, void*, std::span<const PeerPart>, DType) override {}
+  void broadcast(void*, int64_t, DType, int) override {}
+  void send(const void*, int64_t, DType, int) override {}
   void receive(void*, int64_t, DType, int) override {}
   void group_start() override {}
   void group_end() override {}
@@ -46,21 +25,43 @@ class PlanCommunicator final : public Communicator {
   void abort() override {}
 
  private:
-  int64_t others_share(int64_t bytes) const { return bytes * (size_ - 1) / size_; }
-  void note(Operation operation, int64_t sent_bytes) {
-    Traffic& traffic = traffic_[static_cast<size_t>(operation)];
-    traffic.calls += 1;
-    traffic.sent_bytes += sent_bytes;
-  }
-
   int rank_, size_;
-  TrafficTable& traffic_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_plan_communicator(int rank, int size, TrafficTable& traffic) {
-  return std::make_unique<PlanCommunicator>(rank, size, traffic);
+int64_t sent_bytes(const Call& call, int rank, int size) {
+  const int64_t bytes = call.count * dtype_bytes(call.dtype);
+  const int64_t others_share = bytes * (size - 1) / size;
+  switch (call.operation) {
+    case Operation::all_reduce:
+      return 2 * others_share;
+    case Operation::reduce_scatter:
+    case Operation::all_gather:
+    case Operation::all_to_all:
+      return (size - 1) * bytes;
+    case Operation::broadcast:
+      if (size == 2) return rank == call.peer ? bytes : 0;
+      return rank == call.peer ? 2 * others_share : others_share;
+    case Operation::send:
+      return bytes;
+    case Operation::all_to_all_v:
+    case Operation::receive:
+    case Operation::barrier:
+    case Operation::count:
+      break;
+  }
+  return 0;
+}
+
+int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank) {
+  int64_t count = -sent[static_cast<size_t>(rank)].count;
+  for (const PeerPart& part : sent) count += part.count;
+  return count * dtype_bytes(dtype);
+}
+
+std::unique_ptr<Communicator> make_plan_communicator(int rank, int size) {
+  return std::make_unique<PlanCommunicator>(rank, size);
 }
 
 }  // namespace gptrain

@@ -14,6 +14,25 @@ std::string broadcast_text(Communicator* group, const std::string& text, int roo
   return result;
 }
 
+void pass_texts_to_first(Communicator* group, const std::string& text,
+                         const std::function<void(const std::string&)>& body) {
+  const int rank = group == nullptr ? 0 : group->rank();
+  auto size = static_cast<int64_t>(text.size());
+  if (rank > 0) {
+    group->send(&size, 1, DType::i64, 0);
+    if (size > 0) group->send(text.data(), size, DType::u8, 0);
+    return;
+  }
+  body(text);
+  std::string received;
+  for (int other = 1; group != nullptr && other < group->size(); ++other) {
+    group->receive(&size, 1, DType::i64, other);
+    received.resize(static_cast<size_t>(size));
+    if (size > 0) group->receive(received.data(), size, DType::u8, other);
+    body(received);
+  }
+}
+
 std::vector<std::string> gather_texts(Communicator* group, const std::string& text) {
   if (group == nullptr || group->size() == 1) return {text};
   const auto num_ranks = static_cast<size_t>(group->size());

@@ -1,6 +1,7 @@
 // Texts between ranks: what is decided on one and told to all, and what all tell one.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace gptrain {
 
 // The text of `root`, on every rank.
 std::string broadcast_text(Communicator* group, const std::string& text, int root);
+// On rank 0 `body` gets every rank's text, in rank order and one at a time; on others it is not called.
+void pass_texts_to_first(Communicator* group, const std::string& text,
+                         const std::function<void(const std::string&)>& body);
 // Every rank's text, in rank order, on every rank.
 std::vector<std::string> gather_texts(Communicator* group, const std::string& text);
 

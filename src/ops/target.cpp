@@ -23,14 +23,15 @@ struct DataSheet {
   double bf16_tflops;  // fp16 tensor cores where the device has no bf16
   double fp8_tflops;   // 0: it has none
   double gigabytes_per_second;
+  double link_gigabytes_per_second;  // NVLink, in one direction; 0: it has none
 };
 
 // Dense rates. f32 is what f32 matrix products reach without reduced-precision inputs. (An H200 was measured at 790
 // TFLOP/s bf16 on random data and 4300 GB/s; the table keeps the data sheet for all, so that shares compare.)
 constexpr std::array data_sheets{
-    DataSheet{"v100-32g", 7.0, 32, 15.7, 125, 0, 900},  DataSheet{"rtx-2080-ti", 7.5, 11, 13.4, 54, 0, 616},
-    DataSheet{"a100-80g", 8.0, 80, 19.5, 312, 0, 2039}, DataSheet{"h100", 9.0, 80, 67, 989, 1979, 3350},
-    DataSheet{"h200", 9.0, 141, 67, 989, 1979, 4800},   DataSheet{"b200", 10.0, 180, 75, 2250, 4500, 8000},
+    DataSheet{"v100-32g", 7.0, 32, 15.7, 125, 0, 900, 150},  DataSheet{"rtx-2080-ti", 7.5, 11, 13.4, 54, 0, 616, 0},
+    DataSheet{"a100-80g", 8.0, 80, 19.5, 312, 0, 2039, 300}, DataSheet{"h100", 9.0, 80, 67, 989, 1979, 3350, 450},
+    DataSheet{"h200", 9.0, 141, 67, 989, 1979, 4800, 450},   DataSheet{"b200", 10.0, 180, 75, 2250, 4500, 8000, 900},
 };
 
 // The usual server of such devices.
@@ -108,6 +109,7 @@ Target find_target(std::string_view name) {
       target.fp8_products = sheet.fp8_tflops > 0;
       target.bf16_products = sheet.compute_capability >= 8;
       target.bytes_per_second = sheet.gigabytes_per_second * 1e9;
+      target.link_bytes_per_second = sheet.link_gigabytes_per_second * 1e9;
       target.ranks_per_node = devices_per_node;
       return target;
     }

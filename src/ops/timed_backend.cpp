@@ -1,38 +1,90 @@
 #include "ops/timed_backend.h"
 
-#include "ops/shape_text.h"
+#include "ops/op_event.h"
 
 namespace gptrain {
+namespace {
 
-void TimedBackend::start_timing() {
-  events_.clear();
-  timing_ = true;
+// Runs `work`, waits for it on the device, and writes down when it ran.
+template <typename Work>
+void log_timed(Backend& backend, EventLog& log, Event event, const Work& work) {
+  backend.synchronize();
+  event.start_seconds = steady_seconds();
+  work();
+  backend.synchronize();
+  event.end_seconds = steady_seconds();
+  log.add(std::move(event));
 }
 
-std::vector<TimedEvent> TimedBackend::take_events() {
-  timing_ = false;
-  return std::exchange(events_, {});
-}
+// While the log is on, copies are awaited where they are queued.
+class TimedSideQueue final : public SideQueue {
+ public:
+  TimedSideQueue(std::unique_ptr<SideQueue> inner, Backend& backend, EventLog& log)
+      : inner_(std::move(inner)), backend_(backend), log_(log) {}
+
+  void mark_ops(int mark) override { inner_->mark_ops(mark); }
+  void follow_ops(int mark) override { inner_->follow_ops(mark); }
+  void mark_work(int mark) override { inner_->mark_work(mark); }
+  void ops_follow(int mark) override { inner_->ops_follow(mark); }
+  void await_ops(int mark) override { inner_->await_ops(mark); }
+  void await_work(int mark) override { inner_->await_work(mark); }
+  void time_ops(int time) override { inner_->time_ops(time); }
+  double seconds_between(int from, int to) override { return inner_->seconds_between(from, to); }
+  void* handle() const override { return inner_->handle(); }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return inner_->allocate_host(bytes); }
+  void while_waiting(std::function<void()> check) override { inner_->while_waiting(std::move(check)); }
+
+  void upload(void* device, const void* host, int64_t bytes) override {
+    if (!log_.on()) return inner_->upload(device, host, bytes);
+    log_timed(backend_, log_, copy_event(upload_name, bytes), [&] { inner_->upload(device, host, bytes); });
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    if (!log_.on()) return inner_->download(host, device, bytes);
+    log_timed(backend_, log_, copy_event(download_name, bytes), [&] { inner_->download(host, device, bytes); });
+  }
+  void queue_upload(void* device, const void* host, int64_t bytes) override {
+    if (!log_.on()) return inner_->queue_upload(device, host, bytes);
+    log_timed(backend_, log_, copy_event(upload_name, bytes, true), [&] { inner_->upload(device, host, bytes); });
+  }
+  void queue_download(void* host, const void* device, int64_t bytes) override {
+    if (!log_.on()) return inner_->queue_download(host, device, bytes);
+    log_timed(backend_, log_, copy_event(download_name, bytes, true), [&] { inner_->download(host, device, bytes); });
+  }
+  void copy_among_ops(void* to, const void* from, int64_t bytes) override {
+    if (!log_.on()) return inner_->copy_among_ops(to, from, bytes);
+    log_timed(backend_, log_, copy_event(copy_among_ops_name, bytes), [&] { inner_->copy_among_ops(to, from, bytes); });
+  }
+
+ private:
+  const std::unique_ptr<SideQueue> inner_;
+  Backend& backend_;
+  EventLog& log_;
+};
+
+}  // namespace
 
 template <typename Op>
 void TimedBackend::run_timed(const Op& op) {
-  inner_.synchronize();
-  const double start = steady_seconds();
-  inner_.run(op);
-  inner_.synchronize();
-  const double end = steady_seconds();
-  const Footprint cost = footprint(op, inner_.target());
-  events_.push_back({.name = Op::name,
-                     .shape = shape_text(op),
-                     .start_seconds = start,
-                     .end_seconds = end,
-                     .model_flops = recomputing_ ? 0 : cost.model_flops,
-                     .executed_flops = cost.executed_flops,
-                     .bytes_moved = cost.bytes_moved});
+  log_timed(inner_, log_, op_event(op, footprint(op, inner_.target())), [&] { inner_.run(op); });
 }
 
 #define GPTRAIN_INSTANTIATE_TIMED(Op) template void TimedBackend::run_timed(const Op& op);
 GPTRAIN_FOR_EACH_OP(GPTRAIN_INSTANTIATE_TIMED)
 #undef GPTRAIN_INSTANTIATE_TIMED
+
+void TimedBackend::upload(void* device, const void* host, int64_t bytes) {
+  if (!log_.on()) return inner_.upload(device, host, bytes);
+  log_timed(inner_, log_, copy_event(upload_name, bytes), [&] { inner_.upload(device, host, bytes); });
+}
+
+void TimedBackend::download(void* host, const void* device, int64_t bytes) {
+  if (!log_.on()) return inner_.download(host, device, bytes);
+  log_timed(inner_, log_, copy_event(download_name, bytes), [&] { inner_.download(host, device, bytes); });
+}
+
+std::unique_ptr<SideQueue> TimedBackend::make_side_queue() {
+  auto queue = inner_.make_side_queue();
+  return queue ? std::make_unique<TimedSideQueue>(std::move(queue), inner_, log_) : nullptr;
+}
 
 }  // namespace gptrain

@@ -193,8 +193,14 @@ void RankGroups::start_lanes(bool threaded) {
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     RankLane& lane = lanes_[kind];
     lane.lane.reset();
+    std::vector<const Communicator*> groups;
+    for (const auto& group : lane.queue ? lane.device : lane.host) groups.push_back(group.get());
     lane.lane = std::make_unique<Lane>(std::string(lane_names[kind]),
-                                       Lane::Options{threaded && lane.ranks > 1, lane.queue.get(), failure_});
+                                       Lane::Options{.threaded = threaded && lane.ranks > 1,
+                                                     .queue = lane.queue.get(),
+                                                     .failure = failure_,
+                                                     .number = static_cast<int8_t>(kind),
+                                                     .groups = std::move(groups)});
   }
 }
 
@@ -228,7 +234,7 @@ RankGroups::RankGroups(const RunConfig& config, World& world)
   start_lanes(true);
 }
 
-RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, LaneTraffic& traffic)
+RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank)
     : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank_)) {
   note_sizes(config);
   for (const LaneGroup& group : lane_groups(config)) {
@@ -236,13 +242,10 @@ RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank
     if (ranks.size() == 1) continue;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     on(group.lane).host[index(group.group)] =
-        make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()),
-                               traffic[static_cast<size_t>(group.lane)][index(group.group)]);
+        make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()));
   }
   for (const LaneKind lane : neighbour_lanes_) {
-    const GroupKind kind = neighbours_of(lane);
-    on(lane).host[index(kind)] =
-        make_plan_communicator(1 - peer_on(lane), 2, traffic[static_cast<size_t>(lane)][index(kind)]);
+    on(lane).host[index(neighbours_of(lane))] = make_plan_communicator(1 - peer_on(lane), 2);
   }
   start_lanes(false);
 }
@@ -305,6 +308,10 @@ Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
 }
 
 void RankGroups::give_up(std::exception_ptr failure) { failure_->set(std::move(failure)); }
+
+void RankGroups::set_log(EventLog* log) {
+  for (const RankLane& lane : lanes_) lane.lane->set_log(log);
+}
 
 void RankGroups::wait_all() {
   std::exception_ptr failure;

@@ -93,8 +93,8 @@ class RankGroups {
  public:
   // Makes all groups, collectively with the other ranks of the world: those of lane_groups, and then those that agree.
   RankGroups(const RunConfig& config, World& world);
-  // The groups of `rank` on the `plan` backend; what they would send is written to `traffic`, of the caller.
-  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank, LaneTraffic& traffic);
+  // The groups of `rank` on the `plan` backend.
+  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank);
 
   const Mesh& mesh() const { return mesh_; }
   int64_t rank() const { return rank_; }
@@ -133,6 +133,8 @@ class RankGroups {
   static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
   // Ends what any lane waits for: this rank cannot go on. To be called before what is under way is waited for.
   void give_up(std::exception_ptr failure);
+  // What all lanes write to from now on (Lane::set_log); null: nothing. Events have numbers of LaneKind and GroupKind.
+  void set_log(EventLog* log);
   // Waits for everything on all lanes, also where one of them has failed; throws what it has failed with.
   void wait_all();
 

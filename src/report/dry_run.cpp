@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
+#include "report/planned_times.h"
 
 namespace gptrain {
 namespace {
@@ -127,12 +128,8 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
   return text;
 }
 
-// "within a node" or "between nodes", where nodes hold neighbouring ranks.
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  const int64_t per_node = input.target.ranks_per_node;
-  const std::vector<int64_t> ranks = group_ranks(input.config, input.world.mesh, 0, kind);
-  const bool one_node = per_node == 0 || ranks.front() / per_node == ranks.back() / per_node;
-  return one_node ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.target, input.world.mesh, 0, kind) ? "within a node" : "between nodes";
 }
 
 // body(lane, group, operation, traffic) for what the rank sends at all.
@@ -174,6 +171,52 @@ std::string ranks_section(const DryRunInput& input) {
                             lane_names[lane]));
   });
   return text;
+}
+
+std::string pipeline_section(const DryRunInput& input) {
+  if (input.stages.size() < 2) return "";
+  const ParallelConfig& parallel = input.config.parallel;
+  std::string text = "\npipeline\n";
+  text += row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
+              fmt::format("{} stages{}, {} each step", parallel.pipeline,
+                          parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
+                          format_counted(input.config.batch.accumulation, "micro-batch")));
+  if (input.pipeline) {
+    text += row("step", format_duration(input.pipeline->seconds), "at full rates");
+    text += row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
+                "stages wait for each other, over the time of their passes");
+  }
+  text += fmt::format("  {:>5} {:>7} {:>10} {:>10} {:>10} {:>10}\n", "stage", "layers", "in flight", "peak", "passes",
+                      "waits");
+  for (size_t i = 0; i < input.stages.size(); ++i) {
+    const StageForecast& stage = input.stages[i];
+    text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", i, stage.layers, stage.in_flight,
+                        format_bytes(static_cast<double>(stage.peak_bytes)));
+    if (input.pipeline) {
+      const PlannedStage& times = input.pipeline->stages[i];
+      text += fmt::format(" {:>10} {:>10}", format_duration(times.busy_seconds), format_duration(times.waiting_seconds));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+Json pipeline_json(const DryRunInput& input) {
+  Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
+  if (input.pipeline) {
+    json["step_seconds"] = input.pipeline->seconds;
+    json["bubble"] = input.pipeline->bubble();
+  }
+  for (size_t i = 0; i < input.stages.size(); ++i) {
+    const StageForecast& stage = input.stages[i];
+    Json entry{{"layers", stage.layers}, {"in_flight", stage.in_flight}, {"peak_bytes", stage.peak_bytes}};
+    if (input.pipeline) {
+      entry["busy_seconds"] = input.pipeline->stages[i].busy_seconds;
+      entry["waiting_seconds"] = input.pipeline->stages[i].waiting_seconds;
+    }
+    json["stages"].push_back(entry);
+  }
+  return json;
 }
 
 Json world_json(const DryRunInput& input) {
@@ -286,7 +329,7 @@ std::string dry_run_text(const DryRunInput& input) {
   if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
-  text += ranks_section(input) + memory_section(input) + flops_section(input.config, totals) +
+  text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
           run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
@@ -311,6 +354,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
+  if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

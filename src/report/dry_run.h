@@ -10,10 +10,11 @@
 #include "base/int128.h"
 #include "config/run_config.h"
 #include "model/spec/spec.h"
-#include "ops/plan/plan_backend.h"
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "report/planned_pipeline.h"
+#include "report/step_log.h"
 
 namespace gptrain {
 
@@ -37,6 +38,13 @@ struct WorldForecast {
   int64_t largest_rank = 0;  // the one whose memory is shown
 };
 
+// One stage of a pipeline.
+struct StageForecast {
+  int64_t layers = 0;
+  int64_t peak_bytes = 0;  // of the rank that takes the most
+  int64_t in_flight = 0;   // as StagePlan has it
+};
+
 struct DryRunInput {
   RunConfig config;
   Target target;
@@ -46,6 +54,8 @@ struct DryRunInput {
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
+  std::vector<StageForecast> stages = {};        // of a pipeline
+  std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
   std::string warnings = {};  // of the ops, lines
   std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
 };

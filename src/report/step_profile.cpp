@@ -1,10 +1,11 @@
 #include "report/step_profile.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
-#include <functional>
-#include <map>
+#include <unordered_map>
+#include <utility>
 
 #include "base/json.h"
 #include "report/flops_json.h"
@@ -16,43 +17,79 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t most_shapes = 12;  // in the second table: the rest is in the trace
 
-using LabelOf = std::function<std::string(const TimedEvent&)>;
+using LabelOf = std::function<std::string(const Event&)>;
 
-std::string name_of(const TimedEvent& event) { return std::string(event.name); }
+std::string name_of(const Event& event) { return std::string(event.name); }
 
-std::string name_and_shape_of(const TimedEvent& event) {
+std::string name_and_shape_of(const Event& event) {
   return event.shape.empty() ? name_of(event) : fmt::format("{} {}", event.name, event.shape);
 }
 
-std::vector<ProfileRow> added_up(const std::vector<TimedEvent>& events, const LabelOf& label_of) {
-  std::map<std::string, ProfileRow> by_label;
-  for (const TimedEvent& event : events) {
-    const std::string label = label_of(event);
-    ProfileRow& row = by_label[label];
-    row.label = label;
-    row.calls += 1;
-    row.seconds += event.end_seconds - event.start_seconds;
-    row.executed_flops += event.executed_flops;
-    row.bytes_moved += static_cast<Flops>(event.bytes_moved);
-  }
-  std::vector<ProfileRow> rows;
-  for (const auto& [label, row] : by_label) rows.push_back(row);
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const ProfileRow& a, const ProfileRow& b) { return a.seconds > b.seconds; });
-  return rows;
+// In a step that ran with its log on, copies beside the ops were waited for.
+bool runs_beside_ops(const StepProfile& profile, const Event& event) {
+  return event.kind == Event::Kind::collective || (profile.planned && event.beside_ops);
 }
 
-// What the step's time is made of.
-std::vector<ProfileRow> rows_of_step(const StepProfile& profile, const LabelOf& label_of) {
-  std::vector<TimedEvent> events = profile.ops.events;
-  events.insert(events.end(), profile.waits.events.begin(), profile.waits.events.end());
-  std::vector<ProfileRow> rows = added_up(events, label_of);
-  for (ProfileRow& row : rows) {
-    if (row.executed_flops > 0) row.limit = profile.matrix_flops;
-    if (row.executed_flops == 0 && row.bytes_moved > 0) row.limit = profile.bytes_per_second;
+// Rows of the events that run beside the ops, or of the others.
+class Rows {
+ public:
+  Rows(const StepProfile& profile, bool beside_ops, LabelOf label_of)
+      : profile_(profile), beside_ops_(beside_ops), label_of_(std::move(label_of)), known_(profile.log.blocks.size()) {}
+
+  std::vector<ProfileRow> added_up() {
+    for_each_part(profile_, [&](const StepPart& part) { add(part); });
+    std::erase_if(rows_, [](const ProfileRow& row) { return row.calls == 0; });
+    std::sort(rows_.begin(), rows_.end(), [](const ProfileRow& a, const ProfileRow& b) {
+      return a.seconds != b.seconds ? a.seconds > b.seconds : a.label < b.label;
+    });
+    return std::move(rows_);
   }
-  return rows;
-}
+
+ private:
+  static constexpr size_t no_row = ~size_t{0};
+
+  void add(const StepPart& part) {
+    std::vector<size_t> of_this_part;
+    std::vector<size_t>& places = part.block < 0 ? of_this_part : known_[static_cast<size_t>(part.block)];
+    if (places.empty()) {
+      for (const Event& event : part.events) places.push_back(row_of(event));
+    }
+    for (size_t i = 0; i < part.events.size(); ++i) {
+      if (places[i] == no_row) continue;
+      const Event& event = part.events[i];
+      // A planned step writes every wait down, one that ran those that had to wait.
+      if (event.kind == Event::Kind::wait && part.times[i].seconds() == 0) continue;
+      ProfileRow& row = rows_[places[i]];
+      row.calls += 1;
+      row.seconds += part.times[i].seconds();
+      row.executed_flops += event.executed_flops;
+      row.bytes_moved += static_cast<Flops>(event.bytes_moved);
+    }
+  }
+
+  size_t row_of(const Event& event) {
+    if (runs_beside_ops(profile_, event) != beside_ops_) return no_row;
+    const std::string label = label_of_(event);
+    const auto [place, is_new] = by_label_.try_emplace(label, rows_.size());
+    if (is_new) {
+      ProfileRow& row = rows_.emplace_back();
+      row.label = label;
+      if (event.executed_flops > 0) {
+        row.limit = profile_.matrix_flops;
+      } else if (event.kind == Event::Kind::op && event.bytes_moved > 0) {
+        row.limit = profile_.bytes_per_second;
+      }
+    }
+    return place->second;
+  }
+
+  const StepProfile& profile_;
+  const bool beside_ops_;
+  const LabelOf label_of_;
+  std::vector<ProfileRow> rows_;
+  std::unordered_map<std::string, size_t> by_label_;
+  std::vector<std::vector<size_t>> known_;  // by block: the row of each event
+};
 
 // Columns: label, calls, milliseconds, share of the step, rate, share of the limit.
 std::string table_row(const ProfileRow& row, double step_seconds, size_t label_width) {
@@ -78,31 +115,164 @@ size_t widest_label(const std::vector<ProfileRow>& rows) {
   return width;
 }
 
-// Whole nanoseconds, so that an event that starts where another ends does not seem to overlap it.
-int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+// Rows of the trace.
+constexpr size_t actions_row = 0;
+constexpr size_t first_lane_row = 4;
 
-Json complete_event(std::string_view name, size_t row, const StepProfile& profile, double start, double end,
-                    Json arguments) {
-  const int64_t first = nanoseconds(start - profile.start_seconds);
-  const int64_t last = nanoseconds(end - profile.start_seconds);
-  return {{"name", name},
-          {"ph", "X"},
-          {"pid", 0},
-          {"tid", row},
-          {"ts", static_cast<double>(first) / 1e3},
-          {"dur", static_cast<double>(last - first) / 1e3},
-          {"args", std::move(arguments)}};
+size_t row_of(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::op:
+      return 1;
+    case Event::Kind::copy:
+      return 2;
+    case Event::Kind::wait:
+      return 3;
+    case Event::Kind::collective:
+      return first_lane_row + static_cast<size_t>(event.place.lane);
+  }
+  return 0;
 }
 
-Json metadata(std::string_view kind, size_t row, const std::string& name) {
-  return {{"name", kind}, {"ph", "M"}, {"pid", 0}, {"tid", row}, {"args", {{"name", name}}}};
+std::string row_name(size_t row) {
+  constexpr std::array names = {"actions", "ops", "copies", "waits"};
+  return row < first_lane_row ? names[row] : fmt::format("lane {}", lane_names[row - first_lane_row]);
+}
+
+class TraceWriter {
+ public:
+  TraceWriter(const StepProfile& profile, const TextSink& write) : profile_(profile), write_(write) {}
+
+  void write_all() {
+    const std::string what = profile_.planned ? "planned step" : fmt::format("step {}", profile_.step);
+    write_metadata("process_name", 0, {{"name", fmt::format("rank {}, {}", profile_.rank, what)}});
+    write_metadata("process_sort_index", 0, {{"sort_index", profile_.rank}});
+    for_each_part(profile_, [&](const StepPart& part) {
+      if (part.action != nullptr) {
+        write_event(action_name(part.action->kind), actions_row, part.time,
+                    {{"unit", part.action->unit}, {"micro_batch", part.action->micro_batch}});
+      }
+      for (size_t i = 0; i < part.events.size(); ++i) write_event(part.events[i], part.times[i]);
+    });
+  }
+
+ private:
+  void write_event(const Event& event, const TimeSpan& time) {
+    if (event.kind == Event::Kind::wait && time.seconds() == 0) return;
+    Json arguments{{"shape", event.shape},
+                   {"model_flops", flops_json(event.model_flops)},
+                   {"executed_flops", flops_json(event.executed_flops)},
+                   {"bytes_moved", event.bytes_moved}};
+    if (event.kind == Event::Kind::collective) {
+      arguments["sent_bytes"] = event.sent_bytes;
+      arguments["group"] = group_names[static_cast<size_t>(event.place.group)];
+    }
+    write_event(event.name, row_of(event), time, std::move(arguments));
+  }
+
+  void write_event(std::string_view name, size_t row, const TimeSpan& time, Json arguments) {
+    if (!named_[row]) {
+      named_[row] = true;
+      write_metadata("thread_name", row, {{"name", row_name(row)}});
+    }
+    const int64_t first = nanoseconds(time.start_seconds);
+    const int64_t last = nanoseconds(time.end_seconds);
+    write_line({{"name", name},
+                {"ph", "X"},
+                {"pid", profile_.rank},
+                {"tid", row},
+                {"ts", static_cast<double>(first) / 1e3},
+                {"dur", static_cast<double>(last - first) / 1e3},
+                {"args", std::move(arguments)}});
+  }
+
+  void write_metadata(std::string_view kind, size_t row, Json arguments) {
+    write_line({{"name", kind}, {"ph", "M"}, {"pid", profile_.rank}, {"tid", row}, {"args", std::move(arguments)}});
+  }
+
+  // One event a line: a trace of a long step stays readable in any editor.
+  void write_line(const Json& event) {
+    if (!is_first_) write_(trace_between);
+    is_first_ = false;
+    write_(json_text(event));
+  }
+
+  // Whole ones from the step's start, so that an event that starts where another ends does not seem to overlap it.
+  int64_t nanoseconds(double seconds) const { return std::llround((seconds - profile_.start_seconds) * 1e9); }
+
+  const StepProfile& profile_;
+  const TextSink& write_;
+  bool is_first_ = true;
+  std::array<bool, first_lane_row + num_lanes> named_{};
+};
+
+// The times that a step's events have themselves.
+class MeasuredTimes {
+ public:
+  explicit MeasuredTimes(const StepProfile& profile) : profile_(profile) {}
+
+  TimeSpan next(const Action* action, std::span<const Event> events, std::vector<TimeSpan>& times, double) {
+    times.clear();
+    for (const Event& event : events) times.push_back({event.start_seconds, event.end_seconds});
+    if (action == nullptr) return {};
+    return profile_.action_times[static_cast<size_t>(action - profile_.log.program->schedule.actions.data())];
+  }
+
+ private:
+  const StepProfile& profile_;
+};
+
+template <typename Clock, typename Body>
+void walk(const StepLog& log, const std::vector<double>& not_before, Clock& clock, const Body& body) {
+  std::vector<TimeSpan> times;
+  const auto visit = [&](const Action* action, const EventBlock& events, int32_t block, double after) {
+    const TimeSpan time = clock.next(action, events, times, after);
+    body(StepPart{action, time, events, times, block});
+  };
+  visit(nullptr, log.before, -1, 0);
+  for (size_t i = 0; i < log.block_of.size(); ++i) {
+    const int32_t block = log.block_of[i];
+    visit(&log.program->schedule.actions[i], log.blocks[static_cast<size_t>(block)], block,
+          not_before.empty() ? 0 : not_before[i]);
+  }
+  visit(nullptr, log.after, -1, 0);
+}
+
+PlannedClock planned_clock(const StepRates& rates, const StepLog& log) {
+  return {rates, static_cast<size_t>(log.program->schedule.num_units())};
 }
 
 }  // namespace
 
-std::vector<ProfileRow> rows_by_op(const StepProfile& profile) { return rows_of_step(profile, name_of); }
+StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates,
+                            std::vector<double> not_before) {
+  StepProfile profile{.rank = rank,
+                      .compute = compute,
+                      .matrix_flops = rates.matrix_flops,
+                      .bytes_per_second = rates.bytes_per_second,
+                      .log = std::move(log),
+                      .planned = rates,
+                      .not_before = std::move(not_before)};
+  PlannedClock clock = planned_clock(rates, profile.log);
+  walk(profile.log, profile.not_before, clock, [](const StepPart&) {});
+  profile.end_seconds = clock.end();
+  return profile;
+}
 
-std::vector<ProfileRow> rows_by_shape(const StepProfile& profile) { return rows_of_step(profile, name_and_shape_of); }
+void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body) {
+  if (profile.planned) {
+    PlannedClock clock = planned_clock(*profile.planned, profile.log);
+    walk(profile.log, profile.not_before, clock, body);
+  } else {
+    MeasuredTimes times(profile);
+    walk(profile.log, profile.not_before, times, body);
+  }
+}
+
+std::vector<ProfileRow> rows_by_op(const StepProfile& profile) { return Rows(profile, false, name_of).added_up(); }
+
+std::vector<ProfileRow> rows_by_shape(const StepProfile& profile) {
+  return Rows(profile, false, name_and_shape_of).added_up();
+}
 
 double seconds_outside(const StepProfile& profile) {
   double seconds = profile.seconds() - profile.data_seconds;
@@ -110,73 +280,48 @@ double seconds_outside(const StepProfile& profile) {
   return seconds;
 }
 
+namespace {
+
+std::string table_title(const StepProfile& profile) {
+  Flops model_flops = 0;
+  for (const OpTotals& op : op_table(profile.log)) model_flops += op.model_flops;
+  const double rate = static_cast<double>(model_flops) / profile.seconds();
+  const std::string what =
+      profile.planned ? fmt::format("planned step of rank {}", profile.rank) : fmt::format("profile of step {}", profile.step);
+  return fmt::format("{}: {:.1f} ms, {:.1f} model GFLOP/s, mfu {:.1f}%\n", what, profile.seconds() * 1e3, rate / 1e9,
+                     100 * rate / profile.matrix_flops) +
+         fmt::format("limits of {}: {:.1f} GFLOP/s in {} matrix products, {:.1f} GB/s for other ops\n",
+                     profile.planned ? "the target" : "this machine", profile.matrix_flops / 1e9,
+                     dtype_name(profile.compute), profile.bytes_per_second / 1e9);
+}
+
+}  // namespace
+
 std::string step_profile_table(const StepProfile& profile) {
   const std::vector<ProfileRow> ops = rows_by_op(profile);
   std::vector<ProfileRow> shapes = rows_by_shape(profile);
   shapes.resize(std::min(shapes.size(), most_shapes));
-  std::vector<TimedEvent> items;
-  for (const WorkTrack& lane : profile.lanes) items.insert(items.end(), lane.events.begin(), lane.events.end());
-  const std::vector<ProfileRow> collectives = added_up(items, name_and_shape_of);
-  const size_t width = std::max({widest_label(ops), widest_label(shapes), widest_label(collectives)});
+  const std::vector<ProfileRow> beside = Rows(profile, true, name_and_shape_of).added_up();
+  const size_t width = std::max({widest_label(ops), widest_label(shapes), widest_label(beside)});
   ProfileRow total{.label = "total", .seconds = profile.seconds(), .limit = profile.matrix_flops};
   for (const ProfileRow& row : ops) {
     total.calls += row.calls;
     total.executed_flops += row.executed_flops;
   }
-  Flops model_flops = 0;
-  for (const TimedEvent& event : profile.ops.events) model_flops += event.model_flops;
-  const double model_rate = static_cast<double>(model_flops) / profile.seconds();
-
-  std::string text = fmt::format("profile of step {}: {:.1f} ms, {:.1f} model GFLOP/s, mfu {:.1f}%\n", profile.step,
-                                 profile.seconds() * 1e3, model_rate / 1e9, 100 * model_rate / profile.matrix_flops);
-  text += fmt::format("limits of this machine: {:.1f} GFLOP/s in {} matrix products, {:.1f} GB/s for other ops\n",
-                      profile.matrix_flops / 1e9, dtype_name(profile.compute), profile.bytes_per_second / 1e9);
-  text += table_head("op", width);
+  std::string text = table_title(profile) + table_head("op", width);
   for (const ProfileRow& row : ops) text += table_row(row, profile.seconds(), width);
   text += table_row({.label = "waiting for data", .seconds = profile.data_seconds}, profile.seconds(), width);
   text += table_row({.label = "everything else", .seconds = seconds_outside(profile)}, profile.seconds(), width);
   text += table_row(total, profile.seconds(), width);
-  if (!collectives.empty()) {
-    text += table_head("collectives beside the ops", width);
-    for (const ProfileRow& row : collectives) text += table_row(row, profile.seconds(), width);
+  if (!beside.empty()) {
+    text += table_head("beside the ops", width);
+    for (const ProfileRow& row : beside) text += table_row(row, profile.seconds(), width);
   }
   text += table_head("op and shape, longest first", width);
   for (const ProfileRow& row : shapes) text += table_row(row, profile.seconds(), width);
   return text;
 }
 
-std::string step_profile_trace(const StepProfile& profile) {
-  Json events = Json::array();
-  events.push_back(metadata("process_name", 0, fmt::format("gptrain, step {}", profile.step)));
-  events.push_back(metadata("thread_name", 0, "actions"));
-  for (const TimedAction& timed : profile.actions) {
-    Json arguments{{"unit", timed.action.unit}, {"micro_batch", timed.action.micro_batch}};
-    events.push_back(complete_event(action_name(timed.action.kind), 0, profile, timed.start_seconds, timed.end_seconds,
-                                    std::move(arguments)));
-  }
-  size_t row = 1;
-  std::vector<const WorkTrack*> tracks = {&profile.ops, &profile.waits};
-  for (const WorkTrack& lane : profile.lanes) tracks.push_back(&lane);
-  for (const WorkTrack* track : tracks) {
-    if (track->events.empty()) continue;
-    events.push_back(metadata("thread_name", row, track->name));
-    for (const TimedEvent& event : track->events) {
-      Json arguments{{"shape", event.shape},
-                     {"model_flops", flops_json(event.model_flops)},
-                     {"executed_flops", flops_json(event.executed_flops)},
-                     {"bytes_moved", event.bytes_moved}};
-      events.push_back(
-          complete_event(event.name, row, profile, event.start_seconds, event.end_seconds, std::move(arguments)));
-    }
-    ++row;
-  }
-  // One event a line: a trace of a long step stays readable in any editor.
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  for (size_t i = 0; i < events.size(); ++i) {
-    if (i > 0) text += ",\n";
-    text += json_text(events[i]);
-  }
-  return text + "\n]}\n";
-}
+void write_trace_events(const StepProfile& profile, const TextSink& write) { TraceWriter(profile, write).write_all(); }
 
 }  // namespace gptrain

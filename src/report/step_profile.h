@@ -1,45 +1,52 @@
-// Where the time of one step went: a table by op, and a trace for a viewer.
+// Where the time of one step goes, of a step that ran or of a planned one: a table by op, and a trace for a viewer.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/int128.h"
-#include "base/timed_event.h"
-#include "schedule/schedule.h"
+#include "report/planned_times.h"
+#include "report/step_log.h"
 
 namespace gptrain {
 
-struct TimedAction {
-  Action action;
-  double start_seconds = 0;
-  double end_seconds = 0;
-};
-
-// Work of one kind, a row of its own in the trace.
-struct WorkTrack {
-  std::string name;
-  std::vector<TimedEvent> events;  // in order of time, without overlap
-};
-
 // Times in seconds on the clock of steady_seconds.
 struct StepProfile {
-  int64_t step = 0;
+  int64_t rank = 0;
+  int64_t step = 0;             // 0: planned
   DType compute = DType::f32;   // dtype of the matrix products
-  double matrix_flops = 0;      // FLOP/s of large products in it, measured: the limit of events with FLOPs
-  double bytes_per_second = 0;  // of copying memory, measured: the limit of ops without
+  double matrix_flops = 0;      // FLOP/s of large products in it, measured or of the data sheet: the limit of products
+  double bytes_per_second = 0;  // of copying memory, likewise: the limit of ops without
   double start_seconds = 0;
   double end_seconds = 0;
   double data_seconds = 0;  // of the step, waiting for data; outside all events
-  std::vector<TimedAction> actions;
-  WorkTrack ops;                 // with the actions, what the step's time is made of
-  WorkTrack waits;               // for other ranks: the part of the lanes' time that nothing hides
-  std::vector<WorkTrack> lanes;  // of communication, beside the ops and each other
+  StepLog log;
+  std::vector<TimeSpan> action_times = {};  // by action; of a planned step none
+  std::optional<StepRates> planned = {};    // of a planned step: its events have no times, and these give them
+  std::vector<double> not_before = {};      // of a planned stage: by action, as PlannedStage has it
 
   double seconds() const { return end_seconds - start_seconds; }
 };
+
+// The profile of a planned step, which begins at 0.
+StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates,
+                            std::vector<double> not_before = {});
+
+// An action's part of a step, or what comes before the first one and after the last one.
+struct StepPart {
+  const Action* action;  // null: none
+  TimeSpan time;
+  std::span<const Event> events;
+  std::span<const TimeSpan> times;  // by event
+  int32_t block;                    // of the log, -1: none; parts with equal ones have equal events
+};
+void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body);
 
 // One row of the table: the events that have its label, added up.
 struct ProfileRow {
@@ -51,21 +58,27 @@ struct ProfileRow {
   double limit = 0;  // FLOP/s where there are FLOPs, else bytes/s; 0: none
 };
 
-// One row per op and for the waits, most time first.
+// What the step's time is made of, most time first: ops, copies that are not beside them, and waits.
 std::vector<ProfileRow> rows_by_op(const StepProfile& profile);
-// One row per op and shape, and for the waits ("linear_forward N=8192 in=768 out=2304 bf16"), most time first.
+// The same with a row for each shape ("linear_forward N=8192 in=768 out=2304 bf16").
 std::vector<ProfileRow> rows_by_shape(const StepProfile& profile);
-// Time of the step that is in no event and was not spent waiting for data: the loop, and copies to and from the device.
+// Time of the step that is in no event and was not spent waiting for data: the loop.
 double seconds_outside(const StepProfile& profile);
 
-// For people: the rows by op, the rest and the total, which add up to the step; then the collectives, which are in no
-// other row but as waits; then the shapes that took longest.
+// For people: the rows by op, the rest and the total, which add up to the step; then what runs beside the ops, which is
+// in no other row but as waits; then the shapes that took longest.
 // Rates count executed FLOPs, or bytes as footprints do (each operand once, so more than 100% of the copy rate means
 // that a cache helped).
 std::string step_profile_table(const StepProfile& profile);
 
 // For Perfetto and chrome://tracing: JSON of complete events in the Trace Event Format, times in microseconds from the
-// start of the step; the actions of the schedule in one row, each track that is not empty in one below.
-std::string step_profile_trace(const StepProfile& profile);
+// start of each rank's step. A rank is a process with a row each for the actions of the schedule, ops, copies, waits and
+// the lanes; rows without events are left out. A file is the head, the events of one or more ranks with `trace_between`
+// between them, and the tail.
+constexpr std::string_view trace_head = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+constexpr std::string_view trace_between = ",\n";
+constexpr std::string_view trace_tail = "\n]}\n";
+using TextSink = std::function<void(std::string_view)>;
+void write_trace_events(const StepProfile& profile, const TextSink& write);
 
 }  // namespace gptrain

@@ -31,6 +31,7 @@ class ByAction {
   }
 
   size_t num_actions() const { return starts_.size() - 1; }
+  const std::vector<uint32_t>& indices() const { return indices_; }  // those of the first action first
   std::span<uint32_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
 
  private:
@@ -158,16 +159,13 @@ Placement best_placement(const std::vector<Lifetime>& lifetimes) {
 class Stretches {
  public:
   explicit Stretches(const std::vector<Lifetime>& lifetimes) : lifetimes_(lifetimes) {
-    ByAction beginning(lifetimes, &Lifetime::first);
+    const ByAction beginning(lifetimes, &Lifetime::first);
+    order_ = beginning.indices();
     int32_t last = -1;
-    for (size_t action = 0; action < beginning.num_actions(); ++action) {
-      const std::span<uint32_t> begins = beginning.of(action);
-      if (begins.empty()) continue;
-      if (static_cast<int32_t>(action) > last) starts_.push_back(order_.size());
-      for (const uint32_t i : begins) {
-        order_.push_back(i);
-        last = std::max(last, lifetimes[i].last);
-      }
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const Lifetime& lifetime = lifetimes[order_[i]];
+      if (lifetime.first > last) starts_.push_back(i);
+      last = std::max(last, lifetime.last);
     }
     starts_.push_back(order_.size());
   }
@@ -176,6 +174,19 @@ class Stretches {
   std::span<const uint32_t> members(size_t stretch) const {
     return {order_.data() + starts_[stretch], starts_[stretch + 1] - starts_[stretch]};
   }
+
+  // Whether the two are equal but for where they begin, as most are.
+  bool are_shifted(size_t a, size_t b) const {
+    const std::span<const uint32_t> of_a = members(a), of_b = members(b);
+    if (of_a.size() != of_b.size()) return false;
+    const int32_t shift = lifetimes_[of_b[0]].first - lifetimes_[of_a[0]].first;
+    return std::equal(of_a.begin(), of_a.end(), of_b.begin(), [&](uint32_t i, uint32_t j) {
+      const Lifetime& x = lifetimes_[i];
+      const Lifetime& y = lifetimes_[j];
+      return x.first + shift == y.first && x.last + shift == y.last && x.bytes == y.bytes;
+    });
+  }
+
   std::vector<Lifetime> lifetimes(size_t stretch) const {
     std::vector<Lifetime> result;
     std::vector<int32_t> actions;
@@ -195,8 +206,8 @@ class Stretches {
 
  private:
   const std::vector<Lifetime>& lifetimes_;
-  std::vector<uint32_t> order_;   // of what is placed
-  std::vector<size_t> starts_;  // in `order_`; the last is the end
+  std::vector<uint32_t> order_;  // of what is placed
+  std::vector<size_t> starts_;   // in `order_`; the last is the end
 };
 
 }  // namespace
@@ -207,9 +218,11 @@ Placement place(const std::vector<Lifetime>& lifetimes) {
   std::vector<Lifetime> last;
   Placement last_placement;
   for (size_t stretch = 0; stretch < stretches.count(); ++stretch) {
-    std::vector<Lifetime> next = stretches.lifetimes(stretch);
-    if (next != last) last_placement = best_placement(next);
-    last = std::move(next);
+    if (stretch == 0 || !stretches.are_shifted(stretch - 1, stretch)) {
+      std::vector<Lifetime> next = stretches.lifetimes(stretch);
+      if (next != last) last_placement = best_placement(next);
+      last = std::move(next);
+    }
     const std::span<const uint32_t> members = stretches.members(stretch);
     for (size_t i = 0; i < members.size(); ++i) placement.offsets[members[i]] = last_placement.offsets[i];
     placement.bytes = std::max(placement.bytes, last_placement.bytes);

@@ -104,7 +104,7 @@ void TrainingLoop::end_step() {
   count(result);
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
-    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_);
+    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().training);
   reporter_.report_step(progress_, result, begun);
   folder_.look();
   reporter_.warn();

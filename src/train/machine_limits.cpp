@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "base/timed_event.h"
+#include "base/event.h"
 #include "model/record.h"
 #include "ops/footprint.h"
 

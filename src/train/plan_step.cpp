@@ -5,80 +5,63 @@
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
+
+#include "base/event_log.h"
+#include "ops/plan/plan_backend.h"
 
 namespace gptrain {
 namespace {
 
-// Runs equal actions once: the plan runs the first of them and counts it for each of the others.
+// Runs equal actions once: the others have the block of events that the first of them wrote.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(PlanBackend& backend, LaneTraffic& traffic, const StepDesign& design)
-      : backend_(backend), traffic_(traffic), design_(design) {}
+  PlanObserver(EventLog& log, const StepDesign& design)
+      : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_alike.size() + 1), -1) {
+    step_.program = design.training;
+    step_.block_of.reserve(design.training->schedule.actions.size());
+  }
 
   bool before(const Action& action) override {
-    key_ = key(action);
-    if (const auto known = seen_.find(key_); known != seen_.end()) {
-      ++known->second.repeats;
-      return false;
-    }
-    ops_before_ = backend_.ops();
-    traffic_before_ = traffic_;
-    backend_.set_recomputing(action.kind == ActionKind::recompute);
-    return true;
+    if (step_.block_of.empty()) step_.before = log_.take(log_.end());
+    int32_t& block = block_of_[key(action)];
+    const bool is_new = block < 0;
+    if (is_new) block = static_cast<int32_t>(step_.blocks.size());
+    step_.block_of.push_back(block);
+    log_.set_recomputing(action.kind == ActionKind::recompute);
+    return is_new;
   }
 
   void after(const Action&) override {
-    backend_.set_recomputing(false);
-    Entry& entry = seen_[key_];
-    entry = {backend_.since(ops_before_), traffic_, 0};
-    add(entry.traffic, traffic_before_, -1);
+    log_.set_recomputing(false);
+    step_.blocks.push_back(log_.take(log_.end()));
   }
 
-  // Counts the repetitions, all at once: a step may have a million actions.
-  void finish() {
-    for (const auto& [key, entry] : seen_) {
-      backend_.add(entry.ops, entry.repeats);
-      add(traffic_, entry.traffic, entry.repeats);
-    }
+  // Of the whole step, when that is over.
+  StepLog finish() {
+    log_.stop();
+    step_.after = log_.take(log_.end());
+    return std::move(step_);
   }
 
  private:
-  struct Entry {
-    OpTable ops{};
-    LaneTraffic traffic{};
-    int64_t repeats = 0;  // beside the first
-  };
-
-  static void add(LaneTraffic& to, const LaneTraffic& from, int64_t times) {
-    for (size_t lane = 0; lane < to.size(); ++lane) {
-      for (size_t group = 0; group < num_group_kinds; ++group) {
-        for (size_t i = 0; i < num_operations; ++i) {
-          to[lane][group][i].calls += times * from[lane][group][i].calls;
-          to[lane][group][i].sent_bytes += times * from[lane][group][i].sent_bytes;
-        }
-      }
-    }
-  }
-
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
   // others add, and the first action to name copies of weights makes them.
-  using Key = std::tuple<ActionKind, int32_t, bool, bool>;
-  Key key(const Action& action) const {
+  size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
     const int32_t unit = action.unit < 0 ? -1 : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
                                                           schedule.buffers[static_cast<size_t>(prepared)].first)];
-    return {action.kind, unit, action.micro_batch == 0, prepares};
+    const auto of_kind = static_cast<size_t>(action.kind) * (design_.first_alike.size() + 1) +
+                         static_cast<size_t>(unit + 1);
+    return of_kind * 4 + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
 
-  PlanBackend& backend_;
-  LaneTraffic& traffic_;
+  EventLog& log_;
   const StepDesign& design_;
-  Key key_;
-  OpTable ops_before_{};
-  LaneTraffic traffic_before_{};
-  std::map<Key, Entry> seen_;
+  StepLog step_;
+  std::vector<int32_t> block_of_;  // by key; -1: none yet
 };
 
 class NoMicroBatches : public MicroBatchSource {
@@ -106,13 +89,18 @@ using RankKind = std::tuple<bool, int64_t, bool>;
 // Of a stage with `stages`.
 StagePlan stage_plan(const Stages& stages, int64_t rank) {
   StagePlan plan{.rank = rank, .memory = {}};
-  bool first = true;
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
     const int32_t begin = std::max(stages.first_unit(chunk) - 1, 0);
     const int32_t end = std::min(stages.end_unit(chunk) - 1, stages.num_units() - 2);
-    if (std::exchange(first, false)) plan.first_layer = begin;
     plan.num_layers += std::max(end - begin, 0);
+  }
+  int64_t in_flight = 0;
+  const std::vector<std::vector<Pass>> passes = stages.schedule->passes(stages.shape);
+  for (const Pass& pass : passes[static_cast<size_t>(stages.stage)]) {
+    if (pass.kind == PassKind::forward) ++in_flight;
+    if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight) --in_flight;
+    plan.in_flight = std::max(plan.in_flight, in_flight);
   }
   return plan;
 }
@@ -125,7 +113,8 @@ RankKind kind_of(const RunConfig& config, TensorPlace place) {
 
 }  // namespace
 
-WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size) {
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
+                     const std::function<void(int64_t, StepPlan)>& of_rank) {
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   WorldPlan world;
@@ -143,7 +132,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      const StepPlan step = plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program);
+      StepPlan step = plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program);
       plan = {step.memory(), step.ops};
       if (tensor_rank == 0) {
         program = step.design->training;
@@ -154,6 +143,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
         world.traffic = step.traffic;
         world.warnings = step.warnings;
       }
+      if (of_rank) of_rank(rank, std::move(step));
     }
     StagePlan& stage = world.stages.back();
     if (tensor_rank == 0 || plan.memory.arenas.total() > stage.memory.arenas.total()) {
@@ -176,23 +166,26 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
                    const std::shared_ptr<const Program>& like) {
   StepPlan plan;
-  RankGroups groups(config, world_size, rank, plan.traffic);
-  PlanBackend backend(target);
+  EventLog log;
+  RankGroups groups(config, world_size, rank);
+  groups.set_log(&log);
+  PlanBackend backend(target, &log);
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like));
   plan.design = design;
   StepMemory& memory = design->memory;
   // The arena has no limit: running the pass shows how much it takes.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
-  PlanObserver observer(backend, plan.traffic, *design);
+  PlanObserver observer(log, *design);
   NoMicroBatches source;
+  log.start();
   step.run(0, source, &observer);
-  observer.finish();
-  plan.ops = backend.ops();
+  plan.log = observer.finish();
+  plan.ops = op_table(plan.log);
+  plan.traffic = lane_traffic(plan.log);
+  plan.rates = step_rates(config, target, groups.mesh(), rank);
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
-  const LaneTraffic traffic = plan.traffic;
   step.evaluate(1, source);
-  plan.traffic = traffic;
   plan.warnings = backend.take_warnings();
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();

@@ -1,22 +1,25 @@
 // The dry run of a training step: the step itself, on the `plan` backend.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
-#include "comm/plan.h"
-#include "ops/plan/plan_backend.h"
 #include "parallel/groups.h"
+#include "report/planned_times.h"
+#include "report/step_log.h"
 #include "train/training_step.h"
 
 namespace gptrain {
 
-// What one rank's step takes.
+// What one rank's step does and takes.
 struct StepPlan {
   std::shared_ptr<const StepDesign> design;
-  OpTable ops{};           // of the whole step
-  LaneTraffic traffic{};  // that the rank sends
-  std::string warnings;    // lines, as of Backend::take_warnings
+  StepLog log;
+  OpTable ops{};          // of the log
+  LaneTraffic traffic{};  // of the log: what the rank sends
+  StepRates rates;        // for the log's times
+  std::string warnings;   // lines, as of Backend::take_warnings
 
   const StepMemory& memory() const { return design->memory; }
   OpTotals total() const;
@@ -26,7 +29,8 @@ struct StepPlan {
 struct StagePlan {
   int64_t rank = 0;  // that takes the most memory
   StepMemory memory;
-  int64_t first_layer = 0, num_layers = 0;  // of the stage's first chunk; of all its chunks
+  int64_t num_layers = 0;   // of all its chunks
+  int64_t in_flight = 0;    // chunks of micro-batches between their forward and their last backward pass, at most
 };
 
 // What all ranks of a world take: ranks of one kind are planned once.
@@ -39,7 +43,9 @@ struct WorldPlan {
   std::vector<StagePlan> stages;
   OpTable ops{};  // of all ranks
 };
-WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size);
+// `of_rank(rank, plan)`, if given, gets each plan that was made.
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
+                     const std::function<void(int64_t, StepPlan)>& of_rank = {});
 
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
 // `like`: as of design_step.

@@ -5,11 +5,15 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/output.h"
+#include "base/output_file.h"
 #include "base/units.h"
 #include "comm/texts.h"
 #include "config/load.h"
@@ -126,10 +130,23 @@ void Reporter::report_validation(int64_t step, double loss, int64_t sequences) {
 }
 
 void Reporter::report_profile(const StepProfile& profile) const {
+  std::string events;
+  write_trace_events(profile, [&](std::string_view text) { events += text; });
+  std::optional<AtomicFile> file;
+  if (context_.leads()) {
+    file.emplace(folder_.out() / fmt::format("trace-step{}.json", profile.step));
+    file->write(trace_head);
+  }
+  bool is_first = true;
+  pass_texts_to_first(context_.all(), events, [&](const std::string& of_rank) {
+    if (!std::exchange(is_first, false)) file->write(trace_between);
+    file->write(of_rank);
+  });
   if (!context_.leads()) return;
-  const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
-  write_whole_file(trace, step_profile_trace(profile));
-  print_out("{}trace: {}\n", step_profile_table(profile), trace.string());
+  file->write(trace_tail);
+  file->commit();
+  print_out("{}trace: {}\n", step_profile_table(profile),
+            (folder_.out() / fmt::format("trace-step{}.json", profile.step)).string());
 }
 
 void Reporter::sync_metrics() {

@@ -42,7 +42,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;
-  if (options.profile_step) profiler.emplace(*device.backend).set_lanes(groups);
+  if (options.profile_step) profiler.emplace(*device.backend, groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;
   const RunContext context{config, backend, groups, world};
   return TrainingLoop(context, options, signals, profiler ? &*profiler : nullptr, plan.design).run();

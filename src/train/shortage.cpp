@@ -92,8 +92,11 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
                    [](const Remedy& a, const Remedy& b) { return a.peak_bytes < b.peak_bytes; });
   text += remedies.empty() ? "." : "; with one of these settings:";
   for (const Remedy& remedy : remedies) text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes));
-  const int64_t least = remedies.empty() ? peak : peak_with(all);
-  if (remedies.size() > 1) text += fmt::format("\n  with all of them: {}", verdict(least));
+  int64_t least = remedies.empty() ? peak : remedies.front().peak_bytes;
+  if (remedies.size() > 1) {
+    least = peak_with(all);
+    text += fmt::format("\n  with all of them: {}", verdict(least));
+  }
   if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
   return text;
 }

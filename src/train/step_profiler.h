@@ -1,8 +1,9 @@
-// Times one step op by op and action by action.
+// Times one step event by event and action by action.
 #pragma once
 
 #include <vector>
 
+#include "base/event_log.h"
 #include "ops/timed_backend.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
@@ -15,25 +16,32 @@ namespace gptrain {
 // more than a branch per op.
 class StepProfiler final : public ActionObserver {
  public:
-  explicit StepProfiler(Backend& backend) : backend_(backend) {}  // borrowed
-  // Of ranks that exchange something; borrowed.
-  void set_lanes(RankGroups& groups);
+  // Borrows both, and has the groups' lanes write to its log.
+  StepProfiler(Backend& backend, RankGroups& groups);
+  ~StepProfiler() { groups_.set_log(nullptr); }
+  StepProfiler(const StepProfiler&) = delete;
+  StepProfiler& operator=(const StepProfiler&) = delete;
 
   Backend& backend() { return backend_; }
 
   void start();  // right before the step
-  // Right after it. `data_seconds`: of the step, waiting for data.
-  StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits);
+  // Right after it. Waits for what is still on the lanes. `data_seconds`: of the step, waiting for data; `program`: what
+  // was played.
+  StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits,
+                     std::shared_ptr<const Program> program);
 
   bool before(const Action& action) override;
   void after(const Action& action) override;
 
  private:
+  RankGroups& groups_;
+  EventLog log_;
   TimedBackend backend_;
-  std::vector<Lane*> lanes_;
   double start_seconds_ = 0;
   double action_start_seconds_ = 0;
-  std::vector<TimedAction> actions_;
+  int64_t first_event_ = 0;  // of the first action
+  std::vector<int64_t> ends_;  // by action: the number of the event after its last one
+  std::vector<TimeSpan> times_;
 };
 
 }  // namespace gptrain

@@ -3,7 +3,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "base/timed_event.h"
+#include "base/event.h"
 
 namespace gptrain {
 

@@ -34,7 +34,7 @@ class Help(CliCase):
     def test_names_every_option(self):
         for command, options in {
             ("train",): ["--resume", "--steps", "--profile-step", "--set", "--dry-run", "--world-size", "--target",
-                         "--json"],
+                         "--json", "--trace"],
             ("data", "pack"): ["INPUT", "--out", "--tokenizer"],
             ("data", "inspect"): ["PREFIX", "--sample"],
             ("generate",): ["--checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"],
@@ -111,6 +111,7 @@ class BadCommandLines(CliCase):
             (["--world-size", "8"], ["--world-size", "--dry-run"]),
             (["--target", "h100"], ["--target", "--dry-run"]),
             (["--json"], ["--json", "--dry-run"]),
+            (["--trace", "t.json"], ["--trace", "--dry-run"]),
             (["--dry-run", "--resume"], ["--resume", "--dry-run"]),
             (["--dry-run", "--profile-step", "2"], ["--profile-step", "--dry-run"]),
         ]:

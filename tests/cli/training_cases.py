@@ -120,13 +120,13 @@ class Threads(CliCase):
 
 
 class Profiles(CliCase):
-    def events(self, step):
-        """The complete events of the trace of a step, by row, in order; times in whole nanoseconds."""
-        trace = json.loads((self.path("out") / f"trace-step{step}.json").read_text(encoding="utf-8"))
-        names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"]
-                 if event["name"] == "thread_name"}
+    def events(self, file, rank=0):
+        """The complete events of a rank in a trace, by row, in order; times in whole nanoseconds."""
+        trace = [event for event in json.loads(self.path(file).read_text(encoding="utf-8"))["traceEvents"]
+                 if event["pid"] == rank]
+        names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
         rows = {name: [] for name in names.values()}
-        for event in trace["traceEvents"]:
+        for event in trace:
             if event["ph"] == "X":
                 start = round(event["ts"] * 1000)
                 rows[names[event["tid"]]].append((start, start + round(event["dur"] * 1000), event))
@@ -147,13 +147,15 @@ class Profiles(CliCase):
         self.assertAlmostEqual(sum(times.values()), total, delta=0.001 * len(times))
         self.assertEqual(sum(calls[op] for op in ops), calls["total"])
         self.assertEqual(calls["cross_entropy"], 2, "two micro-batches")
+        self.assertEqual(calls["upload"], 2 * 3 + 2, "of each micro-batch three, the step's state, the wish to stop")
         for line in table[:-3]:
-            self.assertRegex(line, r"\d+\.\d (GFLOP/s|GB/s) +\d+%$")
+            if not line.startswith(("upload", "download")):
+                self.assertRegex(line, r"\d+\.\d (GFLOP/s|GB/s) +\d+%$")
 
     def test_the_trace_nests(self):
         out = self.train(self.write_run(), "--profile-step", "5")
-        rows = self.events(5)
-        self.assertEqual(list(rows), ["actions", "ops"])
+        rows = self.events("out/trace-step5.json")
+        self.assertEqual(sorted(rows), ["actions", "copies", "ops"])
         for events in rows.values():
             for (_, end, first), (start, _, second) in zip(events, events[1:]):
                 self.assertLessEqual(end, start, (first, second))
@@ -162,7 +164,41 @@ class Profiles(CliCase):
             self.assertEqual(list(event["args"]), ["shape", "model_flops", "executed_flops", "bytes_moved"])
         self.assertEqual(sum(event["args"]["model_flops"] for _, _, event in rows["ops"]),
                          json.loads(self.succeed("train", "run.json", "--dry-run", "--json"))["model_flops_per_step"])
-        self.assertRegex(out, rf"(?m)^total +{len(rows['ops'])} ")
+        self.assertRegex(out, rf"(?m)^total +{len(rows['ops']) + len(rows['copies'])} ")
+
+    def test_every_rank_does_what_was_planned(self):
+        config = self.write_run(model={"num_layers": 3}, parallel={"tensor": 2, "zero": 3})
+        self.train(config, "--ranks", "4", "--profile-step", "2")
+        self.succeed("train", config, "--dry-run", "--ranks", "4", "--trace", "planned.json")
+
+        def in_words(rows):
+            return {name: [(event["name"], event["args"]) for _, _, event in events]
+                    for name, events in rows.items() if name != "waits"}
+        # Ranks of one kind are planned once.
+        planned = [in_words(self.events("planned.json", rank)) for rank in (0, 1)]
+        self.assertEqual(self.events("planned.json", 2), {})
+        for rank in range(4):
+            with self.subTest(rank=rank):
+                rows = in_words(self.events("out/trace-step2.json", rank))
+                self.assertIn("lane weights", rows)
+                self.assertEqual(rows, planned[rank % 2])
+
+    def test_a_planned_step_on_a_target_with_rates(self):
+        config = self.write_run(parallel={"zero": 1})
+        text = self.succeed("train", config, "--dry-run", "--target", "h100", "--world-size", "2", "--trace", "t.json")
+        self.assertRegex(text, r"\nplanned step of rank 0: \d+\.\d ms, ")
+        rows = self.events("t.json")
+        lane = rows["lane gradients"]
+        self.assertEqual({event["name"] for _, _, event in lane}, {"reduce_scatter", "all_reduce"})
+        for start, end, event in lane:
+            self.assertAlmostEqual(end - start, event["args"]["sent_bytes"] / 450, delta=1, msg="NVLink of an H100")
+        for start, end, event in rows["ops"]:
+            args = event["args"]
+            rate = max(args["executed_flops"] / 67000, args["bytes_moved"] / 3350)
+            self.assertAlmostEqual(end - start, rate, delta=1.1, msg=event)
+        for kind in ("ops", "lane gradients", "copies"):
+            for (_, end, first), (start, _, second) in zip(rows[kind], rows[kind][1:]):
+                self.assertLessEqual(end, start, (first, second))
 
     def test_the_run_is_the_same(self):
         config = self.write_run(model={"dropout": 0.1})
@@ -182,7 +218,7 @@ class Profiles(CliCase):
         self.refuse(USAGE, "--profile-step 2: this call runs steps 3 to 6", "train", config, "--resume",
                     "--profile-step", "2")
         self.train(config, "--resume", "--profile-step", "6")
-        self.assertGreater(len(self.events(6)["ops"]), 0)
+        self.assertGreater(len(self.events("out/trace-step6.json")["ops"]), 0)
         self.refuse(USAGE, "--profile-step 6: no step is left to run: step 6 of 6 is done", "train", config, "--resume",
                     "--profile-step", "6")
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "events.h"
 #include "layouts.h"
 #include "model_fixture.h"
 
@@ -144,4 +145,26 @@ TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO st
   const Outcome rounded = run(0, "precision.reduce=bf16");
   for (const int zero : {1, 2, 3}) CHECK(same_bits(rounded, run(zero, "precision.reduce=bf16")));
   CHECK_FALSE(rounded.state == run(0, "precision.reduce=fp32").state);
+}
+
+TEST_CASE("a step on the device has the events of its plan, copies too") {
+  require_device();
+  const Layout layouts[] = {{1, 1, {}},
+                            {1, 2, {"parallel.zero=2", "precision.compute=bf16"}},
+                            {2, 1, {"parallel.sequence=true", "memory.recompute=block"}}};
+  for (const Layout& layout : layouts) {
+    INFO(layout.name());
+    RunConfig config = config_of(Family::gpt2, layout);
+    for (const RankEvents& rank :
+         events_on_ranks(config, layout.world_size(), [] { return make_cuda_backend(0); })) {
+      const EventWords ran = in_words(rank.profile.log);
+      REQUIRE(ran.size() == rank.planned.size());
+      for (size_t part = 0; part < ran.size(); ++part) REQUIRE(ran[part] == rank.planned[part]);
+      int64_t beside = 0;
+      for_each_part(rank.profile, [&](const StepPart& part) {
+        for (const Event& event : part.events) beside += event.beside_ops ? event.bytes_moved : 0;
+      });
+      CHECK(beside == num_samples / layout.data * (2 * 4 * config.model.sequence_length + 8));
+    }
+  }
 }

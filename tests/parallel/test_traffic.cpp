@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "comm/plan.h"
+#include "counting_group.h"
 #include "model_fixture.h"
 #include "ranks.h"
 #include "wrappers.h"
@@ -19,27 +19,27 @@ namespace {
 class CountingCommunicator final : public ForwardingCommunicator {
  public:
   CountingCommunicator(std::unique_ptr<Communicator> inner, TrafficTable& traffic)
-      : ForwardingCommunicator(std::move(inner)), counter_(make_plan_communicator(rank(), size(), traffic)) {}
+      : ForwardingCommunicator(std::move(inner)), counter_(rank(), size(), traffic) {}
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    counter_->all_reduce(data, count, dtype, op);
+    counter_.all_reduce(data, count, dtype, op);
     ForwardingCommunicator::all_reduce(data, count, dtype, op);
   }
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
-    counter_->reduce_scatter(in, out, count, dtype, op);
+    counter_.reduce_scatter(in, out, count, dtype, op);
     ForwardingCommunicator::reduce_scatter(in, out, count, dtype, op);
   }
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    counter_->all_gather(in, out, count, dtype);
+    counter_.all_gather(in, out, count, dtype);
     ForwardingCommunicator::all_gather(in, out, count, dtype);
   }
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
-    counter_->broadcast(data, count, dtype, root);
+    counter_.broadcast(data, count, dtype, root);
     ForwardingCommunicator::broadcast(data, count, dtype, root);
   }
 
  private:
-  std::unique_ptr<Communicator> counter_;
+  CountingGroup counter_;
 };
 
 // The formulas below, on P ranks: an all-reduce of n bytes sends 2 n (P - 1) / P, a reduce-scatter or all-gather with n

@@ -101,15 +101,15 @@ std::string library_of(void* address) {
 int watch_steps(const gptrain::RunConfig& config, const char* label) {
   using namespace gptrain;
   const auto device = make_cpu_backend(2);
-  StepProfiler profiler(*device);
   testing::OneRank rank(config);
+  StepProfiler profiler(*device, rank.groups);
   TrainingStep step(plan_step(config, device->target()).design, profiler.backend(), rank.groups);
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);
   profiler.start();
   step.run(1e-3, batches, &profiler);
-  profiler.finish(2, 0, {config.precision.compute, 1, 1});
+  profiler.finish(2, 0, {config.precision.compute, 1, 1}, step.design().training);
   num_callers = 0;
   live_bytes = 0;
   watching = true;

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "base/timed_event.h"
+#include "base/event.h"
 #include "catch.h"
 #include "host/device_queues.h"
 #include "model_fixture.h"

@@ -1,6 +1,5 @@
 // A profiled step is the same step, and its profile is what the plan wrote down, with times.
 #include <cstring>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -38,10 +37,10 @@ constexpr int64_t num_steps = 4;
 // `profiled_step` 0: the plain backend.
 Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   const auto device = make_cpu_backend(2);
-  StepProfiler profiler(*device);
+  testing::OneRank rank(config);
+  StepProfiler profiler(*device, rank.groups);
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
   Profiled result{.plan = plan_step(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
-  testing::OneRank rank(config);
   TrainingStep step(result.plan.design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
@@ -49,7 +48,8 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
     const bool profiled = n == profiled_step;
     if (profiled) profiler.start();
     result.losses.push_back(step.run(1e-3, batches, profiled ? &profiler : nullptr).loss);
-    if (profiled) result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10});
+    if (profiled)
+      result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10}, step.design().training);
   }
   for (const auto& tensor : step.state()) result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count());
   return result;
@@ -71,53 +71,60 @@ TEST_CASE("a profiled step gives the bits of one that is not") {
   }
 }
 
-TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does") {
+TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does, and moves a step's data once") {
   for (const RunConfig& config : configs()) {
     const Profiled run = train_steps(config, 2);
-    CHECK(run.profile.waits.events.empty());
-    CHECK(run.profile.lanes.empty());
-    std::map<std::string_view, OpTotals> totals;
-    for (const TimedEvent& event : run.profile.ops.events) {
-      totals[event.name] += {1, event.model_flops, event.executed_flops, static_cast<Flops>(event.bytes_moved)};
-    }
+    const OpTable seen = op_table(run.profile.log);
     for (size_t i = 0; i < num_ops; ++i) {
       INFO(op_names[i]);
-      const OpTotals& planned = run.plan.ops[i];
-      const OpTotals& seen = totals[op_names[i]];
-      CHECK(seen.calls == planned.calls);
-      CHECK((seen.model_flops == planned.model_flops));
-      CHECK((seen.executed_flops == planned.executed_flops));
-      CHECK((seen.bytes_moved == planned.bytes_moved));
+      CHECK(seen[i].calls == run.plan.ops[i].calls);
+      CHECK((seen[i].model_flops == run.plan.ops[i].model_flops));
+      CHECK((seen[i].executed_flops == run.plan.ops[i].executed_flops));
+      CHECK((seen[i].bytes_moved == run.plan.ops[i].bytes_moved));
     }
+    int64_t uploaded = 0;
+    int64_t downloaded = 0;
+    for_each_part(run.profile, [&](const StepPart& part) {
+      for (const Event& event : part.events) {
+        if (event.kind == Event::Kind::copy && event.name == "upload" && part.action != nullptr)
+          uploaded += event.bytes_moved;
+        if (event.kind == Event::Kind::copy && event.name == "download") downloaded += event.bytes_moved;
+        CHECK(event.kind <= Event::Kind::copy);  // a rank that is alone waits for nobody
+      }
+    });
+    // Tokens and targets of 4 bytes, sample numbers of 8; for the norm whether the rank wants to stop.
+    CHECK(uploaded == config.batch.global * (2 * 4 * config.model.sequence_length + 8) + 8);
+    CHECK(downloaded == static_cast<int64_t>(sizeof(StepState) + sizeof(double)));
   }
 }
 
-TEST_CASE("a profile holds every action of the schedule in order, and every op lies in one of them") {
+TEST_CASE("a profile holds every action of the schedule in order, and every event lies in its action") {
   for (const RunConfig& config : configs()) {
     const Profiled profiled = train_steps(config, num_steps);
     const StepProfile& profile = profiled.profile;
     const Schedule& schedule = profiled.plan.design->training->schedule;
-    REQUIRE(profile.actions.size() == schedule.actions.size());
     double previous_end = profile.start_seconds;
-    size_t op = 0;
-    const std::vector<TimedEvent>& ops = profile.ops.events;
-    for (size_t i = 0; i < profile.actions.size(); ++i) {
-      const TimedAction& timed = profile.actions[i];
-      CHECK(timed.action.kind == schedule.actions[i].kind);
-      CHECK(timed.action.unit == schedule.actions[i].unit);
-      CHECK(timed.action.micro_batch == schedule.actions[i].micro_batch);
-      CHECK(timed.start_seconds >= previous_end);
-      CHECK(timed.end_seconds >= timed.start_seconds);
-      previous_end = timed.end_seconds;
-      double previous_op_end = timed.start_seconds;
-      for (; op < ops.size() && ops[op].end_seconds <= timed.end_seconds; ++op) {
-        CHECK(ops[op].start_seconds >= previous_op_end);
-        CHECK(ops[op].end_seconds > ops[op].start_seconds);
-        CHECK_FALSE(ops[op].shape.empty());
-        previous_op_end = ops[op].end_seconds;
+    size_t action = 0;
+    for_each_part(profile, [&](const StepPart& part) {
+      if (part.action != nullptr) {
+        REQUIRE(part.action->kind == schedule.actions[action].kind);
+        REQUIRE(part.action->unit == schedule.actions[action].unit);
+        REQUIRE(part.action->micro_batch == schedule.actions[action].micro_batch);
+        ++action;
+        REQUIRE(part.time.start_seconds >= previous_end);
       }
-    }
-    CHECK(op == ops.size());
+      for (size_t i = 0; i < part.events.size(); ++i) {
+        REQUIRE(part.times[i].start_seconds >= previous_end);
+        REQUIRE(part.times[i].end_seconds > part.times[i].start_seconds);
+        REQUIRE_FALSE(part.events[i].shape.empty());
+        previous_end = part.times[i].end_seconds;
+      }
+      if (part.action != nullptr) {
+        REQUIRE(part.time.end_seconds >= previous_end);
+        previous_end = part.time.end_seconds;
+      }
+    });
+    CHECK(action == schedule.actions.size());
     CHECK(profile.end_seconds >= previous_end);
   }
 }

@@ -1,20 +1,57 @@
 #include "ops/plan/plan_backend.h"
 
-#include <algorithm>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "ops/fused_attention_policy.h"
 #include "ops/shape_text.h"
 
 namespace gptrain {
 
-OpTotals& OpTotals::operator+=(const OpTotals& other) {
-  calls += other.calls;
-  model_flops += other.model_flops;
-  executed_flops += other.executed_flops;
-  bytes_moved += other.bytes_moved;
-  return *this;
-}
+namespace {
+
+class HostMemory final : public DeviceMemory {
+ public:
+  explicit HostMemory(int64_t bytes) : DeviceMemory(nullptr, bytes), words_(static_cast<size_t>(bytes + 7) / 8) {
+    data_ = words_.data();
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+// Nothing is ever queued, so nothing is waited for.
+class PlanSideQueue final : public SideQueue {
+ public:
+  explicit PlanSideQueue(EventLog* log) : log_(log) {}
+
+  void mark_ops(int) override {}
+  void follow_ops(int) override {}
+  void mark_work(int) override {}
+  void ops_follow(int) override {}
+  void await_ops(int) override {}
+  void await_work(int) override {}
+  void time_ops(int) override {}
+  double seconds_between(int, int) override { return 0; }
+  void* handle() const override { return nullptr; }
+  void upload(void*, const void*, int64_t bytes) override { note(copy_event(upload_name, bytes)); }
+  void download(void*, const void*, int64_t bytes) override { note(copy_event(download_name, bytes)); }
+  void queue_upload(void*, const void*, int64_t bytes) override { note(copy_event(upload_name, bytes, true)); }
+  void queue_download(void*, const void*, int64_t bytes) override { note(copy_event(download_name, bytes, true)); }
+  void copy_among_ops(void*, const void*, int64_t bytes) override { note(copy_event(copy_among_ops_name, bytes)); }
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
+  void while_waiting(std::function<void()>) override {}
+
+ private:
+  void note(Event event) {
+    if (log_ != nullptr && log_->on()) log_->add(std::move(event));
+  }
+
+  EventLog* const log_;
+};
+
+}  // namespace
 
 std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
   void* address = reinterpret_cast<void*>(next_address_);  // NOLINT: a name for the memory, never dereferenced
@@ -24,21 +61,12 @@ std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
   return std::make_unique<DeviceMemory>(address, bytes);
 }
 
-OpTable PlanBackend::since(const OpTable& before) const {
-  OpTable difference;
-  for (size_t i = 0; i < num_ops; ++i) {
-    difference[i] = {ops_[i].calls - before[i].calls, ops_[i].model_flops - before[i].model_flops,
-                     ops_[i].executed_flops - before[i].executed_flops, ops_[i].bytes_moved - before[i].bytes_moved};
-  }
-  return difference;
+std::unique_ptr<SideQueue> PlanBackend::make_side_queue() {
+  return target_.kind == Target::Kind::gpu ? std::make_unique<PlanSideQueue>(log_) : nullptr;
 }
 
-void PlanBackend::add(const OpTable& ops, int64_t times) {
-  const auto factor = static_cast<Flops>(times);
-  for (size_t i = 0; i < num_ops; ++i) {
-    ops_[i] += {ops[i].calls * times, ops[i].model_flops * factor, ops[i].executed_flops * factor,
-                ops[i].bytes_moved * factor};
-  }
+void PlanBackend::note(std::string_view copy, int64_t bytes) {
+  if (log_ != nullptr && log_->on()) log_->add(copy_event(copy, bytes));
 }
 
 std::string PlanBackend::take_warnings() {
@@ -54,11 +82,5 @@ void PlanBackend::look_for_unserved_documents(const Op& op) {
 }
 template void PlanBackend::look_for_unserved_documents(const AttentionForward& op);
 template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
-
-void PlanBackend::note(OpIndex index, const Footprint& footprint) {
-  scratch_bytes_ = std::max(scratch_bytes_, footprint.scratch_bytes);
-  ops_[static_cast<size_t>(index)] += {1, recomputing_ ? 0 : footprint.model_flops, footprint.executed_flops,
-                                       static_cast<Flops>(footprint.bytes_moved)};
-}
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// The lanes of one rank, and the communicator that only writes down what would be sent.
+// The lanes of one rank, and what they write down of themselves and of plans.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -231,12 +231,14 @@ TEST_CASE("issuing does not wait, and waiting waits for one ticket only") {
   CHECK(notes.size() == 2);
 }
 
-TEST_CASE("a recording holds every collective, and the waits that had to wait") {
+TEST_CASE("a log holds every collective, and the waits that had to wait") {
   std::vector<std::string> notes;
   NotedGroup group(notes);
+  EventLog log;
   Lane lane("a lane", {.threaded = true});
+  lane.set_log(&log);
   lane.wait(lane.all_reduce(&group, nullptr, 7, DType::f32));
-  lane.start_recording();
+  log.start();
   group.hold();
   const double before = steady_seconds();
   const auto held = lane.reduce_scatter(&group, nullptr, nullptr, 1024, DType::bf16);
@@ -247,21 +249,23 @@ TEST_CASE("a recording holds every collective, and the waits that had to wait") 
   lane.wait(held);
   lane.wait(held);
   releases.join();
-  const Lane::Recording recording = lane.take_recording();
-  REQUIRE(recording.items.size() == 1);
-  const TimedEvent& collective = recording.items.front();
+  log.stop();
+  lane.wait(lane.all_reduce(&group, nullptr, 9, DType::f32));
+  const std::vector<Event> events = log.take(log.end());
+  REQUIRE(events.size() == 2);
+  const Event& collective = events[0];
+  CHECK(collective.kind == Event::Kind::collective);
   CHECK(collective.name == "reduce_scatter");
   CHECK(collective.shape == "4.0 KiB bf16 over 2 ranks");
   CHECK(collective.bytes_moved == 4096);
   CHECK(collective.start_seconds >= before);
-  REQUIRE(recording.waits.size() == 1);
-  const TimedEvent& wait = recording.waits.front();
+  const Event& wait = events[1];
+  CHECK(wait.kind == Event::Kind::wait);
   CHECK(wait.name == "waiting for ranks");
+  CHECK(wait.awaits == 0);
   CHECK(wait.start_seconds >= before);
   CHECK(wait.end_seconds >= collective.end_seconds);
   CHECK(wait.end_seconds - before >= 0.019);
-  lane.wait(lane.all_reduce(&group, nullptr, 9, DType::f32));
-  CHECK(lane.take_recording().items.empty());
 }
 
 TEST_CASE("a group of one, or none, moves nothing") {
@@ -294,7 +298,7 @@ TEST_CASE("without a thread a failure comes where the collective is issued") {
   NotedGroup group(notes);
   group.fail_at(2);
   Lane lane("a lane", {});
-  CHECK(lane.all_reduce(&group, nullptr, 1, DType::f32) == Lane::done);
+  lane.wait(lane.all_reduce(&group, nullptr, 1, DType::f32));
   CHECK_THROWS_WITH(lane.all_reduce(&group, nullptr, 2, DType::f32), "failed at 2");
 }
 
@@ -366,37 +370,89 @@ TEST_CASE("ranks sum in the background while they go on") {
     for (size_t i = 0; i < sums.size(); ++i) CHECK(sums[i] == 6.0F * static_cast<float>(i));
 }
 
-TEST_CASE("the plan's communicator counts calls and the bytes that one rank sends") {
-  TrafficTable traffic{};
-  const auto group = make_plan_communicator(1, 4, traffic);
-  CHECK(group->rank() == 1);
-  CHECK(group->size() == 4);
-  const auto of = [&](Operation operation) { return traffic[static_cast<size_t>(operation)]; };
+TEST_CASE("a planned lane writes down every call, what it sends, and every wait") {
+  const auto group = make_plan_communicator(1, 4);
+  EventLog log;
+  Lane lane("a lane", {.number = 2, .groups = {nullptr, group.get()}});
+  lane.set_log(&log);
+  lane.all_reduce(group.get(), nullptr, 5, DType::f32);
+  CHECK(log.end() == 0);  // which is off
+  log.start();
+  const auto check_next = [&](std::string_view name, const char* shape, int64_t sent) {
+    const std::vector<Event> events = log.take(log.end());
+    REQUIRE(events.size() == 1);
+    const Event& event = events.front();
+    CHECK(event.kind == Event::Kind::collective);
+    CHECK(event.name == name);
+    CHECK(event.shape == shape);
+    CHECK(event.sent_bytes == sent);
+    CHECK(event.place.lane == 2);
+    CHECK(event.place.group == 1);
+    CHECK(event.ranks == 4);
+  };
   // 400 bytes: 2 n (P - 1) / P.
-  group->all_reduce(nullptr, 100, DType::f32, ReduceOp::sum);
-  CHECK(of(Operation::all_reduce).sent_bytes == 600);
+  lane.all_reduce(group.get(), nullptr, 100, DType::f32);
+  check_next("all_reduce", "400 B f32 over 4 ranks", 600);
   // Pieces of 400 bytes, one to each other rank.
-  group->reduce_scatter(nullptr, nullptr, 100, DType::f32, ReduceOp::sum);
-  CHECK(of(Operation::reduce_scatter).sent_bytes == 1200);
-  group->all_gather(nullptr, nullptr, 100, DType::bf16);
-  CHECK(of(Operation::all_gather).sent_bytes == 600);
-  group->all_to_all(nullptr, nullptr, 100, DType::f64);
-  CHECK(of(Operation::all_to_all).sent_bytes == 2400);
+  lane.reduce_scatter(group.get(), nullptr, nullptr, 100, DType::f32);
+  check_next("reduce_scatter", "1.6 KiB f32 over 4 ranks", 1200);
+  lane.all_gather(group.get(), nullptr, nullptr, 100, DType::bf16);
+  check_next("all_gather", "800 B bf16 over 4 ranks", 600);
+  lane.all_to_all(group.get(), nullptr, nullptr, 100, DType::f64);
+  check_next("all_to_all", "3.1 KiB f64 over 4 ranks", 2400);
   // A quarter to each other rank, and as the root once as much again.
-  group->broadcast(nullptr, 100, DType::f32, 0);
-  CHECK(of(Operation::broadcast).sent_bytes == 300);
-  group->broadcast(nullptr, 100, DType::f32, 1);
-  CHECK(of(Operation::broadcast).sent_bytes == 900);
-  group->send(nullptr, 100, DType::f32, 2);
-  group->receive(nullptr, 100, DType::f32, 2);
-  CHECK(of(Operation::send).sent_bytes == 400);
+  lane.broadcast(group.get(), nullptr, 100, DType::f32, 0);
+  check_next("broadcast", "400 B f32 over 4 ranks", 300);
+  lane.broadcast(group.get(), nullptr, 100, DType::f32, 1);
+  check_next("broadcast", "400 B f32 over 4 ranks", 600);
+  lane.send(group.get(), nullptr, 100, DType::f32, 2);
+  check_next("send", "400 B f32 over 4 ranks", 400);
+  lane.receive(group.get(), nullptr, 100, DType::f32, 2);
+  check_next("receive", "400 B f32 over 4 ranks", 0);
   const std::vector<PeerPart> parts = {{0, 5}, {5, 1000}, {0, 0}, {7, 2}};  // what stays is not sent
-  group->all_to_all_v(nullptr, parts, nullptr, parts, DType::bf16);
-  CHECK(of(Operation::all_to_all_v).sent_bytes == 14);
-  group->barrier();
-  group->synchronize();
-  CHECK(of(Operation::barrier).calls == 0);
-  CHECK(of(Operation::all_reduce).calls == 1);
-  CHECK(of(Operation::broadcast).calls == 2);
-  CHECK(of(Operation::send).calls == 1);
+  lane.all_to_all_v(group.get(), nullptr, parts, nullptr, parts, DType::bf16);
+  check_next("all_to_all_v", "2.0 KiB bf16 over 4 ranks", 14);
+
+  const Lane::Ticket before = lane.all_reduce(group.get(), nullptr, 1, DType::f32);
+  log.take(log.end());
+  lane.wait(before);
+  lane.transfers_start(group.get());
+  lane.send(group.get(), nullptr, 1, DType::f32, 0);
+  lane.receive(group.get(), nullptr, 1, DType::f32, 2);
+  const Lane::Ticket both = lane.transfers_end(group.get());
+  lane.all_reduce(group.get(), nullptr, 1, DType::f32);
+  lane.wait(both);
+  log.stop();
+  lane.wait_all();
+  const std::vector<Event> events = log.take(log.end());
+  REQUIRE(events.size() == 5);
+  CHECK(events[0].kind == Event::Kind::wait);
+  CHECK(events[0].awaits == -1);  // what was taken before
+  CHECK(events[4].kind == Event::Kind::wait);
+  CHECK(events[4].awaits == 2);
+}
+
+TEST_CASE("transfers that run together have one time, which others do not take") {
+  for (const bool threaded : {false, true}) {
+    std::vector<std::string> notes;
+    NotedGroup group(notes);
+    EventLog log;
+    Lane lane("a lane", {.threaded = threaded});
+    lane.set_log(&log);
+    log.start();
+    lane.transfers_start(&group);
+    lane.send(&group, nullptr, 1, DType::f32, 1);
+    log.add({.name = "another"});
+    lane.receive(&group, nullptr, 1, DType::f32, 1);
+    lane.transfers_end(&group);
+    lane.send(&group, nullptr, 1, DType::f32, 1);
+    lane.wait_all();
+    const std::vector<Event> events = log.take(4);
+    CHECK(events[0].start_seconds == events[2].start_seconds);
+    CHECK(events[0].end_seconds == events[2].end_seconds);
+    CHECK(events[1].end_seconds == 0);
+    if (!threaded) continue;
+    CHECK(events[0].start_seconds > 0);
+    CHECK(events[3].start_seconds >= events[2].end_seconds);
+  }
 }

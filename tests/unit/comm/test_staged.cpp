@@ -211,27 +211,30 @@ TEST_CASE("a lane follows the ops that were called before each") {
   }
 }
 
-TEST_CASE("a lane without a thread that records waits for each collective") {
+TEST_CASE("a lane without a thread whose log is on waits for each collective") {
   for (const std::string& message : run_ranks(2, [&](Communicator& host) {
          ShiftedDevice device;
+         EventLog log;
          Lane lane("a lane", {.threaded = false, .queue = &device});
+         lane.set_log(&log);
          std::vector<float> data(4, 1.0F);
          lane.wait(lane.all_reduce(&host, data.data(), 1, DType::f32));
-         lane.start_recording();
+         log.start();
          lane.wait(lane.all_gather(&host, data.data(), data.data() + 2, 1, DType::f32));
          lane.wait(lane.all_reduce(&host, data.data(), 2, DType::f32));
-         const Lane::Recording recording = lane.take_recording();
+         log.stop();
          lane.wait(lane.all_reduce(&host, data.data(), 1, DType::f32));
-         expect(lane.take_recording().items.empty(), "the end of a recording");
-         expect(recording.items.size() == 2 && recording.waits.size() == 2, "events");
+         const std::vector<Event> events = log.take(log.end());
+         expect(events.size() == 4, "events");
          const std::string names[] = {"all_gather", "all_reduce"};
-         for (size_t i = 0; i < recording.items.size(); ++i) {
-           const TimedEvent& event = recording.items[i];
+         for (size_t i = 0; i < 2; ++i) {
+           const Event& event = events[2 * i];
+           const Event& wait = events[2 * i + 1];
            expect(event.name == names[i] && event.shape == "8 B f32 over 2 ranks" && event.bytes_moved == 8, "event");
            expect(event.start_seconds < event.end_seconds, "time");
-           expect(recording.waits[i].name == "waiting for ranks", "wait");
-           expect(recording.waits[i].start_seconds == event.start_seconds, "wait's start");
-           expect(recording.waits[i].end_seconds == event.end_seconds, "wait's end");
+           expect(wait.name == "waiting for ranks" && wait.awaits == static_cast<int64_t>(2 * i), "wait");
+           expect(wait.start_seconds == event.start_seconds, "wait's start");
+           expect(wait.end_seconds == event.end_seconds, "wait's end");
          }
        })) {
     REQUIRE(message == "");

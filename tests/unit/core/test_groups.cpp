@@ -100,8 +100,7 @@ TEST_CASE("ranks along the context, expert and data axes hold the same parameter
 TEST_CASE("a lane has what its largest group takes, and only lanes that reduce take anything") {
   const RunConfig config = small_config(
       Family::llama, {"parallel.tensor=4", "batch.micro=2", "parallel.zero=1", "precision.compute=bf16"}, 8);
-  LaneTraffic traffic{};
-  const RankGroups groups(config, 8, 5, traffic);
+  const RankGroups groups(config, 8, 5);
   CHECK(groups.ranks_that_reduce(LaneKind::tensor) == 4);
   CHECK(groups.ranks_that_reduce(LaneKind::gradients) == 8);
   CHECK(groups.ranks_that_reduce(LaneKind::weights) == 2);
@@ -121,7 +120,7 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   CHECK(linked[1] == scratch);
   RunConfig in_stages = config;
   in_stages.parallel.pipeline = 2;
-  const RankGroups staged(in_stages, 16, 5, traffic);
+  const RankGroups staged(in_stages, 16, 5);
   CHECK(staged.works(LaneKind::receive_next));
   CHECK_FALSE(staged.works(LaneKind::send_previous));
   CHECK(staged.ranks_that_reduce(LaneKind::receive_next) == 1);
@@ -157,8 +156,7 @@ TEST_CASE("a world that does not divide into model replicas is refused") {
 
 TEST_CASE("a planned rank knows its place, and has no groups of one") {
   const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);
-  LaneTraffic traffic{};
-  const RankGroups groups(config, 8, 5, traffic);
+  const RankGroups groups(config, 8, 5);
   CHECK(groups.rank() == 5);
   CHECK(groups.tensor_place().rank == 1);
   CHECK(groups.tensor_place().size == 4);
@@ -175,8 +173,7 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
   // A group that a lane does not work in must not pass for one of a single rank.
   CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
   CHECK(groups.group(LaneKind::send_next, GroupKind::next) == nullptr);
-  LaneTraffic none{};
-  const RankGroups alone(small_config(Family::llama), 1, 0, none);
+  const RankGroups alone(small_config(Family::llama), 1, 0);
   for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::copies})
     CHECK(alone.group(LaneKind::gradients, kind) == nullptr);
   for (size_t lane = 0; lane < num_lanes; ++lane) CHECK_FALSE(alone.works(static_cast<LaneKind>(lane)));

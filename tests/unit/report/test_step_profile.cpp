@@ -1,4 +1,5 @@
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -15,35 +16,45 @@ namespace {
 // the rest outside.
 StepProfile example() {
   const auto product = [](const char* shape, double start, double end) {
-    return TimedEvent{.name = "linear_forward",
-                      .shape = shape,
-                      .start_seconds = start,
-                      .end_seconds = end,
-                      .model_flops = 900'000'000,
-                      .executed_flops = 1'000'000'000,
-                      .bytes_moved = 1000};
+    return Event{.name = "linear_forward",
+                 .shape = shape,
+                 .model_flops = 900'000'000,
+                 .executed_flops = 1'000'000'000,
+                 .bytes_moved = 1000,
+                 .start_seconds = start,
+                 .end_seconds = end};
   };
-  const auto moves = [](const char* name, const char* shape, double start, double end, int64_t bytes) {
-    return TimedEvent{.name = name, .shape = shape, .start_seconds = start, .end_seconds = end, .bytes_moved = bytes};
-  };
-  StepProfile profile{.step = 7,
+  auto program = std::make_shared<Program>();
+  program->schedule.actions.push_back({.kind = ActionKind::forward, .micro_batch = 0, .unit = 1});
+  program->schedule.actions.push_back({.kind = ActionKind::reduce, .unit = 1});
+  StepProfile profile{.rank = 3,
+                      .step = 7,
                       .compute = DType::bf16,
                       .matrix_flops = 1e12,
                       .bytes_per_second = 10e9,
                       .start_seconds = 100,
                       .end_seconds = 100.010,
                       .data_seconds = 0.001,
-                      .actions = {},
-                      .ops = {"ops", {}},
-                      .waits = {"waits", {}},
-                      .lanes = {{"lane gradients", {}}}};
-  profile.actions.push_back({{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1}, 100.001, 100.007});
-  profile.actions.push_back({{.kind = ActionKind::reduce, .unit = 1}, 100.007, 100.009});
-  profile.ops.events = {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
-                        moves("cast", "f32", 100.003, 100.004, 5'000'000),
-                        product("N=8 in=2 out=3 bf16", 100.004, 100.007)};
-  profile.waits.events = {moves("waiting for ranks", "", 100.007, 100.009, 0)};
-  profile.lanes.front().events = {moves("all_reduce", "1 MB f32 over 2 ranks", 100.005, 100.009, 1'000'000)};
+                      .log = {.program = std::move(program)},
+                      .action_times = {{100.001, 100.007}, {100.007, 100.009}}};
+  profile.log.blocks = {
+      {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
+       {.name = "cast", .shape = "f32", .bytes_moved = 5'000'000, .start_seconds = 100.003, .end_seconds = 100.004},
+       product("N=8 in=2 out=3 bf16", 100.004, 100.007)},
+      {{.kind = Event::Kind::collective,
+        .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::copies)},
+        .ranks = 2,
+        .name = "all_reduce",
+        .shape = "1 MB f32 over 2 ranks",
+        .bytes_moved = 1'000'000,
+        .sent_bytes = 999'999,
+        .start_seconds = 100.005,
+        .end_seconds = 100.009},
+       {.kind = Event::Kind::wait,
+        .name = "waiting for ranks",
+        .start_seconds = 100.007,
+        .end_seconds = 100.009}}};
+  profile.log.block_of = {0, 1};
   return profile;
 }
 
@@ -111,34 +122,48 @@ TEST_CASE("The table gives time, rate and share of the limit") {
         Words{"linear_forward", "N=8", "in=2", "out=3", "bf16", "1", "3.000", "30.0%", "333.3", "GFLOP/s", "33%"});
 }
 
-TEST_CASE("The trace holds every action and event once, in a row for each kind of work") {
-  const StepProfile profile = example();
-  const auto trace = nlohmann::json::parse(step_profile_trace(profile));
-  std::map<int, std::string> names;
-  std::map<int, std::vector<nlohmann::json>> rows;
-  for (const auto& event : trace.at("traceEvents")) {
-    if (event.at("ph") == "M") {
-      if (event.at("name") == "thread_name") names[event.at("tid")] = event.at("args").at("name");
-      continue;
+TEST_CASE("The trace holds every action and event once, in a row for each kind of work and lane") {
+  std::string text(trace_head);
+  const TextSink sink = [&](std::string_view part) { text += part; };
+  StepProfile profile = example();
+  write_trace_events(profile, sink);
+  text += trace_between;
+  profile.rank = 4;
+  write_trace_events(profile, sink);
+  text += trace_tail;
+  const auto trace = nlohmann::json::parse(text);
+  for (const int rank : {3, 4}) {
+    std::map<int, std::string> names;
+    std::map<int, std::vector<nlohmann::json>> rows;
+    for (const auto& event : trace.at("traceEvents")) {
+      if (event.at("pid") != rank) continue;
+      if (event.at("ph") == "M") {
+        if (event.at("name") == "thread_name") names[event.at("tid")] = event.at("args").at("name");
+        if (event.at("name") == "process_name")
+          CHECK(event.at("args").at("name") == "rank " + std::to_string(rank) + ", step 7");
+        continue;
+      }
+      CHECK(event.at("ph") == "X");
+      rows[event.at("tid")].push_back(event);
     }
-    CHECK(event.at("ph") == "X");
-    rows[event.at("tid")].push_back(event);
+    CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {3, "waits"}, {5, "lane gradients"}});
+    REQUIRE(rows.size() == 4);
+    CHECK(rows[0].size() == 2);
+    CHECK(rows[1].size() == 3);
+    CHECK(rows[3].size() == 1);
+    CHECK(rows[5].size() == 1);
+    const auto& action = rows[0][0];
+    CHECK(action.at("name") == "forward");
+    CHECK(action.at("args") == nlohmann::json{{"unit", 1}, {"micro_batch", 0}});
+    CHECK(action.at("ts") == Approx(1000.0));
+    CHECK(action.at("dur") == Approx(6000.0));
+    const auto& op = rows[1][0];
+    CHECK(op.at("name") == "linear_forward");
+    CHECK(op.at("args") == nlohmann::json{{"shape", "N=4 in=2 out=3 bf16"},
+                                          {"model_flops", 900'000'000},
+                                          {"executed_flops", 1'000'000'000},
+                                          {"bytes_moved", 1000}});
+    CHECK(rows[5][0].at("args").at("sent_bytes") == 999'999);
+    CHECK(rows[5][0].at("args").at("group") == "data");
   }
-  CHECK(names == std::map<int, std::string>{{0, "actions"}, {1, "ops"}, {2, "waits"}, {3, "lane gradients"}});
-  REQUIRE(rows.size() == 4);
-  CHECK(rows[0].size() == 2);
-  CHECK(rows[1].size() == 3);
-  CHECK(rows[2].size() == 1);
-  CHECK(rows[3].size() == 1);
-  const auto& action = rows[0][0];
-  CHECK(action.at("name") == "forward");
-  CHECK(action.at("args") == nlohmann::json{{"unit", 1}, {"micro_batch", 0}});
-  CHECK(action.at("ts") == Approx(1000.0));
-  CHECK(action.at("dur") == Approx(6000.0));
-  const auto& op = rows[1][0];
-  CHECK(op.at("name") == "linear_forward");
-  CHECK(op.at("args") == nlohmann::json{{"shape", "N=4 in=2 out=3 bf16"},
-                                        {"model_flops", 900'000'000},
-                                        {"executed_flops", 1'000'000'000},
-                                        {"bytes_moved", 1000}});
 }

@@ -1,0 +1,36 @@
+// What backends write into the event log of the ops and copies that they run.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/event.h"
+#include "base/units.h"
+#include "ops/footprint.h"
+#include "ops/shape_text.h"
+
+namespace gptrain {
+
+template <typename Op>
+Event op_event(const Op& op, const Footprint& cost) {
+  return {.name = Op::name,
+          .shape = shape_text(op),
+          .model_flops = cost.model_flops,
+          .executed_flops = cost.executed_flops,
+          .bytes_moved = cost.bytes_moved};
+}
+
+// A copy's footprint is its bytes. Its name says whither it goes.
+constexpr std::string_view upload_name = "upload";              // from the host to the device
+constexpr std::string_view download_name = "download";          // back
+constexpr std::string_view copy_among_ops_name = "copy_among_ops";  // SideQueue::copy_among_ops
+
+inline Event copy_event(std::string_view name, int64_t bytes, bool beside_ops = false) {
+  return {.kind = Event::Kind::copy,
+          .beside_ops = beside_ops,
+          .name = name,
+          .shape = format_bytes(static_cast<double>(bytes)),
+          .bytes_moved = bytes};
+}
+
+}  // namespace gptrain

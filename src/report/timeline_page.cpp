@@ -1,0 +1,123 @@
+#include "report/timeline_page.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+#include <iterator>
+
+#include "base/units.h"
+#include "report/svg_plot.h"
+
+namespace gptrain {
+namespace {
+
+constexpr double width = 1400;
+constexpr double left = 70;
+constexpr double row_height = 24;
+constexpr double bar_height = 20;
+constexpr double top = 10;
+constexpr double narrowest = 0.5;  // bars below are joined
+constexpr double room_for_label = 16;
+
+constexpr std::array<std::string_view, 4> classes = {"f", "b", "w", "u"};
+
+class Drawing {
+ public:
+  explicit Drawing(const PlannedPipeline& pipeline)
+      : pipeline_(pipeline), scale_(pipeline.seconds > 0 ? (width - left) / pipeline.seconds : 0) {}
+
+  std::string svg() {
+    const double height = top + row_height * static_cast<double>(pipeline_.stages.size()) + 24;
+    fmt::format_to(out(),
+                   "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"passes of each stage over time\">\n",
+                   width, height);
+    for (size_t i = 0; i < pipeline_.stages.size(); ++i) draw_stage(i);
+    draw_axis(height - 20);
+    text_ += "</svg>\n";
+    return std::move(text_);
+  }
+
+ private:
+  std::back_insert_iterator<std::string> out() { return std::back_inserter(text_); }
+  double x(double seconds) const { return left + seconds * scale_; }
+
+  void draw_stage(size_t stage) {
+    const double y = top + row_height * static_cast<double>(stage);
+    fmt::format_to(out(), "<text x=\"4\" y=\"{:.1f}\">stage {}</text>\n", y + 14, stage);
+    const std::vector<PipelineBar>& bars = pipeline_.stages[stage].bars;
+    for (size_t i = 0; i < bars.size();) {
+      const PipelineBar& bar = bars[i];
+      double end = bar.time.end_seconds;
+      size_t next = i + 1;
+      while (next < bars.size() && bars[next].kind == bar.kind && (end - bar.time.start_seconds) * scale_ < narrowest)
+        end = bars[next++].time.end_seconds;
+      draw_bar(bar, end, next - i, y);
+      i = next;
+    }
+  }
+
+  void draw_bar(const PipelineBar& bar, double end, size_t joined, double y) {
+    const double start = bar.time.start_seconds;
+    const double bar_width = (end - start) * scale_;
+    // A page of many thousand bars needs no names of those that nobody can point at.
+    const bool named = joined == 1 && bar_width >= 2;
+    fmt::format_to(out(), "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
+                   classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
+    if (!named) {
+      text_ += "/>\n";
+      return;
+    }
+    const bool of_micro_batch = bar.micro_batch >= 0;
+    fmt::format_to(out(), "><title>{}{}, {}</title></rect>\n", bar_name(bar.kind),
+                   of_micro_batch ? fmt::format(" of micro-batch {}, chunk {}", bar.micro_batch, bar.chunk) : "",
+                   format_duration(end - start));
+    if (of_micro_batch && bar_width >= room_for_label)
+      fmt::format_to(out(), "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", (x(start) + x(end)) / 2, y + 14,
+                     bar.micro_batch);
+  }
+
+  void draw_axis(double y) {
+    const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds * 1e3, 10);
+    const std::vector<std::string> labels = format_ticks(ticks);
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      fmt::format_to(out(), "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14,
+                     labels[i]);
+    }
+  }
+
+  const PlannedPipeline& pipeline_;
+  const double scale_;  // pixels per second
+  std::string text_;
+};
+
+constexpr std::string_view style = R"(
+body{font:14px system-ui,sans-serif;margin:24px;background:#fff;color:#1b1f24}
+svg{width:100%;height:auto}
+text{font-size:12px;fill:currentColor}
+.m{text-anchor:middle;font-size:11px}
+rect{stroke:#fff;stroke-width:.4}
+.f0{fill:#7fb3e6}.f1{fill:#b5d3f2}.b0{fill:#f0b35a}.b1{fill:#f7d7a3}.w0{fill:#86c48a}.w1{fill:#b9dfbb}.u0,.u1{fill:#b9a4d6}
+.key span{padding:2px 8px;margin-right:8px;color:#1b1f24}
+@media (prefers-color-scheme: dark){body{background:#14171a;color:#dfe3e8}rect{stroke:#14171a}.m{fill:#1b1f24}}
+)";
+
+}  // namespace
+
+std::string timeline_page(const PlannedPipeline& pipeline, const std::string& title, bool has_rates) {
+  const std::string safe_title = escape_html(title);
+  std::string page = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{0}</title>\n<style>{1}</style>\n"
+      "</head>\n<body>\n<h1>{0}</h1>\n<p>{2}</p>\n",
+      safe_title, style,
+      has_rates ? fmt::format("One planned step: {}; stages wait for each other {:.1f}% as long as they work.",
+                              format_duration(pipeline.seconds), 100 * pipeline.bubble())
+                : "The target's rates are not known: every op is drawn as a microsecond.");
+  page += "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
+          "<span style=\"background:#f0b35a\">backward</span>"
+          "<span style=\"background:#86c48a\">weight gradients, where they are apart</span>"
+          "<span style=\"background:#b9a4d6\">update</span>"
+          "numbers are micro-batches; the lighter colors are a stage's every other chunk</p>\n";
+  return page + Drawing(pipeline).svg() + "</body>\n</html>\n";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,155 @@
+// The events of a step that ran are those of its plan, action by action; what is derived from them is what they add up
+// to; and planned times follow from lanes and waits.
+#include <array>
+#include <fmt/format.h>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "events.h"
+#include "model_fixture.h"
+#include "report/formulas.h"
+#include "train/plan_step.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+struct Layout {
+  Family family;
+  int64_t tensor, data;
+  std::vector<std::string> overrides;
+};
+
+const Layout layouts[] = {
+    {Family::gpt2, 1, 1, {"model.dropout=0.1", "data.mask_documents=true"}},
+    {Family::llama, 1, 1, {"memory.recompute=every_nth", "memory.recompute_interval=2", "precision.compute=bf16"}},
+    {Family::llama, 2, 1, {"memory.recompute=block"}},
+    {Family::gpt2, 2, 1, {"parallel.sequence=true", "model.num_heads=6", "model.sequence_length=18"}},
+    {Family::gpt2, 1, 2, {"parallel.zero=0", "precision.reduce=bf16"}},
+    {Family::llama, 1, 2, {"parallel.zero=1", "precision.compute=bf16"}},
+    {Family::gpt2, 1, 3, {"parallel.zero=2"}},
+    {Family::llama, 1, 2, {"parallel.zero=3", "precision.compute=bf16", "memory.recompute=block"}},
+    {Family::llama, 2, 2, {"parallel.zero=3", "parallel.sequence=true", "model.sequence_length=18"}},
+};
+
+RunConfig config_of(const Layout& layout) {
+  std::vector<std::string> overrides = {"model.num_layers=4", "batch.global=12", "batch.micro=2", "model.hidden_size=48",
+                                        fmt::format("parallel.tensor={}", layout.tensor)};
+  if (layout.family == Family::gpt2) overrides.emplace_back("model.num_heads=4");
+  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+  return small_config(layout.family, overrides, layout.tensor * layout.data);
+}
+
+Target gpu_of(int64_t ranks_per_node) {
+  Target target = find_target("h100");
+  target.ranks_per_node = static_cast<int>(ranks_per_node);
+  return target;
+}
+
+}  // namespace
+
+TEST_CASE("every rank's step has the events of its plan, action by action") {
+  for (const Layout& layout : layouts) {
+    const std::vector<RankEvents> ranks =
+        events_on_ranks(config_of(layout), layout.tensor * layout.data, [] { return make_cpu_backend(1); });
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      INFO("tensor " << layout.tensor << " data " << layout.data << " " << layout.overrides.front() << ", rank "
+                     << rank);
+      const EventWords ran = in_words(ranks[rank].profile.log);
+      REQUIRE(ran.size() == ranks[rank].planned.size());
+      for (size_t part = 0; part < ran.size(); ++part) {
+        INFO("part " << part);
+        REQUIRE(ran[part] == ranks[rank].planned[part]);
+      }
+      for_each_part(ranks[rank].profile, [&](const StepPart& part) {
+        for (const TimeSpan& time : part.times) REQUIRE(time.seconds() > 0);
+      });
+    }
+  }
+}
+
+TEST_CASE("the model FLOPs of all events are those of the closed formula, and repeats share blocks") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const RunConfig config = small_config(family, {"model.num_layers=7", "batch.global=40", "batch.micro=2",
+                                                   "memory.recompute=block", "run.device=auto"});
+    const StepPlan plan = plan_step(config, gpu_of(8));
+    Flops model_flops = 0;
+    size_t events = 0;
+    const StepProfile profile = planned_profile(0, DType::f32, plan.log, plan.rates);
+    for_each_part(profile, [&](const StepPart& part) {
+      for (const Event& event : part.events) model_flops += event.model_flops;
+      events += part.events.size();
+    });
+    CHECK((model_flops == model_flops_formula(config.model, config.batch.global)));
+    CHECK(plan.log.block_of.size() == plan.design->training->schedule.actions.size());
+    CHECK(plan.log.blocks.size() <= 30);
+    CHECK(events > 100 * plan.log.blocks.size());
+  }
+}
+
+TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied among them") {
+  const RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "run.device=auto"});
+  const StepPlan plan = plan_step(config, gpu_of(8));
+  int64_t beside = 0;
+  int64_t among = 0;
+  for_each_part(planned_profile(0, DType::f32, plan.log, plan.rates), [&](const StepPart& part) {
+    for (const Event& event : part.events) {
+      if (part.action == nullptr || event.kind != Event::Kind::copy) continue;
+      if (event.beside_ops) {
+        beside += event.bytes_moved;
+      } else if (event.name == "copy_among_ops") {
+        among += event.bytes_moved;
+      }
+    }
+  });
+  CHECK(beside == config.batch.global * (2 * 4 * config.model.sequence_length + 8));
+  CHECK(among == config.batch.accumulation * MicroBatch::bytes(2, config.model.sequence_length));
+}
+
+TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {
+  const RunConfig config = config_of({Family::gpt2, 1, 2, {"parallel.zero=3", "run.device=auto"}});
+  const StepPlan plan = plan_step(config, gpu_of(8), 2, 0);
+  const StepProfile profile = planned_profile(0, DType::f32, plan.log, plan.rates);
+  double ops_end = 0;
+  double lanes_seconds = 0;
+  double waits_seconds = 0;
+  double ops_seconds = 0;
+  std::array<double, num_lanes> lane_end{};
+  for_each_part(profile, [&](const StepPart& part) {
+    for (size_t i = 0; i < part.events.size(); ++i) {
+      const Event& event = part.events[i];
+      const TimeSpan& time = part.times[i];
+      if (event.kind == Event::Kind::collective) {
+        // In order on its lane, and not before it is called.
+        CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.place.lane)]);
+        CHECK(time.start_seconds >= ops_end);
+        CHECK(time.seconds() == Approx(static_cast<double>(event.sent_bytes) / 450e9));
+        lane_end[static_cast<size_t>(event.place.lane)] = time.end_seconds;
+        lanes_seconds += time.seconds();
+        continue;
+      }
+      if (event.beside_ops) continue;
+      CHECK(time.start_seconds >= ops_end);
+      ops_end = time.end_seconds;
+      (event.kind == Event::Kind::wait ? waits_seconds : ops_seconds) += time.seconds();
+    }
+  });
+  CHECK(lanes_seconds > 0);
+  CHECK(waits_seconds > 0);
+  CHECK(waits_seconds < lanes_seconds);  // some of it is hidden
+  CHECK(profile.seconds() == Approx(ops_seconds + waits_seconds).epsilon(0.01));
+  // Between nodes nothing is known of links: no time, and no waits.
+  const StepPlan apart = plan_step(config, gpu_of(1), 2, 0);
+  const StepProfile without = planned_profile(0, DType::f32, apart.log, apart.rates);
+  CHECK(without.seconds() == Approx(ops_seconds).epsilon(0.01));
+  // Without rates an event takes a microsecond.
+  const StepPlan plain = plan_step(config, this_machine(1), 2, 0);
+  CHECK_FALSE(plain.rates.are_known());
+  for_each_part(planned_profile(0, DType::f32, plain.log, plain.rates), [](const StepPart& part) {
+    for (size_t i = 0; i < part.events.size(); ++i) {
+      if (part.events[i].kind != Event::Kind::wait) CHECK(part.times[i].seconds() == Approx(1e-6));
+    }
+  });
+}
