@@ -18,7 +18,9 @@ class Activity {
  public:
   struct State {
     int64_t step = -1;         // -1: none yet
-    std::string phase;         // "start", "forward", "checkpoint", ...
+    std::string phase;         // "step", "checkpoint", ...
+    int64_t stage = -1;        // of a pipeline; -1: there is none
+    int64_t micro_batch = -1;  // that the stage works on; -1: none
     std::string group;         // of the operation that has run longest, or else of the last; empty: none yet
     Call call;                 // that operation
     bool in_progress = false;  // whether it still runs
@@ -31,6 +33,14 @@ class Activity {
   void set_phase(std::string_view phase) {
     const std::lock_guard lock(mutex_);
     phase_ = phase;
+  }
+  void set_stage(int64_t stage) {
+    const std::lock_guard lock(mutex_);
+    stage_ = stage;
+  }
+  void set_micro_batch(int64_t micro_batch) {
+    const std::lock_guard lock(mutex_);
+    micro_batch_ = micro_batch;
   }
   // `group` outlives the operation.
   void begin(const std::string& group, const Call& call) {
@@ -47,8 +57,8 @@ class Activity {
   }
   State state() const {
     const std::lock_guard lock(mutex_);
-    if (running_.empty()) return {step_, phase_, last_group_, last_call_, false};
-    return {step_, phase_, *running_.front().group, running_.front().call, true};
+    if (running_.empty()) return {step_, phase_, stage_, micro_batch_, last_group_, last_call_, false};
+    return {step_, phase_, stage_, micro_batch_, *running_.front().group, running_.front().call, true};
   }
 
  private:
@@ -60,6 +70,8 @@ class Activity {
   mutable std::mutex mutex_;
   int64_t step_ = -1;
   std::string phase_;
+  int64_t stage_ = -1;
+  int64_t micro_batch_ = -1;
   std::vector<Running> running_;  // the one that began first in front
   std::string last_group_;
   Call last_call_;

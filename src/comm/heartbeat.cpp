@@ -46,6 +46,8 @@ std::string describe(const Activity::State& state) {
   }
   if (state.step >= 0) text += fmt::format("; step {}", state.step);
   if (!state.phase.empty()) text += fmt::format("; {}", state.phase);
+  if (state.stage >= 0) text += fmt::format("; stage {}", state.stage);
+  if (state.stage >= 0 && state.micro_batch >= 0) text += fmt::format(", micro-batch {}", state.micro_batch);
   return text;
 }
 

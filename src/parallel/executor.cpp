@@ -33,8 +33,11 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
+  // Stages are at different micro-batches; what a lost one was at helps to see who waited for whom.
+  Activity* const activity = place_.groups->num_stages() > 1 ? place_.groups->activity() : nullptr;
   for (const Action& action : program_.schedule.actions) {
     if (observer != nullptr && !observer->before(action)) continue;
+    if (activity != nullptr) activity->set_micro_batch(action.micro_batch);
     run(action, source);
     if (observer != nullptr) observer->after(action);
   }

@@ -206,6 +206,8 @@ void RankGroups::start_lanes(bool threaded) {
 
 RankGroups::RankGroups(const RunConfig& config, World& world)
     : mesh_(make_mesh(config, world.size(), ExitCode::device)), rank_(world.rank()), at_(mesh_.coordinates(rank_)) {
+  activity_ = &world.activity();
+  if (num_stages() > 1) activity_->set_stage(stage());
   note_sizes(config);
   const auto make = [&](GroupKind kind, const GroupUse& use, std::unique_ptr<Communicator>& own) {
     std::set<std::vector<int64_t>> made;

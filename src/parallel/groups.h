@@ -131,6 +131,8 @@ class RankGroups {
   }
   // The peer on a lane between stages, in the lane's group.
   static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
+  // What the rank is doing, for those that watch it; null on the `plan` backend. The world's, which outlives this.
+  Activity* activity() const { return activity_; }
   // Ends what any lane waits for: this rank cannot go on. To be called before what is under way is waited for.
   void give_up(std::exception_ptr failure);
   // What all lanes write to from now on (Lane::set_log); null: nothing. Events have numbers of LaneKind and GroupKind.
@@ -176,6 +178,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool linked_ = false;
+  Activity* activity_ = nullptr;
   GroupHandles groups_;
   std::array<int64_t, num_group_kinds> sizes_{};
   std::array<RankLane, num_lanes> lanes_;

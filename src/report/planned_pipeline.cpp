@@ -126,8 +126,9 @@ class Walk {
   }
 
   void add_bar(PipelineBar::Kind kind, const TimeSpan& span) {
-    // Weight gradients right after those of the input are part of the same pass.
-    if (kind == PipelineBar::Kind::backward_weight && !stages_.schedule->splits_backward)
+    // Weight gradients right after those of the input are part of the same pass, and the head's always are.
+    const bool of_head = action().unit == schedule_.num_units() - 1;
+    if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;
     if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();
     const int32_t chunk = kind == PipelineBar::Kind::update ? 0 : stages_.chunk_of(action().unit);

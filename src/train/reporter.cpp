@@ -52,6 +52,15 @@ void Reporter::open(int64_t resumed_step) {
   write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), step_.taken()));
 }
 
+// " x 4 pipeline (1f1b)", or nothing.
+std::string Reporter::pipeline_text() const {
+  const ParallelConfig& parallel = context_.config.parallel;
+  if (parallel.pipeline == 1) return "";
+  const std::string chunks = parallel.virtual_stages > 1 ? fmt::format(", {} chunks each", parallel.virtual_stages) : "";
+  return fmt::format(" x {} pipeline ({}{})", parallel.pipeline,
+                     pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)], chunks);
+}
+
 void Reporter::announce() const {
   if (!context_.leads()) return;
   const RankGroups& groups = context_.groups;
@@ -60,8 +69,8 @@ void Reporter::announce() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    print_out("{} ranks: {} tensor x {} data, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
-              groups.mesh().size(MeshAxis::tensor), groups.num_copies(), context_.config.parallel.zero,
+    print_out("{} ranks: {} tensor x {} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
+              groups.mesh().size(MeshAxis::tensor), groups.num_copies(), pipeline_text(), context_.config.parallel.zero,
               context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
               dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())

@@ -54,6 +54,7 @@ class Reporter {
   void write_page() const;
 
  private:
+  std::string pipeline_text() const;
   void warn_of_spread_tensor_groups() const;
 
   const RunContext& context_;

@@ -1,0 +1,155 @@
+// The planned step of all stages against the simulation of passes, which knows nothing of actions, events and lanes.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "config/load.h"
+#include "parallel/make_stages.h"
+#include "report/planned_pipeline.h"
+#include "report/step_profile.h"
+#include "report/timeline_page.h"
+#include "schedule/pipeline/simulate.h"
+#include "train/plan_step.h"
+
+using namespace gptrain;
+
+namespace {
+
+// Links of no length, so that only passes take time.
+Target free_links() {
+  Target target = find_target("h100");
+  target.link_bytes_per_second = 0;
+  target.ranks_per_node = 0;
+  return target;
+}
+
+struct Planned {
+  std::vector<StepPlan> plans;
+  PlannedPipeline pipeline;
+};
+
+Planned plan_stages(const RunConfig& config, const Target& target) {
+  Planned planned;
+  for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage)
+    planned.plans.push_back(plan_step(config, target, config.parallel.pipeline, stage));
+  std::vector<StageLog> logs;
+  for (const StepPlan& plan : planned.plans) logs.push_back({&plan.log, plan.rates});
+  planned.pipeline = plan_pipeline(logs);
+  return planned;
+}
+
+// Products are long beside everything else.
+RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chunks, int64_t micro_batches) {
+  const std::vector<std::string> overrides = {
+      "batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
+      "parallel.pipeline=" + std::to_string(stages), "parallel.pipeline_schedule=" + schedule,
+      "parallel.virtual_stages=" + std::to_string(chunks)};
+  return parse_config(R"({"model": {"preset": "gpt2-124m", "tied_head": false}, "data": {"train": [{"path": "x"}]},
+                          "precision": {"compute": "bf16"}, "optimizer": {"lr": 1e-3}, "run": {"steps": 1, "out": "x"}})",
+                      overrides, "test", stages);
+}
+
+// How long the second micro-batch's pass of that kind through the chunk takes: the first one makes copies and overwrites
+// gradients.
+double length_of(const PlannedPipeline& pipeline, PipelineBar::Kind kind, int32_t chunk, int32_t micro_batch) {
+  for (const PlannedStage& stage : pipeline.stages) {
+    double length = 0;
+    for (const PipelineBar& bar : stage.bars) {
+      if (bar.kind == kind && bar.chunk == chunk && bar.micro_batch == micro_batch) length += bar.time.seconds();
+    }
+    if (length > 0) return length;
+  }
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("a planned pipeline takes the time that its passes take by themselves") {
+  struct Case {
+    const char* schedule;
+    int64_t chunks;
+  };
+  for (const Case& c : {Case{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"interleaved", 3}, {"varuna", 1},
+                        {"zero-bubble", 1}, {"zero-bubble-v", 2}}) {
+    for (const int64_t stages : {2, 3, 4}) {
+      for (const int64_t micro_batches : {3, 5, 8}) {
+        INFO(c.schedule << " of " << c.chunks << " chunks, " << stages << " stages, " << micro_batches);
+        const RunConfig config = staged_config(c.schedule, stages, c.chunks, micro_batches);
+        const Planned planned = plan_stages(config, free_links());
+        const Stages layout = make_stages(config, 0, micro_batches);
+        PipelineTimes times;
+        times.chunks.clear();
+        for (int32_t chunk = 0; chunk < layout.shape.chunks(); ++chunk) {
+          const auto length = [&](PipelineBar::Kind kind) { return length_of(planned.pipeline, kind, chunk, 1); };
+          const double weights = length(PipelineBar::Kind::backward_weight);
+          times.chunks.push_back({length(PipelineBar::Kind::forward), length(PipelineBar::Kind::backward),
+                                  length(PipelineBar::Kind::backward), weights});
+        }
+        const auto passes = layout.schedule->passes(layout.shape);
+        const PipelineSimulation simulated = simulate_passes(layout.shape, *layout.schedule, passes, times);
+        double last = 0;
+        for (const PlannedStage& stage : planned.pipeline.stages) {
+          for (const PipelineBar& bar : stage.bars) {
+            if (bar.kind != PipelineBar::Kind::update) last = std::max(last, bar.time.end_seconds);
+          }
+        }
+        // Small ops beside the passes (uploads), and a first micro-batch that reads no gradients.
+        CHECK(std::abs(last - simulated.makespan) < 0.02 * simulated.makespan);
+        CHECK(std::abs(planned.pipeline.bubble() - simulated.bubble) < 0.02);
+      }
+    }
+  }
+}
+
+TEST_CASE("slow links lengthen a planned pipeline by what they carry") {
+  const RunConfig config = staged_config("1f1b", 2, 1, 1);
+  const Target fast = free_links();
+  Target slow = fast;
+  slow.link_bytes_per_second = 1e3;
+  const double without = plan_stages(config, fast).pipeline.seconds;
+  const double with = plan_stages(config, slow).pipeline.seconds;
+  // One micro-batch: its output there and the gradient back, one after the other, and the sums of loss and norm.
+  const double bytes = 2.0 * 32 * static_cast<double>(config.model.sequence_length * config.model.hidden_size);
+  CHECK(with - without > 2 * bytes / 1e3);
+  CHECK(with - without < 2.01 * bytes / 1e3);
+}
+
+TEST_CASE("a stage's actions never begin before what they wait for is there") {
+  const RunConfig config = staged_config("zero-bubble", 3, 1, 6);
+  const Planned planned = plan_stages(config, find_target("h100"));
+  for (size_t stage = 0; stage < planned.plans.size(); ++stage) {
+    const PlannedStage& times = planned.pipeline.stages[stage];
+    const StepLog& log = planned.plans[stage].log;
+    REQUIRE(times.not_before.size() == log.program->schedule.actions.size());
+    const StepProfile profile = planned_profile(static_cast<int64_t>(stage), DType::f32, log,
+                                                planned.plans[stage].rates, times.not_before);
+    size_t waits = 0;
+    for_each_part(profile, [&](const StepPart& part) {
+      if (part.action == nullptr) return;
+      const auto i = static_cast<size_t>(part.action - log.program->schedule.actions.data());
+      if (times.not_before[i] == 0) return;
+      ++waits;
+      CHECK(part.time.end_seconds >= times.not_before[i]);
+    });
+    CHECK(waits > 6);
+    CHECK(profile.end_seconds <= planned.pipeline.seconds * (1 + 1e-12));
+  }
+}
+
+TEST_CASE("the timeline has a row for each stage and a bar for each pass") {
+  const Planned planned = plan_stages(staged_config("zero-bubble-v", 3, 2, 4), find_target("h100"));
+  const std::string page = timeline_page(planned.pipeline, "a <model>", true);
+  const auto count = [&](const std::string& text) {
+    size_t found = 0;
+    for (size_t at = page.find(text); at != std::string::npos; at = page.find(text, at + 1)) ++found;
+    return found;
+  };
+  CHECK(count(">stage ") == 3);
+  CHECK(count("forward of micro-batch") == 4 * 6);
+  CHECK(count("backward of micro-batch") == 4 * 6);
+  CHECK(count("weight gradients of micro-batch") >= 4 * 5);
+  CHECK(count("a &lt;model&gt;") == 2);
+  CHECK(count("<model>") == 0);
+}
