@@ -206,10 +206,12 @@ begin() {
   if [[ $build == yes && $sound == no ]]; then
     skip build 'it would fail for what is missing'
   elif [[ $build == yes ]]; then
-    # A function cannot be run by timeout, but by a shell that it starts.
+    # A function cannot be run by timeout, but by a shell that it starts. The parts keep 270 s of a longer stage; a
+    # build that is ended goes on where it was in the next stage.
+    local limit=$(($(left) - 270))
     export -f configure build
     export folder
-    part build build.log 300 bash -c build || true
+    part build build.log "$((limit > 300 ? limit : 300))" bash -c build || true
   elif [[ ! -x $folder/gptrain ]]; then
     skip build "there is no $folder/gptrain"
   elif ! part 'what was built starts' starts.log 30 "$folder/gptrain" --version; then
