@@ -79,7 +79,6 @@ Served& ScaledProducts::served(const ScaledProduct& op) {
   served.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, op.b_scale.data);
   served.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, op.a_scale.data);
   if (op.bias.given()) served.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, op.bias.data);
-  if (is_new) algorithms_.look_up(served);
   return served;
 }
 
