@@ -138,11 +138,15 @@ stage_A() {
 }
 
 stage_B() {
-  part 'products, by algorithm' products.log 260 "$folder/tests/bench/bench_gpu_library" products || true
+  part 'products, by algorithm' products.log 200 "$folder/tests/bench/bench_gpu_library" products || true
   python_part 'what the rules cost' products-rows.log 20 library "$LOGS/products.log" || true
-  part 'attention, backward' attention.log 90 "$folder/tests/bench/bench_gpu_library" attention || true
+  part 'attention, backward' attention.log 60 "$folder/tests/bench/bench_gpu_library" attention || true
   python_part 'what fixed bits cost' attention-rows.log 20 library "$LOGS/attention.log" || true
-  part 'benches of kernels' kernels.log 200 "$folder/tests/ops/test_ops" --backend cuda --bench || true
+  part 'FP8 products, by algorithm' fp8.log 110 "$folder/tests/bench/bench_gpu_library" fp8 || true
+  if grep -qs '^= ' "$LOGS/fp8.log"; then
+    python_part 'what the rules cost in FP8' fp8-rows.log 20 library "$LOGS/fp8.log" || true
+  fi
+  part 'benches of kernels' kernels.log 160 "$folder/tests/ops/test_ops" --backend cuda --bench || true
   if [[ -f $LOGS/kernels.log ]]; then
     python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
   fi
