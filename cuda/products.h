@@ -41,8 +41,9 @@ class Products {
   virtual ~Products() = default;
 
   // As ops.h says of the op; queued on the stream. A product for which nothing was chosen or taken over is served by
-  // the algorithm that the library thinks best, from then on. Once a product has run or was chosen, its next runs neither wait nor
-  // allocate, and may be captured in a CUDA graph: the address of the operands is part of what is captured.
+  // the algorithm that the library thinks best, from then on. Once a product has run or was chosen, its next runs
+  // neither wait nor allocate, and may be captured in a CUDA graph: the address of the operands is part of what is
+  // captured.
   virtual void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) = 0;

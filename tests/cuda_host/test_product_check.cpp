@@ -46,7 +46,7 @@ struct Held {
 };
 
 // Of odd sizes, so that tiles at the edges are not full, and larger than the tiles that are looked at.
-constexpr int64_t rows = 550, cols = 540, depth = 70;
+constexpr int64_t rows = 520, cols = 470, depth = 70;
 
 struct Operands {
   Held a, b, bias, c;
@@ -277,7 +277,7 @@ TEST_CASE("the fastest sound candidate is used, and those before it are struck o
 
 namespace {
 
-const std::string forward = "forward 550x70x540";
+const std::string forward = "forward 520x70x470";
 
 // A library whose algorithms have names, and which counts how often one is checked.
 struct Library {
