@@ -17,6 +17,7 @@ class AlgorithmRecord {
   // The name of the product's algorithm; nullptr where there is none. Valid until the record changes.
   const std::string* find(const std::string& product) const;
   void set(const std::string& product, std::string algorithm);
+  void remove(const std::string& product) { algorithms_.erase(product); }
 
   // {"device": "..", "library": "..", "algorithms": {product: algorithm, ..}}, by the products' names: equal records
   // are equal text.

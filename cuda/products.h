@@ -17,9 +17,10 @@
 // What timing chose is checked before it is used (product_check.h); where it is wrong, the next fastest is taken.
 //
 // What was timed is kept in AlgorithmRecord::cache_file (run.algorithm_cache), so that the next run on such a device
-// need not choose again. No algorithm is taken that wants more workspace than is planned, whose bits may differ from
-// run to run, or that rounds partial sums to 16 bits: of those that split a sum, only the ones that add f32 parts in a
-// step of their own.
+// need not choose again. `choose` checks what a record names as it checks what it has timed, once in a process, be it
+// the checkpoint's or the file's (known_algorithms.h). No algorithm is taken that wants more workspace than is planned,
+// whose bits may differ from run to run, or that rounds partial sums to 16 bits: of those that split a sum, only the
+// ones that add f32 parts in a step of their own.
 #pragma once
 
 #include <cstddef>
@@ -39,9 +40,10 @@ class Products {
  public:
   virtual ~Products() = default;
 
-  // As ops.h says of the op; queued on the stream. A product for which nothing was chosen is served by the algorithm
-  // that the library thinks best, from then on. Once a product has run or was chosen, its next runs neither wait nor
-  // allocate, and may be captured in a CUDA graph: the address of the operands is part of what is captured.
+  // As ops.h says of the op; queued on the stream. A product for which nothing was chosen or taken over is served by
+  // the algorithm that the library thinks best, from then on. Once a product has run or was chosen, its next runs
+  // neither wait nor allocate, and may be captured in a CUDA graph: the address of the operands is part of what is
+  // captured.
   virtual void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) = 0;
   virtual void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes) = 0;

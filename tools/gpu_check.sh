@@ -138,11 +138,15 @@ stage_A() {
 }
 
 stage_B() {
-  part 'products, by algorithm' products.log 260 "$folder/tests/bench/bench_gpu_library" products || true
+  part 'products, by algorithm' products.log 200 "$folder/tests/bench/bench_gpu_library" products || true
   python_part 'what the rules cost' products-rows.log 20 library "$LOGS/products.log" || true
-  part 'attention, backward' attention.log 90 "$folder/tests/bench/bench_gpu_library" attention || true
+  part 'attention, backward' attention.log 60 "$folder/tests/bench/bench_gpu_library" attention || true
   python_part 'what fixed bits cost' attention-rows.log 20 library "$LOGS/attention.log" || true
-  part 'benches of kernels' kernels.log 200 "$folder/tests/ops/test_ops" --backend cuda --bench || true
+  part 'FP8 products, by algorithm' fp8.log 110 "$folder/tests/bench/bench_gpu_library" fp8 || true
+  if grep -qs '^= ' "$LOGS/fp8.log"; then
+    python_part 'what the rules cost in FP8' fp8-rows.log 20 library "$LOGS/fp8.log" || true
+  fi
+  part 'benches of kernels' kernels.log 160 "$folder/tests/ops/test_ops" --backend cuda --bench || true
   if [[ -f $LOGS/kernels.log ]]; then
     python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
   fi
@@ -206,10 +210,12 @@ begin() {
   if [[ $build == yes && $sound == no ]]; then
     skip build 'it would fail for what is missing'
   elif [[ $build == yes ]]; then
-    # A function cannot be run by timeout, but by a shell that it starts.
+    # A function cannot be run by timeout, but by a shell that it starts. The parts keep 270 s of a longer stage; a
+    # build that is ended goes on where it was in the next stage.
+    local limit=$(($(left) - 270))
     export -f configure build
     export folder
-    part build build.log 300 bash -c build || true
+    part build build.log "$((limit > 300 ? limit : 300))" bash -c build || true
   elif [[ ! -x $folder/gptrain ]]; then
     skip build "there is no $folder/gptrain"
   elif ! part 'what was built starts' starts.log 30 "$folder/gptrain" --version; then

@@ -8,8 +8,9 @@
 # tools/gpu_check.sh does the second by itself where the file is there.
 
 # What the build asks for, as packages of Debian and Ubuntu, and those of their dependencies that are carried, too.
-gpu_deps_packages=(libfmt-dev libdnnl-dev nlohmann-json3-dev libcli11-dev catch2 libboost-context-dev pkgconf)
-gpu_deps_carried='^(libfmt|libdnnl|libboost-context|libboost1|nlohmann-json|libcli11|catch2|(lib)?pkgconf|ocl-icd-libopencl)'
+gpu_deps_packages=(libfmt-dev libdnnl-dev nlohmann-json3-dev libcli11-dev libsodium-dev catch2 libboost-context-dev
+  pkgconf)
+gpu_deps_carried='^(lib(fmt|dnnl|boost-context|boost1|cli11|sodium|pkgconf)|nlohmann-json|catch2|pkgconf|ocl-icd-libopencl)'
 
 gpu_deps_collect() (
   set -euo pipefail
@@ -27,12 +28,14 @@ gpu_deps_collect() (
   python3 -m pip download -q --no-deps --dest "$scratch" nvidia-cudnn-frontend
   python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' \
     "$scratch"/nvidia_cudnn_frontend*.whl "$scratch/wheel"
-  # Of Boost, the headers that a fiber takes; of all else everything but documentation.
+  # Of Boost, the headers that a fiber takes; of all else everything but documentation, and static libraries that are
+  # not linked.
   cd "$scratch"
   echo '#include <boost/context/fiber.hpp>' | CPATH=$PWD/all/usr/include g++ -std=c++20 -M -x c++ - |
     grep -oE '/all/usr/include/boost/[^ ]+' | sed 's#^/all/##' >headers
   find all/usr/bin all/usr/lib all/usr/include all/usr/share/pkgconfig \( -path '*/include/boost' -o -name '*.a' \
-    -o -path '*/lib/cmake' \) -prune -o \( -type f -o -type l \) -print 2>/dev/null | sed 's#^all/##' >>headers
+    ! -name libsodium.a -o -path '*/lib/cmake' \) -prune -o \( -type f -o -type l \) -print 2>/dev/null |
+    sed 's#^all/##' >>headers
   tar -C all -cf - -T headers | tar -C root -xf -
   cp -r "$(dirname "$(find wheel -name cudnn_frontend.h | head -n 1)")"/. root/usr/include/
   tar -C root -czf root.tar.gz .

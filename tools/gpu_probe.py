@@ -18,9 +18,9 @@ from gpu_runs import Rows, ask_nvidia_smi
 HERE = Path(__file__).resolve().parent
 LEAST_GCC, LEAST_MESON = 12, (1, 0, 1)
 HEADERS = {"fmt": "fmt/format.h", "nlohmann-json": "nlohmann/json.hpp", "CLI11": "CLI/CLI.hpp",
-           "oneDNN": "oneapi/dnnl/dnnl.hpp", "Boost.Context": "boost/context/fiber.hpp"}
+           "oneDNN": "oneapi/dnnl/dnnl.hpp", "libsodium": "sodium.h", "Boost.Context": "boost/context/fiber.hpp"}
 CATCH2 = ("catch2/catch_all.hpp", "catch2/catch.hpp")  # 3, and 2
-LIBRARIES = ("fmt", "dnnl", "boost_context")
+LIBRARIES = ("fmt", "dnnl", "sodium", "boost_context")
 CUDA_LIBRARIES = ("cudart", "cublasLt", "cudnn", "nvrtc")
 VERSION_CALLS = {"cublasLt": "cublasLtGetVersion", "cudnn": "cudnnGetVersion"}
 TOOLS = ("compute-sanitizer", "ncu", "cuobjdump", "nvdisasm")

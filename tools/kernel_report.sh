@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Registers, stack, spills, shared memory and blocks per multiprocessor of every CUDA kernel, as ptxas reports them for
-# one architecture; where cuobjdump is, instructions that touch local memory, too. Needs nvcc and no GPU. Kernels of a
-# training step are marked, with the shapes that they are launched in: those that the host harness launches in steps of
-# small models as wide as GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L).
-#   tools/kernel_report.sh [--arch 90a] [--harness build/tests/parity/gptrain_cuda_host]
+# one architecture; where cuobjdump is, instructions that touch local memory, too. Needs nvcc and no GPU. Blocks are those
+# of the shapes that the host harness launches. Kernels of a training step are marked: in steps of small models as wide as
+# GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L). Of the others the largest shape of the ops' tests counts (t).
+#   tools/kernel_report.sh [--arch 90a] [--build build]     the folder of the build with the host harness
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-arch=90a harness=build/tests/parity/gptrain_cuda_host
+arch=90a build=build
 while (($#)); do
   case "$1 ${2:-}" in
     '--arch '[0-9]*) arch=$2 ;;
-    '--harness '?*) harness=$2 ;;
-    *) die "usage: tools/kernel_report.sh [--arch 90a] [--harness PROGRAM]" ;;
+    '--build '?*) build=$2 ;;
+    *) die "usage: tools/kernel_report.sh [--arch 90a] [--build FOLDER]" ;;
   esac
   shift 2
 done
 PATH=$PATH:${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}/bin
 command -v nvcc >/dev/null || die 'there is no nvcc'
+harness=$build/tests/parity/gptrain_cuda_host ops=$build/tests/ops/test_ops_cuda_host
 
 folder=build/kernel-report/sm_$arch
 mkdir -p "$folder"
@@ -43,7 +44,7 @@ fi
 # step NAME CONFIG-LINES: the launches of a step on the harness, in $folder/NAME.launches
 step() {
   local run=$folder/run-$1
-  rm -rf "$run" "$folder/$1.launches"
+  rm -rf "$run"
   mkdir -p "$run"
   seq 2000 >"$run/text.txt"
   "$harness" data pack "$run/text.txt" --out "$run/tokens" --tokenizer bytes >"$run/log"
@@ -53,12 +54,15 @@ step() {
   GPTRAIN_LAUNCH_LOG=$folder/$1.launches "$harness" train "$run/config.json" >"$run/log" 2>&1 ||
     { cat "$run/log" >&2; die "the harness could not run the step $1"; }
 }
-if [[ -x $harness ]]; then
+rm -f "$folder"/*.launches
+if [[ -x $harness && -x $ops ]]; then
   gpt2='"hidden_size": 768, "num_heads": 12'
   step G "$gpt2" ''
   step 8 "$gpt2" ', "linears": "fp8"'
   step L '"hidden_size": 768, "num_heads": 12, "num_kv_heads": 4, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": false, "tied_head": false' ''
+  GPTRAIN_LAUNCH_LOG=$folder/t.launches "$ops" --backend cuda --repeats 1 >"$folder/ops.log" ||
+    die "an op's test fails on the harness ($folder/ops.log)"
 else
-  say "there is no $harness: no kernel is marked (ninja -C build tests/parity/gptrain_cuda_host)"
+  say "no kernel has shapes and marks (ninja -C $build ${harness#"$build/"} ${ops#"$build/"})"
 fi
-python3 tools/kernel_table.py "$folder" "$harness"
+python3 tools/kernel_table.py "$folder" --steps "$harness" --tests "$ops"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The table of tools/kernel_report.sh: kernel_table.py FOLDER HARNESS, where the folder holds what ptxas printed (.txt),
-machine code (.sass) and the harness' launches (.launches)."""
+"""The table of tools/kernel_report.sh. The folder holds what ptxas printed (.txt), machine code (.sass), and what programs
+of the host harness launched (.launches): t in the ops' tests, any other in the step that it is the mark of."""
+import argparse
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 # Of a multiprocessor of compute capability 9.0 (and 8.0, but for shared memory).
 REGISTERS, THREADS, BLOCKS, WARPS = 65536, 2048, 32, 64
 SHARED_BYTES = 228 << 10
+MARKS, TESTS = "G8L", "t"
 SHARED_OF_A_BLOCK = 1024  # that the system takes of each
 REGISTERS_OF_A_WARP = 256  # are given in multiples of so many
 
@@ -62,16 +64,16 @@ def read_local_instructions(folder):
     return counts
 
 
-def read_launches(folder, harness):
+def read_symbols(program):
+    """{place in the program: name as demangled}"""
+    listed = subprocess.run(["nm", "-C", program], capture_output=True, text=True, check=True).stdout
+    return {int(place, 16): name for place, name in re.findall(r"(?m)^([0-9a-f]+) \w (.*)$", listed)}
+
+
+def read_launches(files, program):
     """{kernel as demangled: {mark: {(threads, shared bytes)}}}"""
     launches = defaultdict(lambda: defaultdict(set))
-    files = list(folder.glob("*.launches"))
-    if not files:
-        return launches
-    symbols = {}
-    for line in subprocess.run(["nm", "-C", harness], capture_output=True, text=True, check=True).stdout.splitlines():
-        if found := re.match(r"([0-9a-f]+) \w (.*)", line):
-            symbols[int(found[1], 16)] = found[2]
+    symbols = read_symbols(program) if files else {}
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
             place, _, threads, shared = line.split()
@@ -87,29 +89,43 @@ def blocks_per_multiprocessor(kernel, threads, shared):
     return min(BLOCKS, THREADS // threads, WARPS // warps, by_registers, by_shared)
 
 
+def shapes_of(name, of_steps, of_tests):
+    """[(marks, (threads, shared bytes))]: all shapes of steps, else the largest of the tests, else nothing known"""
+    if marks := of_steps.get(name):
+        shapes = sorted({shape for shapes in marks.values() for shape in shapes})
+        return [("".join(mark for mark in MARKS if shape in marks.get(mark, ())), shape) for shape in shapes]
+    if marks := of_tests.get(name):
+        return [(TESTS, max(marks[TESTS]))]
+    return [("", None)]
+
+
 def main():
-    folder, harness = Path(sys.argv[1]), sys.argv[2]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", required=True, help="the program that ran the steps")
+    parser.add_argument("--tests", required=True, help="the program that ran the ops' tests")
+    options = parser.parse_args()
+    folder = options.folder
     kernels, local = read_ptxas(folder), read_local_instructions(folder)
-    names, launches = demangled(list(kernels)), read_launches(folder, harness)
-    matched = set()
+    names = demangled(list(kernels))
+    files = sorted(folder.glob("*.launches"))
+    of_steps = read_launches([file for file in files if file.stem != TESTS], options.steps)
+    of_tests = read_launches([file for file in files if file.stem == TESTS], options.tests)
     print(f"{'step':<5}{'registers':>9}{'stack':>7}{'spills':>7}{'local':>7}{'threads':>8}{'shared':>8}{'blocks':>7}  "
           "kernel")
     for mangled, kernel in sorted(kernels.items(), key=lambda item: (item[1]["file"], names[item[0]])):
         name = names[mangled]
-        marks = launches.get(name, {})
-        matched.add(name)
-        shapes = sorted({shape for shapes in marks.values() for shape in shapes}) or [None]
-        for shape in shapes:
-            seen = "".join(mark for mark in "G8L" if shape in marks.get(mark, ()))
+        for marks, shape in shapes_of(name, of_steps, of_tests):
             threads, shared = shape or ("-", kernel["shared"])
             blocks = blocks_per_multiprocessor(kernel, *shape) if shape else "-"
-            print(f"{seen:<5}{kernel['registers']:>9}{kernel['stack']:>7}{kernel['spills']:>7}"
+            print(f"{marks:<5}{kernel['registers']:>9}{kernel['stack']:>7}{kernel['spills']:>7}"
                   f"{local.get(mangled, '-'):>7}{threads:>8}{shared:>8}{blocks:>7}  {kernel['file']}: {short(name)}")
-    if unknown := set(launches) - matched:
+    if unknown := (set(of_steps) | set(of_tests)) - set(names.values()):
         sys.exit("launched, but not compiled: " + "; ".join(sorted(unknown)))
-    of_step = [kernel for mangled, kernel in kernels.items() if names[mangled] in launches]
-    print(f"{len(kernels)} kernels, {len(of_step)} of a step, of which {sum(k['stack'] > 0 for k in of_step)} have a "
-          "stack")
+    step = [kernel for mangled, kernel in kernels.items() if names[mangled] in of_steps]
+    idle = [name for name in names.values() if name not in of_steps and name not in of_tests]
+    print(f"{len(kernels)} kernels, {len(step)} of a step, of which {sum(k['stack'] > 0 for k in step)} have a stack; "
+          f"{len(idle)} that were not launched")
 
 
 if __name__ == "__main__":

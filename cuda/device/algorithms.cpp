@@ -32,6 +32,8 @@ std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
   return algorithm;
 }
 
+bool names_no_algorithm(const std::string& recorded) { return recorded == own_kernel || recorded == apart; }
+
 // Within the planned workspace, and sums of parts, if any, whole and in f32 by a step of their own.
 bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, int64_t depth) {
   if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, depth))
@@ -112,25 +114,46 @@ Algorithms::Algorithms(Stream stream, const std::string& cache)
                           "checking an algorithm");
                check_cuda(cudaStreamSynchronize(stream), "checking an algorithm");
              }),
-      record_(empty_record()),
-      timed_(record_),
-      cache_file_(timed_.cache_file(cache)) {
-  if (!cache_file_.empty()) warn(timed_.read(cache_file_));
+      known_(empty_record(), cache) {
   check_cublas(cublasLtCreate(&library_), "starting the library");
 }
 
 void Algorithms::look_up(Served& served) {
-  const std::string* recorded = record_.find(served.name);
-  if (recorded == nullptr) recorded = timed_.find(served.name);
+  const std::string* const recorded = known_.find(served.name);
   if (recorded == nullptr) return;
-  if (*recorded == own_kernel || *recorded == apart) return settle(served, std::nullopt);
+  if (names_no_algorithm(*recorded)) return settle(served, std::nullopt);
   const auto algorithm = parse_algorithm(*recorded);
-  if (algorithm && still_runs(served, *algorithm)) return settle(served, algorithm);
-  warn(fmt::format("{}: the recorded algorithm of {} does not run here; another one is chosen", served.text,
-                   served.name));
+  if (algorithm && is_taken_here(served, *algorithm)) return settle(served, algorithm);
+  known_.warn(fmt::format("{} ({}): the run's record names an algorithm that does not run here; another one is used",
+                          served.text, served.name));
 }
 
-bool Algorithms::still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const {
+bool Algorithms::recall(Served& served, const LtOperands& operands, const Expected& expected) {
+  const auto fault = [&](const std::string& recorded) {
+    return fault_of_recorded(served, operands, expected, recorded);
+  };
+  const std::string* const recorded = known_.recall(served.name, served.text, fault);
+  if (recorded == nullptr) {
+    served.known = false;
+    return false;
+  }
+  if (!served.known) look_up(served);
+  return true;
+}
+
+std::string Algorithms::fault_of_recorded(Served& served, const LtOperands& operands, const Expected& expected,
+                                          const std::string& recorded) const {
+  if (names_no_algorithm(recorded)) return "";
+  const auto algorithm = parse_algorithm(recorded);
+  if (!algorithm) return fmt::format("\"{}\" is none of cuBLASLt's algorithms", recorded);
+  const std::string name = "cuBLASLt's " + settings_of(*algorithm).text();
+  if (!is_taken_here(served, *algorithm) || try_to_start(served, operands, *algorithm) != CUBLAS_STATUS_SUCCESS)
+    return name + ": it does not run here";
+  const std::string fault = fault_of(served, operands, expected, *algorithm);
+  return fault.empty() ? "" : fmt::format("{}: {}", name, fault);
+}
+
+bool Algorithms::is_taken_here(Served& served, const cublasLtMatmulAlgo_t& algorithm) const {
   cublasLtMatmulHeuristicResult_t result{};
   return cublasLtMatmulAlgoCheck(library_, &served.operation, &served.a, &served.b, &served.d, &served.d, &algorithm,
                                  &result) == CUBLAS_STATUS_SUCCESS &&
@@ -138,6 +161,7 @@ bool Algorithms::still_runs(Served& served, const cublasLtMatmulAlgo_t& algorith
 }
 
 bool Algorithms::run(Served& served, const LtOperands& operands) {
+  if (!served.known) look_up(served);
   if (served.known) {
     if (served.algorithm) start(served, operands, *served.algorithm);
     return served.algorithm.has_value();
@@ -174,8 +198,8 @@ std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const L
     return fault_of(served, operands, expected, candidate.algorithm);
   };
   const auto strike = [&](const Candidate& candidate, const std::string& why) {
-    warn(fmt::format("{} ({}): cuBLASLt's {} is not used: {}", served.text, served.name,
-                     settings_of(candidate.algorithm).text(), why));
+    known_.warn(fmt::format("{} ({}): cuBLASLt's {} is not used: {}", served.text, served.name,
+                            settings_of(candidate.algorithm).text(), why));
   };
   return fastest_sound(std::move(found), clearly, fault, strike);
 }
@@ -200,7 +224,7 @@ std::vector<Algorithms::Surveyed> Algorithms::survey(Served& served, const LtOpe
 }
 
 void Algorithms::choose(Served& served, const LtOperands& operands, const Expected& expected) {
-  if (served.known) return;
+  if (recall(served, operands, expected)) return;
   const std::optional<Candidate> best = fastest(served, operands, expected);
   if (!best) return settle(served, std::nullopt);  // not kept on disk: the next run asks again
   settle_timed(served, best->algorithm);
@@ -209,19 +233,18 @@ void Algorithms::choose(Served& served, const LtOperands& operands, const Expect
 void Algorithms::settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
   served.known = true;
   served.algorithm = algorithm;
-  if (algorithm) return record_.set(served.name, algorithm_text(*algorithm));
+  if (algorithm) return known_.keep(served.name, algorithm_text(*algorithm));
   if (served.otherwise.empty()) return;
-  record_.set(served.name, std::string(served.otherwise));
+  known_.keep(served.name, std::string(served.otherwise));
   if (served.otherwise == own_kernel) {
-    warn(fmt::format("cuBLASLt has no algorithm for {} ({}): an own kernel, which is much slower, computes it",
-                     served.text, served.name));
+    known_.warn(fmt::format("cuBLASLt has no algorithm for {} ({}): an own kernel, which is much slower, computes it",
+                            served.text, served.name));
   }
 }
 
 void Algorithms::settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
   settle(served, algorithm);
-  timed_.set(served.name, *record_.find(served.name));
-  if (!cache_file_.empty()) warn(timed_.write(cache_file_));
+  known_.keep_timed(served.name, *known_.find(served.name));
 }
 
 // What the library offers, which it thinks fastest first.

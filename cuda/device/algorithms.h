@@ -5,16 +5,14 @@
 #include <cstdint>
 #include <cublasLt.h>
 #include <cuda_runtime.h>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "algorithm_record.h"
 #include "base/dtype.h"
 #include "device/cublas.h"
+#include "known_algorithms.h"
 #include "ops/gpu_scratch.h"
 #include "product_check.h"
 #include "stream.h"
@@ -80,13 +78,15 @@ class Algorithms {
   Algorithms& operator=(const Algorithms&) = delete;
 
   // See Products.
-  std::string text() const { return record_.text(); }
-  void use(const std::string& record) { warn(record_.take(record)); }
-  std::string take_warnings() { return std::exchange(warnings_, ""); }
+  std::string text() const { return known_.text(); }
+  void use(const std::string& record) { known_.use(record); }
+  std::string take_warnings() { return known_.take_warnings(); }
 
-  // Takes the algorithm from the records, where they have one that this device still takes.
-  void look_up(Served& served);
-  // False: the library does not serve it. Without a choice, its own first one that starts.
+  // Whether what serves the product is settled by a record, the run's or that of earlier ones, and has passed the check
+  // of `fastest` in this process, which is done now if it has not been. What fails it is forgotten, with a warning.
+  bool recall(Served& served, const LtOperands& operands, const Expected& expected);
+  // False: the library does not serve it. Without a choice, the one of the run's record, which was checked by the rank
+  // that chose it, or else the library's own first one that starts.
   bool run(Served& served, const LtOperands& operands);
 
   struct Candidate {
@@ -108,7 +108,7 @@ class Algorithms {
                        const cublasLtMatmulAlgo_t& algorithm) const;
   // Queues the product. Throws where the library does not take it with this algorithm.
   void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
-  // Finds and settles the fastest, where nothing is known yet.
+  // Finds and settles the fastest, where `recall` does not.
   void choose(Served& served, const LtOperands& operands, const Expected& expected);
   // None: what is there otherwise.
   void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
@@ -145,7 +145,11 @@ class Algorithms {
     cudaEvent_t event_ = nullptr;
   };
 
-  bool still_runs(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
+  // Takes the algorithm from the run's record, where that has one that this device takes.
+  void look_up(Served& served);
+  bool is_taken_here(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
+  std::string fault_of_recorded(Served& served, const LtOperands& operands, const Expected& expected,
+                                const std::string& recorded) const;
   struct Offers {
     int64_t workspace_bytes;
     uint32_t reduction_schemes;  // a mask; unsplit sums are allowed with any
@@ -158,17 +162,11 @@ class Algorithms {
   void time_all(Served& served, const LtOperands& operands, std::vector<Entry>& entries,
                 const CandidateOf& candidate_of) const;
   cublasStatus_t try_to_start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
-  void warn(const std::string& line) {
-    if (!line.empty()) warnings_ += line + '\n';
-  }
 
   Stream stream_;
   ProductCheck check_;
   cublasLtHandle_t library_ = nullptr;
-  AlgorithmRecord record_;  // of all that was run or chosen here, or taken over
-  AlgorithmRecord timed_;   // by this run and earlier ones on such a device
-  std::filesystem::path cache_file_;
-  std::string warnings_;
+  KnownAlgorithms known_;
 };
 
 }  // namespace gptrain

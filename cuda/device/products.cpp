@@ -137,9 +137,10 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   Call call = call_of(timed, scratch, scratch_bytes);
   fuse(timed, scratch, call);
   Served& served = this->served(call);
-  if (served.known && served.algorithm) return;
+  const bool recalled = algorithms_.recall(served, operands_of(call), expected_of(call));
+  if (recalled && served.algorithm) return;
   choose_product(product_alone(timed), scratch, scratch_bytes);
-  if (served.known) return;
+  if (recalled) return;
   const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call), expected_of(call));
   if (!best) return algorithms_.settle(served, std::nullopt);
   const bool is_apart = is_faster_apart(timed, call, served, best->algorithm, scratch, scratch_bytes);
@@ -176,7 +177,6 @@ Served& CublasProducts::served(const Call& call) {
   Served& served = place->second;
   if (is_new) describe(key, call, served);
   set_pointers(call, served);
-  if (is_new) algorithms_.look_up(served);  // which asks the library, and that looks at the pointers' alignment
   return served;
 }
 

@@ -20,17 +20,6 @@ namespace {
 
 constexpr uint32_t operand_alignment = 16;
 
-LtOperands operands_of(const ScaledProduct& op, std::byte* workspace) {
-  return {op.b.data, op.a.data, op.c.data, op.accumulate, workspace};
-}
-
-Expected expected_of(const ScaledProduct& op) {
-  const Product product{
-      .a = op.a, .b = op.b, .bias = op.bias, .c = op.c, .b_transposed = true, .accumulate = op.accumulate};
-  return {.product = {.product = product, .a_scale = op.a_scale.as<float>(), .b_scale = op.b_scale.as<float>()},
-          .bias_gradient = {}};
-}
-
 void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t scratch_bytes) {
   require_scratch(ScaledProduct::name, gpu_scratch_bytes(op), scratch_bytes);
   if (reinterpret_cast<uintptr_t>(scratch) % workspace_alignment != 0)
@@ -44,6 +33,46 @@ void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t 
 }
 
 }  // namespace
+
+void describe(const ScaledProduct& op, Served& served) {
+  const Matrix &a = op.b, &b = op.a, &d = op.c;  // the library's
+  const int64_t m = a.rows, n = b.rows, k = b.cols;
+  served.text = fmt::format("{}, {}", ScaledProduct::name, shape_text(op));
+  served.name =
+      fmt::format("TN m={} n={} k={} ld={},{},{} {} x {} to {}{}", m, n, k, a.stride, b.stride, d.stride,
+                  dtype_name(a.dtype), dtype_name(b.dtype), dtype_name(d.dtype), op.bias.given() ? " bias" : "");
+  served.depth = k;
+  served.align_a = served.align_b = served.align_d = operand_alignment;
+  served.begin();
+  served.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  served.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  const bool forward = a.dtype == DType::f8e4m3 && b.dtype == DType::f8e4m3 && d.dtype == DType::bf16;
+  served.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(forward ? 1 : 0));
+  if (op.bias.given()) {
+    served.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    served.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+  }
+  served.lay_out(served.a, a.dtype, k, m, a.stride);
+  served.lay_out(served.b, b.dtype, k, n, b.stride);
+  served.lay_out(served.d, d.dtype, m, n, d.stride);
+}
+
+void set_pointers(const ScaledProduct& op, Served& served) {
+  served.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, op.b_scale.data);
+  served.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, op.a_scale.data);
+  if (op.bias.given()) served.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, op.bias.data);
+}
+
+LtOperands operands_of(const ScaledProduct& op, std::byte* workspace) {
+  return {op.b.data, op.a.data, op.c.data, op.accumulate, workspace};
+}
+
+Expected expected_of(const ScaledProduct& op) {
+  const Product product{
+      .a = op.a, .b = op.b, .bias = op.bias, .c = op.c, .b_transposed = true, .accumulate = op.accumulate};
+  return {.product = {.product = product, .a_scale = op.a_scale.as<float>(), .b_scale = op.b_scale.as<float>()},
+          .bias_gradient = {}};
+}
 
 ScaledProducts::Key ScaledProducts::key_of(const ScaledProduct& op) {
   return {.m = op.b.rows,
@@ -72,35 +101,11 @@ void ScaledProducts::choose(const ScaledProduct& op, std::byte* scratch, int64_t
 }
 
 Served& ScaledProducts::served(const ScaledProduct& op) {
-  const Key key = key_of(op);
-  const auto [place, is_new] = served_.try_emplace(key);
+  const auto [place, is_new] = served_.try_emplace(key_of(op));
   Served& served = place->second;
-  if (is_new) describe(key, op, served);
-  served.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, op.b_scale.data);
-  served.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, op.a_scale.data);
-  if (op.bias.given()) served.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, op.bias.data);
-  if (is_new) algorithms_.look_up(served);
+  if (is_new) describe(op, served);
+  set_pointers(op, served);
   return served;
-}
-
-void ScaledProducts::describe(const Key& key, const ScaledProduct& op, Served& served) {
-  served.text = fmt::format("{}, {}", ScaledProduct::name, shape_text(op));
-  served.name = fmt::format("TN m={} n={} k={} ld={},{},{} {} x {} to {}{}", key.m, key.n, key.k, key.lda, key.ldb,
-                            key.ldd, dtype_name(key.a), dtype_name(key.b), dtype_name(key.d), key.bias ? " bias" : "");
-  served.depth = key.k;
-  served.align_a = served.align_b = served.align_d = operand_alignment;
-  served.begin();
-  served.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-  served.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  const bool forward = key.a == DType::f8e4m3 && key.b == DType::f8e4m3 && key.d == DType::bf16;
-  served.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(forward ? 1 : 0));
-  if (key.bias) {
-    served.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    served.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
-  }
-  served.lay_out(served.a, key.a, key.k, key.m, key.lda);
-  served.lay_out(served.b, key.b, key.k, key.n, key.ldb);
-  served.lay_out(served.d, key.d, key.m, key.n, key.ldd);
 }
 
 }  // namespace gptrain

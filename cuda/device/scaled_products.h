@@ -12,6 +12,12 @@
 
 namespace gptrain {
 
+// What cuBLASLt is told of the op, but for the algorithm and the pointers; the pointers.
+void describe(const ScaledProduct& op, Served& served);
+void set_pointers(const ScaledProduct& op, Served& served);
+LtOperands operands_of(const ScaledProduct& op, std::byte* workspace);
+Expected expected_of(const ScaledProduct& op);
+
 // See Products. The algorithms are the caller's, and outlive it.
 class ScaledProducts {
  public:
@@ -33,7 +39,6 @@ class ScaledProducts {
     auto operator<=>(const Key&) const = default;
   };
   static Key key_of(const ScaledProduct& op);
-  static void describe(const Key& key, const ScaledProduct& op, Served& served);
   Served& served(const ScaledProduct& op);
 
   Algorithms& algorithms_;

@@ -2,6 +2,9 @@
 //
 //   bench_gpu_library products    each linear of a block and of the head: cuBLASLt's algorithms, the fastest that the
 //                                 rules allow beside the fastest of all; fused against separate epilogues
+//   bench_gpu_library fp8         the same of FP8 linears, which a block has; sums of gradients in f32 registers, as
+//   the
+//                                 rules want them, beside those of the tensor cores alone
 //   bench_gpu_library attention   cuDNN's backward with fixed bits and without, by workspace
 //
 // Lines that begin with "= " are rows for the table of tools/gpu_check.sh. Exit status: 0, 1 if something failed, 2 bad
@@ -13,12 +16,15 @@
 #include <fmt/format.h>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/fp8.h"
 #include "base/philox.h"
 #include "device/product_key.h"
+#include "device/scaled_products.h"
 #include "fused_attention.h"
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
@@ -38,16 +44,26 @@ void print_row(const std::string& name, const std::string& figure, std::string_v
   fmt::print("= {}\t{}\t{}\t{}\t{}\n", name, figure, unit, mark, status);
 }
 
-// Memory of the device full of numbers in (-1, 1], in bf16.
+template <typename T>
+T narrow(float value) {
+  if constexpr (is_fp8_type<T>) {
+    return to_fp8<T>(value);
+  } else {
+    return to_bf16(value);
+  }
+}
+
+// Memory of the device full of numbers in (-1, 1].
 class Pool {
  public:
-  Pool(Runtime& runtime, int64_t bytes) : memory_(runtime.allocate(bytes)) {
-    std::vector<bf16> values(8 * mebibyte - 5);  // a number that no width divides
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = to_bf16(2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i), 0, 0, 0})[0]) - 1);
-    const auto most = static_cast<int64_t>(values.size() * sizeof(bf16));
-    for (int64_t first = 0; first < bytes; first += most)
-      runtime.upload(memory_->data() + first, values.data(), std::min(most, bytes - first));
+  Pool(Runtime& runtime, int64_t bytes, DType dtype = DType::bf16) : memory_(runtime.allocate(bytes)) {
+    if (dtype == DType::f8e4m3) {
+      fill<f8e4m3>(runtime, bytes);
+    } else if (dtype == DType::f8e5m2) {
+      fill<f8e5m2>(runtime, bytes);
+    } else {
+      fill<bf16>(runtime, bytes);
+    }
   }
 
   std::byte* data() const { return memory_->data(); }
@@ -58,33 +74,144 @@ class Pool {
   }
 
  private:
+  template <typename T>
+  void fill(Runtime& runtime, int64_t bytes) {
+    std::vector<T> values(8 * mebibyte - 5);  // a number that no width divides
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = narrow<T>(2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i), 0, 0, 0})[0]) - 1);
+    const auto most = static_cast<int64_t>(values.size() * sizeof(T));
+    for (int64_t first = 0; first < bytes; first += most)
+      runtime.upload(memory_->data() + first, values.data(), std::min(most, bytes - first));
+  }
+
   std::unique_ptr<DeviceMemory> memory_;
+};
+
+// A product as the library is told of it.
+struct Subject {
+  std::string title;
+  double flops;
+  Served served;
+  LtOperands operands;
+  Expected expected;
+};
+
+// Milliseconds of the fastest that the rules allow, and of all.
+struct Sums {
+  double allowed = 0, best = 0, flops = 0;
+
+  void operator+=(const Sums& more) {
+    allowed += more.allowed;
+    best += more.best;
+    flops += more.flops;
+  }
+  void print(const std::string& name) const {
+    print_row(name, fmt::format("{:.3f}", allowed), "ms",
+              fmt::format("{:.0f} TFLOP/s, {:.0f} at best", flops / allowed / 1e9, flops / best / 1e9));
+  }
+};
+
+using Surveyed = Algorithms::Surveyed;
+
+// The fastest for which `counts` holds; null where there is none.
+template <typename Counts>
+const Surveyed* fastest(const std::vector<Surveyed>& all, const Counts& counts) {
+  const Surveyed* best = nullptr;
+  for (const Surveyed& one : all)
+    if (counts(one) && (best == nullptr || one.candidate.milliseconds < best->candidate.milliseconds)) best = &one;
+  return best;
+}
+
+class Survey {
+ public:
+  explicit Survey(Runtime& runtime)
+      : algorithms_(runtime.stream(), "none"), workspace_(runtime, surveyed_workspace_bytes) {}
+
+  Algorithms& algorithms() { return algorithms_; }
+  std::byte* workspace() const { return workspace_.data(); }
+
+  // What is asked for, with more workspace than the rules have.
+  std::vector<Surveyed> all_of(Subject& subject) const {
+    subject.operands.workspace_bytes = surveyed_workspace_bytes;
+    return algorithms_.survey(subject.served, subject.operands);
+  }
+  std::string fault_of(Subject& subject, const Surveyed& one) const {
+    return algorithms_.fault_of(subject.served, subject.operands, subject.expected, one.candidate.algorithm);
+  }
+
+  // Prints all that the library offers, and what the rules cost. The fastest that they allow, where there is one.
+  std::optional<Surveyed> run(Subject& subject, Sums& sums) const {
+    fmt::print("{}\n", subject.title);
+    const std::vector<Surveyed> all = all_of(subject);
+    print_all(all, subject.flops);
+    const Surveyed* best = fastest(all, [](const Surveyed&) { return true; });
+    const Surveyed* allowed = fastest(all, [](const Surveyed& one) { return one.allowed; });
+    if (allowed == nullptr) {
+      print_row(subject.title, "", "", "no algorithm that the rules allow", "fail");
+      return std::nullopt;
+    }
+    const std::string fault = fault_of(subject, *best);
+    const double price = allowed->candidate.milliseconds / best->candidate.milliseconds;
+    fmt::print("  rules: {:.1f} TFLOP/s, all: {:.1f} TFLOP/s, x{:.3f}; the best of all: {}\n",
+               subject.flops / allowed->candidate.milliseconds / 1e9,
+               subject.flops / best->candidate.milliseconds / 1e9, price, fault.empty() ? "sound" : fault);
+    if (const std::string of_allowed = fault_of(subject, *allowed); !of_allowed.empty())
+      print_row(subject.title, "", "", "would be struck out: " + of_allowed);
+    if (price >= worth_a_row) {
+      const AlgorithmSettings settings = settings_of(best->candidate.algorithm);
+      print_row(subject.title + ", price of the rules", fmt::format("{:.3f}", price), "x",
+                fmt::format("split-K {}, scheme {}, {} MiB{}", settings.split_k, settings.reduction_scheme,
+                            best->workspace_bytes / mebibyte, fault.empty() ? "" : ", unsound"));
+    }
+    sums += {allowed->candidate.milliseconds, best->candidate.milliseconds, subject.flops};
+    std::fflush(stdout);
+    return *allowed;
+  }
+
+ private:
+  static constexpr int64_t surveyed_workspace_bytes = 256 * mebibyte;
+  static constexpr double worth_a_row = 1.04;  // the price of the rules
+
+  static void print_all(const std::vector<Surveyed>& all, double flops) {
+    for (const Surveyed& one : all) {
+      fmt::print("  {:<78} workspace {:>7.1f} MiB {:>9.4f} ms {:>7.1f} TFLOP/s  {}\n",
+                 settings_of(one.candidate.algorithm).text(),
+                 static_cast<double>(one.workspace_bytes) / static_cast<double>(mebibyte), one.candidate.milliseconds,
+                 flops / one.candidate.milliseconds / 1e9, one.allowed ? "allowed" : "against the rules");
+    }
+  }
+
+  Algorithms algorithms_;
+  Pool workspace_;
 };
 
 struct Linear {
   const char* name;
   int64_t rows, in, out;
   bool bias, before_activation, after_activation;
+
+  double flops() const { return 2.0 * static_cast<double>(rows * in * out); }
+  std::string title(std::string_view op) const {
+    return fmt::format("{} {} N={} in={} out={}", name, op, rows, in, out);
+  }
 };
+
+constexpr int64_t largest_operand_bytes = 1024 * mebibyte;
 
 class ProductBench {
  public:
   explicit ProductBench(Runtime& runtime)
       : stream_(runtime.stream()),
-        algorithms_(runtime.stream(), "none"),
-        inputs_(runtime, pool_bytes),
-        gradients_(runtime, pool_bytes),
-        kept_(runtime, pool_bytes),
-        results_(runtime, pool_bytes),
-        weights_(runtime, pool_bytes / 2),
+        survey_(runtime),
+        inputs_(runtime, largest_operand_bytes),
+        gradients_(runtime, largest_operand_bytes),
+        kept_(runtime, largest_operand_bytes),
+        results_(runtime, largest_operand_bytes),
+        weights_(runtime, largest_operand_bytes / 2),
         bias_(runtime, mebibyte),
-        scratch_(runtime, 256 * mebibyte),
-        workspace_(runtime, surveyed_workspace) {}
+        scratch_(runtime, 256 * mebibyte) {}
 
-  // Forward, input gradient, weight gradient; returns milliseconds of the fastest that the rules allow, and of all.
-  struct Sums {
-    double allowed = 0, best = 0, flops = 0;
-  };
+  // Forward, input gradient, weight gradient.
   Sums run(const Linear& linear) {
     const Matrix x = inputs_.matrix(DType::bf16, linear.rows, linear.in);
     const Matrix w = weights_.matrix(DType::bf16, linear.out, linear.in);
@@ -109,111 +236,48 @@ class ProductBench {
   }
 
  private:
-  static constexpr int64_t pool_bytes = 1024 * mebibyte;
-  static constexpr int64_t surveyed_workspace = 256 * mebibyte;
-  static constexpr double worth_a_row = 1.04;  // the price of the rules
-
-  using Surveyed = Algorithms::Surveyed;
-
   template <typename Op>
-  Call call_of(const Op& op) {
-    Call call{.op = Op::name, .product = product_of(op), .workspace = workspace_.data()};
+  Call call_of(const Op& op) const {
+    Call call{.op = Op::name, .product = product_of(op), .workspace = survey_.workspace()};
     if (!call.product.bias.given()) return call;
     call.epilogue = Epilogue::bias;
     call.bias = call.product.bias.data;
     return call;
   }
 
-  static LtOperands operands(const Call& call) {
-    LtOperands operands = operands_of(call);
-    operands.workspace_bytes = surveyed_workspace;
-    return operands;
-  }
-
-  void tell(const Call& call, Served& served) {
-    describe(key_of(call), call, served);
-    set_pointers(call, served);
-  }
-
-  // The fastest for which `counts` holds; null where there is none.
-  template <typename Counts>
-  static const Surveyed* fastest(const std::vector<Surveyed>& all, const Counts& counts) {
-    const Surveyed* best = nullptr;
-    for (const Surveyed& one : all)
-      if (counts(one) && (best == nullptr || one.candidate.milliseconds < best->candidate.milliseconds)) best = &one;
-    return best;
-  }
-
-  void print_all(const std::vector<Surveyed>& all, double flops) {
-    for (const Surveyed& one : all) {
-      fmt::print("  {:<78} workspace {:>7.1f} MiB {:>9.4f} ms {:>7.1f} TFLOP/s  {}\n",
-                 settings_of(one.candidate.algorithm).text(),
-                 static_cast<double>(one.workspace_bytes) / static_cast<double>(mebibyte), one.candidate.milliseconds,
-                 flops / one.candidate.milliseconds / 1e9, one.allowed ? "allowed" : "against the rules");
-    }
+  static Subject subject_of(const std::string& title, double flops, const Call& call) {
+    Subject subject{
+        .title = title, .flops = flops, .served = {}, .operands = operands_of(call), .expected = expected_of(call)};
+    describe(key_of(call), call, subject.served);
+    set_pointers(call, subject.served);
+    return subject;
   }
 
   template <typename Op>
   void survey(const Linear& linear, const Op& op, Sums& sums) {
-    const Op plain = product_alone(op);
-    const Call call = call_of(plain);
-    Served served;
-    tell(call, served);
-    const std::string title =
-        fmt::format("{} {} N={} in={} out={}", linear.name, Op::name, linear.rows, linear.in, linear.out);
-    const double flops = 2.0 * static_cast<double>(linear.rows * linear.in * linear.out);
-    fmt::print("{}\n", title);
-    const std::vector<Surveyed> all = algorithms_.survey(served, operands(call));
-    print_all(all, flops);
-    const Surveyed* best = fastest(all, [](const Surveyed&) { return true; });
-    const Surveyed* allowed = fastest(all, [](const Surveyed& one) { return one.allowed; });
-    if (allowed == nullptr) {
-      print_row(title, "", "", "no algorithm that the rules allow", "fail");
-      return;
-    }
-    const std::string fault = check(call, served, *best);
-    const double price = allowed->candidate.milliseconds / best->candidate.milliseconds;
-    fmt::print("  rules: {:.1f} TFLOP/s, all: {:.1f} TFLOP/s, x{:.3f}; the best of all: {}\n",
-               flops / allowed->candidate.milliseconds / 1e9, flops / best->candidate.milliseconds / 1e9, price,
-               fault.empty() ? "sound" : fault);
-    if (const std::string of_allowed = check(call, served, *allowed); !of_allowed.empty())
-      print_row(title, "", "", "would be struck out: " + of_allowed);
-    if (price >= worth_a_row) {
-      print_row(title + ", price of the rules", fmt::format("{:.3f}", price), "x",
-                fmt::format("split-K {}, scheme {}, {} MiB{}", settings_of(best->candidate.algorithm).split_k,
-                            settings_of(best->candidate.algorithm).reduction_scheme, best->workspace_bytes / mebibyte,
-                            fault.empty() ? "" : ", unsound"));
-    }
-    sums.allowed += allowed->candidate.milliseconds;
-    sums.best += best->candidate.milliseconds;
-    sums.flops += flops;
-    if (has_more_than_product(op) && may_fuse(op)) compare_fused(title, op, call, served, *allowed);
-    std::fflush(stdout);
-  }
-
-  std::string check(const Call& call, Served& served, const Surveyed& one) {
-    return algorithms_.fault_of(served, operands(call), expected_of(call), one.candidate.algorithm);
+    Subject plain = subject_of(linear.title(Op::name), linear.flops(), call_of(product_alone(op)));
+    const std::optional<Surveyed> best = survey_.run(plain, sums);
+    if (best && has_more_than_product(op) && may_fuse(op)) compare_fused(op, plain, *best);
   }
 
   // One product with the whole epilogue against the product and own kernels after it.
   template <typename Op>
-  void compare_fused(const std::string& title, const Op& op, const Call& plain, Served& plain_served,
-                     const Surveyed& plain_best) {
+  void compare_fused(const Op& op, Subject& plain, const Surveyed& plain_best) {
     Call call = call_of(op);
     fuse(op, scratch_.data(), call);
-    Served served;
-    tell(call, served);
-    const std::vector<Surveyed> all = algorithms_.survey(served, operands(call));
+    Subject fused = subject_of(fmt::format("{}{}", plain.title, name_of(call.epilogue).text), plain.flops, call);
+    const std::vector<Surveyed> all = survey_.all_of(fused);
     const Surveyed* best = fastest(all, [](const Surveyed& one) { return one.allowed; });
+    const Algorithms& algorithms = survey_.algorithms();
     float apart = std::numeric_limits<float>::infinity(), together = apart;
     for (int round = 0; round < Algorithms::timing_rounds; ++round) {
-      apart = std::min(apart, algorithms_.milliseconds([&] {
-        algorithms_.start(plain_served, operands(plain), plain_best.candidate.algorithm);
+      apart = std::min(apart, algorithms.milliseconds([&] {
+        algorithms.start(plain.served, plain.operands, plain_best.candidate.algorithm);
         run_rest(op, stream_, scratch_.data());
       }));
       if (best == nullptr) continue;
-      together = std::min(together, algorithms_.milliseconds([&] {
-        algorithms_.start(served, operands(call), best->candidate.algorithm);
+      together = std::min(together, algorithms.milliseconds([&] {
+        algorithms.start(fused.served, fused.operands, best->candidate.algorithm);
         finish(op, call, stream_);
       }));
     }
@@ -221,44 +285,120 @@ class ProductBench {
       fmt::print("  with{} in the epilogue: not offered; apart {:.4f} ms\n", name_of(call.epilogue).text, apart);
       return;
     }
-    const std::string fault = check(call, served, *best);
+    const std::string fault = survey_.fault_of(fused, *best);
     fmt::print("  with{} in the epilogue: {:.4f} ms, apart {:.4f} ms; {}\n", name_of(call.epilogue).text, together,
                apart, fault.empty() ? "sound" : fault);
-    if (!fault.empty()) print_row(title + std::string(name_of(call.epilogue).text), "", "", "struck out: " + fault);
+    if (!fault.empty()) print_row(fused.title, "", "", "struck out: " + fault);
+    std::fflush(stdout);
   }
 
   Stream stream_;
-  Algorithms algorithms_;
-  Pool inputs_, gradients_, kept_, results_, weights_, bias_, scratch_, workspace_;
+  Survey survey_;
+  Pool inputs_, gradients_, kept_, results_, weights_, bias_, scratch_;
 };
+
+// As an FP8 linear runs them: E4M3 forward, gradients of outputs in E5M2, every factor with its rows along the depth.
+class ScaledBench {
+ public:
+  explicit ScaledBench(Runtime& runtime)
+      : survey_(runtime),
+        inputs_(runtime, largest_operand_bytes / 2, DType::f8e4m3),
+        gradients_(runtime, largest_operand_bytes / 2, DType::f8e5m2),
+        weights_(runtime, largest_operand_bytes / 4, DType::f8e4m3),
+        results_(runtime, largest_operand_bytes),
+        bias_(runtime, mebibyte),
+        scales_(runtime.allocate(256)) {
+    constexpr float values[] = {0.5F, 2.0F};
+    runtime.upload(scales_->data(), values, sizeof values);
+  }
+
+  Sums run(const Linear& linear) {
+    const int64_t rows = linear.rows, in = linear.in, out = linear.out;
+    Sums sums;
+    const Matrix bias = linear.bias ? bias_.matrix(DType::bf16, 1, out) : Matrix();
+    survey(linear, "forward", inputs_.matrix(DType::f8e4m3, rows, in), weights_.matrix(DType::f8e4m3, out, in), bias,
+           results_.matrix(DType::bf16, rows, out), sums);
+    survey(linear, "input gradient", gradients_.matrix(DType::f8e5m2, rows, out),
+           weights_.matrix(DType::f8e4m3, in, out), {}, results_.matrix(DType::bf16, rows, in), sums);
+    survey(linear, "weight gradient", gradients_.matrix(DType::f8e5m2, out, rows),
+           inputs_.matrix(DType::f8e4m3, in, rows), {}, results_.matrix(DType::f32, out, in), sums);
+    return sums;
+  }
+
+ private:
+  void survey(const Linear& linear, std::string_view what, const Matrix& a, const Matrix& b, const Matrix& bias,
+              const Matrix& c, Sums& sums) {
+    const ScaledProduct op{.a = a,
+                           .b = b,
+                           .a_scale = Matrix(scales_->data(), DType::f32, 1, 1),
+                           .b_scale = Matrix(scales_->data() + sizeof(float), DType::f32, 1, 1),
+                           .bias = bias,
+                           .c = c,
+                           .accumulate = c.dtype == DType::f32};
+    Subject subject{.title = linear.title(fmt::format("FP8 {}", what)),
+                    .flops = linear.flops(),
+                    .served = {},
+                    .operands = operands_of(op, survey_.workspace()),
+                    .expected = expected_of(op)};
+    describe(op, subject.served);
+    set_pointers(op, subject.served);
+    const std::optional<Surveyed> best = survey_.run(subject, sums);
+    if (best && a.dtype == DType::f8e5m2 && linear.rows == rows_of_fast_sums) compare_fast_sums(subject, *best);
+  }
+
+  // What sums of gradients would take that never leave the tensor cores.
+  void compare_fast_sums(Subject& subject, const Surveyed& best) const {
+    subject.served.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+    const std::vector<Surveyed> all = survey_.all_of(subject);
+    const Surveyed* fast = fastest(all, [](const Surveyed& one) { return one.allowed; });
+    if (fast == nullptr) return print_row(subject.title + ", sums of 14 bits", "", "", "not offered");
+    print_row(subject.title + ", price of f32 sums",
+              fmt::format("{:.3f}", best.candidate.milliseconds / fast->candidate.milliseconds), "x",
+              fmt::format("{:.0f} TFLOP/s without", subject.flops / fast->candidate.milliseconds / 1e9));
+    std::fflush(stdout);
+  }
+
+  static constexpr int64_t rows_of_fast_sums = 16384;  // of one size, for time's sake
+
+  Survey survey_;
+  Pool inputs_, gradients_, weights_, results_, bias_;
+  std::unique_ptr<DeviceMemory> scales_;
+};
+
+template <typename Bench>
+Sums block_of(Bench& bench, int64_t rows, int64_t h) {
+  Sums sums;
+  sums += bench.run({"qkv", rows, h, 3 * h, true, false, false});
+  sums += bench.run({"out", rows, h, h, true, false, false});
+  sums += bench.run({"ffn_in", rows, h, 4 * h, true, true, false});
+  sums += bench.run({"ffn_out", rows, 4 * h, h, true, false, true});
+  return sums;
+}
 
 int bench_products(Runtime& runtime) {
   ProductBench bench(runtime);
-  const auto add = [](ProductBench::Sums& sums, const ProductBench::Sums& more) {
-    sums.allowed += more.allowed;
-    sums.best += more.best;
-    sums.flops += more.flops;
-  };
-  const auto print_sums = [](const std::string& name, const ProductBench::Sums& sums) {
-    print_row(
-        name, fmt::format("{:.3f}", sums.allowed), "ms",
-        fmt::format("{:.0f} TFLOP/s, {:.0f} at best", sums.flops / sums.allowed / 1e9, sums.flops / sums.best / 1e9));
-  };
   bench.run({"square", 8192, 8192, 8192, false, false, false});
   for (const int64_t h : {768, 1600, 4096}) {
-    for (const int64_t rows : {8192, 16384, 32768}) {
-      ProductBench::Sums sums;
-      add(sums, bench.run({"qkv", rows, h, 3 * h, true, false, false}));
-      add(sums, bench.run({"out", rows, h, h, true, false, false}));
-      add(sums, bench.run({"ffn_in", rows, h, 4 * h, true, true, false}));
-      add(sums, bench.run({"ffn_out", rows, 4 * h, h, true, false, true}));
-      print_sums(fmt::format("products of a block, h={} N={}", h, rows), sums);
-    }
+    for (const int64_t rows : {8192, 16384, 32768})
+      block_of(bench, rows, h).print(fmt::format("products of a block, h={} N={}", h, rows));
     constexpr int64_t vocabulary = 50304;
     for (const int64_t rows : {2048, 8192})
-      print_sums(fmt::format("products of the head, h={} chunk {}", h, rows),
-                 bench.run({"head", rows, h, vocabulary, false, false, false}));
+      bench.run({"head", rows, h, vocabulary, false, false, false})
+          .print(fmt::format("products of the head, h={} chunk {}", h, rows));
   }
+  return 0;
+}
+
+int bench_fp8(Runtime& runtime) {
+  if (!runtime.target().fp8_products) {
+    fmt::print("skipped: the device has no FP8 products\n");
+    return exit_skipped;
+  }
+  ScaledBench bench(runtime);
+  bench.run({"square", 8192, 8192, 8192, false, false, false});
+  for (const int64_t h : {768, 1600, 4096})
+    for (const int64_t rows : {8192, 16384, 32768})
+      block_of(bench, rows, h).print(fmt::format("FP8 products of a block, h={} N={}", h, rows));
   return 0;
 }
 
@@ -351,8 +491,8 @@ int bench_attention(Runtime& runtime) {
 int main(int argc, char** argv) {
   using namespace gptrain;
   const std::string_view what = argc == 2 ? argv[1] : "";
-  if (what != "products" && what != "attention") {
-    fmt::print(stderr, "usage: bench_gpu_library products|attention\n");
+  if (what != "products" && what != "fp8" && what != "attention") {
+    fmt::print(stderr, "usage: bench_gpu_library products|fp8|attention\n");
     return 2;
   }
   if (num_cuda_devices() == 0) {
@@ -362,7 +502,8 @@ int main(int argc, char** argv) {
   try {
     const auto runtime = make_runtime(0);
     fmt::print("{}\n", runtime->target().name);
-    return what == "products" ? bench_products(*runtime) : bench_attention(*runtime);
+    if (what == "products") return bench_products(*runtime);
+    return what == "fp8" ? bench_fp8(*runtime) : bench_attention(*runtime);
   } catch (const std::exception& error) {
     fmt::print("failed: {}\n", error.what());
     return 1;

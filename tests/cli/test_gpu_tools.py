@@ -2,6 +2,7 @@
 """What tools/gpu_check.sh stands on, without a GPU: where CUDA's libraries are found, what the probe says is missing, and
 that each stage ends in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,29 @@ class Libraries(unittest.TestCase):
         subprocess.run([program], env={}, check=True)
 
 
+def bare(text):
+    return re.sub("[-_.]", "", text.lower())
+
+
 class Probe(unittest.TestCase):
+    def test_all_that_the_build_requires_is_looked_for_and_carried(self):
+        required = set()
+        for file in [ROOT / "meson.build", *ROOT.glob("src/*/meson.build"), ROOT / "cuda/meson.build"]:
+            for call in re.findall(r"\b(?:dependency|find_library)\((.*)\)", file.read_text(encoding="utf-8")):
+                if match := re.match(r"'(?:lib)?([^']+)'", call):
+                    if "required: false" not in call and match[1] not in ("openmp", "threads"):  # the compiler's own
+                        required.add(match[1])
+        self.assertGreaterEqual(required, {"fmt", "dnnl", "sodium", "boost_context"})
+        with tempfile.TemporaryDirectory() as empty:
+            looked_for = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py"], env={"PATH": empty},
+                                        capture_output=True, text=True, check=False).stdout.splitlines()[-1]
+        deps = (ROOT / "tools/gpu_deps.sh").read_text(encoding="utf-8")
+        carried = re.search(r"gpu_deps_packages=\(([^)]*)\)", deps)[1]
+        for name in required:
+            with self.subTest(dependency=name):
+                self.assertIn(bare(name), bare(looked_for))
+                self.assertIn(bare(name), bare(carried))
+
     def test_what_is_missing_is_named_before_a_build_starts(self):
         with tempfile.TemporaryDirectory() as scratch:
             rows = Path(scratch) / "rows.tsv"

@@ -1,14 +1,19 @@
-// The check of what timing chose, with substitutes for a library's algorithms: right ones, wrong ones, and one that
-// answers differently the second time.
+// The check of what timing chose, and of what a record names, with substitutes for a library's algorithms: right ones,
+// wrong ones, and one that answers differently the second time.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <map>
+#include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "base/fp8.h"
 #include "base/philox.h"
 #include "catch.h"
 #include "kernels/elements.h"
+#include "known_algorithms.h"
 #include "product_check.h"
 
 using namespace gptrain;
@@ -41,7 +46,7 @@ struct Held {
 };
 
 // Of odd sizes, so that tiles at the edges are not full, and larger than the tiles that are looked at.
-constexpr int64_t rows = 550, cols = 540, depth = 70;
+constexpr int64_t rows = 520, cols = 470, depth = 70;
 
 struct Operands {
   Held a, b, bias, c;
@@ -268,4 +273,117 @@ TEST_CASE("the fastest sound candidate is used, and those before it are struck o
   const auto none = fastest_sound(std::vector<Candidate>{candidates[2]}, 0.98F, fault_of, strike);
   CHECK_FALSE(none.has_value());
   CHECK(struck.size() == 1);
+}
+
+namespace {
+
+const std::string forward = "forward 520x70x470";
+
+// A library whose algorithms have names, and which counts how often one is checked.
+struct Library {
+  Operands operands;
+  std::map<std::string, int> checks;
+  int runs_of_unsteady = 0;
+
+  std::string fault(const std::string& algorithm) {
+    ++checks[algorithm];
+    const std::string found = operands.fault([&] {
+      cuda_run(algorithm == "cut" ? without_last(operands.product, 22) : operands.product, Stream{});
+      if (algorithm == "unsteady" && ++runs_of_unsteady > 1) operands.c.matrix.as<bf16>()->bits ^= 1;
+    });
+    return found.empty() ? "" : algorithm + ": " + found;
+  }
+};
+
+// What one process makes of its records; the folder is that of earlier ones, too.
+struct Process {
+  Library library;
+  KnownAlgorithms known;
+
+  explicit Process(const std::string& cache = "none") : known(AlgorithmRecord("A GPU", "cuBLASLt 12"), cache) {}
+  // The name of what is recalled, or "none".
+  std::string recall() {
+    const std::string* found =
+        known.recall(forward, "linear_forward", [&](const std::string& algorithm) { return library.fault(algorithm); });
+    return found == nullptr ? "none" : *found;
+  }
+};
+
+std::string record_of(const std::string& algorithm) {
+  AlgorithmRecord record("A GPU", "cuBLASLt 12");
+  record.set(forward, algorithm);
+  return record.text();
+}
+
+struct Folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("gptrain-known-algorithms-" + std::to_string(getpid()));
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("an algorithm from an earlier run is checked once in a process before it is used") {
+  const Folder cache;
+  Process first(cache.path.string());
+  CHECK(first.recall() == "none");
+  first.known.keep_timed(forward, "sound");
+  CHECK(first.recall() == "sound");
+  CHECK(first.library.checks.empty());  // it was when it was timed
+
+  Process next(cache.path.string());
+  CHECK(next.known.find(forward) == nullptr);  // what is not chosen does without it
+  CHECK(next.recall() == "sound");
+  CHECK(next.recall() == "sound");
+  CHECK(next.library.checks == std::map<std::string, int>{{"sound", 1}});
+  CHECK(*next.known.find(forward) == "sound");
+  CHECK(next.known.take_warnings().empty());
+}
+
+TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is struck out by name") {
+  for (const auto& [wrong, why] : {std::pair{"cut", "rounding explains"}, {"unsteady", "when it runs again"}}) {
+    const Folder cache;
+    Process(cache.path.string()).known.keep_timed(forward, wrong);
+    Process next(cache.path.string());
+    CHECK(next.recall() == "none");
+    const std::string warning = next.known.take_warnings();
+    for (const std::string part : {"linear_forward", forward.c_str(), cache.path.c_str(), "is not used", wrong, why})
+      CHECK(holds(warning, part));
+    CHECK_FALSE(holds(next.known.text(), wrong));
+    next.known.keep_timed(forward, "sound");  // which takes its place on disk, too
+    CHECK(Process(cache.path.string()).recall() == "sound");
+  }
+}
+
+TEST_CASE("a checkpoint's algorithm that is wrong is struck out, and a warning says that bits may differ") {
+  const Folder cache;
+  Process(cache.path.string()).known.keep_timed(forward, "sound");
+  Process resumed(cache.path.string());
+  resumed.known.use(record_of("unsteady"));
+  CHECK(*resumed.known.find(forward) == "unsteady");
+  CHECK(resumed.recall() == "sound");
+  const std::string warning = resumed.known.take_warnings();
+  for (const char* part : {"the run's record", "unsteady", "when it runs again", "may differ in bits"})
+    CHECK(holds(warning, part));
+  CHECK(resumed.known.text() == record_of("sound"));
+}
+
+TEST_CASE("a checkpoint's sound algorithm comes before what later runs timed") {
+  const Folder cache;
+  Process(cache.path.string()).known.keep_timed(forward, "faster");
+  Process resumed(cache.path.string());
+  resumed.known.use(record_of("sound"));
+  CHECK(resumed.recall() == "sound");
+  CHECK(resumed.library.checks == std::map<std::string, int>{{"sound", 1}});
+  CHECK(resumed.known.take_warnings().empty());
+}
+
+TEST_CASE("a wrong algorithm that a checkpoint and an earlier run name is checked once") {
+  const Folder cache;
+  Process(cache.path.string()).known.keep_timed(forward, "cut");
+  Process resumed(cache.path.string());
+  resumed.known.use(record_of("cut"));
+  CHECK(resumed.recall() == "none");
+  CHECK(resumed.recall() == "none");
+  CHECK(resumed.library.checks == std::map<std::string, int>{{"cut", 1}});
 }

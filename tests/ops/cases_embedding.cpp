@@ -9,8 +9,10 @@ namespace {
 struct Shape {
   int64_t batch, tokens, cols, vocab;
 };
-constexpr Shape shapes[] = {{1, 1, 1, 1},    {1, 3, 7, 5},     {2, 5, 31, 3},
-                            {3, 7, 65, 200}, {2, 13, 260, 17}, {1, 2, 1030, 2}};
+constexpr Shape shapes[] = {{1, 1, 1, 1},     {1, 3, 7, 5},    {2, 5, 31, 3},  {3, 7, 65, 200},
+                            {2, 13, 260, 17}, {1, 2, 1030, 2}, {2, 9, 48, 40}, {1, 11, 64, 9}};
+// A GPU sorts the tokens by 512, and merges 16 sorted runs at a time.
+constexpr Shape long_shapes[] = {{3, 700, 16, 37}, {9, 1000, 8, 300}};
 
 std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
   std::vector<int32_t> tokens;
@@ -193,6 +195,11 @@ void add_cases(Suite& suite) {
         check_backward(t, shape, residual, {0, false, false, false});
       });
     }
+  }
+  for (const Shape& shape : long_shapes) {
+    suite.add<EmbeddingBackward>(fmt::format("{} tokens", shape.batch * shape.tokens), [=](Trial& t) {
+      check_backward(t, shape, DType::f32, {0.2, true, true, false});
+    });
   }
   for (const DTypes& dtypes : dtype_pairs) {
     for (const double p : {0.0, 0.3}) {

@@ -330,8 +330,9 @@ void add_cases(Suite& suite) {
   struct Types {
     DType logits, compute;
   };
-  for (const Types& types : {Types{DType::f32, DType::f32}, Types{DType::f32, DType::bf16},
-                             Types{DType::bf16, DType::bf16}, Types{DType::f16, DType::f16}}) {
+  for (const Types& types :
+       {Types{DType::f32, DType::f32}, Types{DType::f32, DType::bf16}, Types{DType::bf16, DType::bf16},
+        Types{DType::f16, DType::f16}, Types{DType::f32, DType::f16}}) {
     for (const Shape& shape : shapes) {
       const std::string name = fmt::format("N={} V={} Vp={} logits={} C={}", shape.rows, shape.vocab, shape.padded,
                                            dtype_name(types.logits), dtype_name(types.compute));

@@ -106,17 +106,19 @@ struct NormOptions {
   double offset;  // of x: means that are large beside the spread
 };
 
-void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const NormOptions& options) {
+// Gaps between rows are multiples of `gap` elements.
+void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const NormOptions& options,
+                   int64_t gap = 1) {
   const int64_t rows = shape.batch * shape.tokens;
-  Operand& x = trial.in_out(dtypes.residual, rows, shape.cols, 1, 3);
+  Operand& x = trial.in_out(dtypes.residual, rows, shape.cols, 1, 3 * gap);
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < shape.cols; ++col) x.set(row, col, x.at(row, col) + options.offset);
-  const Operand& branch = trial.input(dtypes.compute, rows, shape.cols, 1, 1);
+  const Operand& branch = trial.input(dtypes.compute, rows, shape.cols, 1, gap);
   const DropoutCase dropout(trial, options.p, shape.batch, shape.tokens);
   const Operand& gamma = trial.input(DType::f32, 1, shape.cols);
   const Operand& beta = trial.input(DType::f32, 1, shape.cols);
-  Operand& x_out = trial.output(dtypes.residual, rows, shape.cols, 5);
-  Operand& y = trial.output(dtypes.compute, rows, shape.cols, 2);
+  Operand& x_out = trial.output(dtypes.residual, rows, shape.cols, 5 * gap);
+  Operand& y = trial.output(dtypes.compute, rows, shape.cols, 2 * gap);
   Operand& mean = trial.output(DType::f32, 1, rows);
   Operand& rstd = trial.output(DType::f32, 1, rows);
   const bool centered = options.kind == NormKind::layernorm;
@@ -193,13 +195,14 @@ struct BackwardOptions {
   bool in_place;
 };
 
-void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, const BackwardOptions& options) {
+void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, const BackwardOptions& options,
+                    int64_t gap = 1) {
   const int64_t rows = shape.batch * shape.tokens;
-  const Operand& dy = trial.input(dtypes.compute, rows, shape.cols, 1, 3);
-  const Operand& x = trial.input(dtypes.residual, rows, shape.cols, 2, 1);
+  const Operand& dy = trial.input(dtypes.compute, rows, shape.cols, 1, 3 * gap);
+  const Operand& x = trial.input(dtypes.residual, rows, shape.cols, 2, gap);
   const Operand& gamma = trial.input(DType::f32, 1, shape.cols);
-  Operand& residual = trial.in_out(dtypes.residual, rows, shape.cols, 1, 1);
-  Operand& separate_dx = trial.output(dtypes.residual, rows, shape.cols, 1);
+  Operand& residual = trial.in_out(dtypes.residual, rows, shape.cols, 1, gap);
+  Operand& separate_dx = trial.output(dtypes.residual, rows, shape.cols, gap);
   Operand& dx = options.in_place ? residual : separate_dx;
   Operand& gamma_sums = trial.output(DType::f64, 1, shape.cols);
   Operand& beta_sums = trial.output(DType::f64, 1, shape.cols);
@@ -446,6 +449,23 @@ void bench_norm_backward(Trial& trial, const DTypes& dtypes, int64_t rows) {
   trial.time(op);
 }
 
+// Rows of which a thread of a GPU takes two elements or packs of eight, or up to 16.
+void add_wide_cases(Suite& suite) {
+  constexpr int64_t pack = 8;
+  for (const DTypes& dtypes : dtype_pairs) {
+    for (const int64_t cols : {777, 2500, 8192, 12288, 20480}) {
+      const Shape shape{1, 2, cols};
+      const std::string name = fmt::format("wide h={} {}", cols, name_of(dtypes));
+      suite.add<NormForward>(name, [=](Trial& t) {
+        check_forward(t, shape, dtypes, {NormKind::layernorm, true, 0, true, 0}, pack);
+      });
+      suite.add<NormBackward>(name, [=](Trial& t) {
+        check_backward(t, shape, dtypes, {NormKind::layernorm, true, true, true}, pack);
+      });
+    }
+  }
+}
+
 void add_norm_cases(Suite& suite) {
   for (const DTypes& dtypes : dtype_pairs) {
     for (const NormKind kind : {NormKind::layernorm, NormKind::rmsnorm}) {
@@ -469,6 +489,7 @@ void add_norm_cases(Suite& suite) {
     }
     suite.add<NormForward>("recompute " + name_of(dtypes), [=](Trial& t) { check_recompute(t, dtypes); });
   }
+  add_wide_cases(suite);
   suite.add<NormBackward>("many blocks of rows", [](Trial& t) {
     check_backward(t, {3, 1000, 5}, dtype_pairs[0], {NormKind::layernorm, true, true, false});
   });

@@ -306,6 +306,7 @@ void add_update_cases(Suite& suite) {
     const std::string name = fmt::format("segment of {}", size);
     suite.add<SquaredNorm>(name, [=](Trial& t) { check_squared_norm(t, size); });
     suite.add<AdamW>(name + " f32", [=](Trial& t) { check_adamw(t, size, DType::f32, false, false); });
+    suite.add<AdamW>(name + " f32 weights", [=](Trial& t) { check_adamw(t, size, DType::f32, true, false); });
     suite.add<AdamW>(name + " bf16 weights", [=](Trial& t) { check_adamw(t, size, DType::bf16, true, false); });
     suite.add<AdamW>(name + " f16 weights", [=](Trial& t) { check_adamw(t, size, DType::f16, true, false); });
   }
@@ -316,14 +317,15 @@ void add_update_cases(Suite& suite) {
   suite.add<PrepareUpdate>("loss scaling", check_loss_scaling);
   for (const DType from : compute_dtypes) {
     for (const DType to : compute_dtypes) {
-      for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 129}, {1, 40003}}) {
+      for (const auto& [rows, cols] :
+           {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {7, 64}, {9, 64}, {5, 129}, {1, 40003}}) {
         const auto n = rows, c = cols;
         suite.add<Cast>(fmt::format("[{}, {}] {} to {}", n, c, dtype_name(from), dtype_name(to)),
                         [=](Trial& t) { check_cast(t, from, to, n, c); });
       }
     }
   }
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 129}, {1, 40003}}) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {7, 64}, {9, 64}, {5, 129}, {1, 40003}}) {
     const auto n = rows, c = cols;
     suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, n, c); });
   }

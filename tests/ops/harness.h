@@ -93,7 +93,8 @@ struct NotOnThisBackend {};
 // The run of one case: its operands, its random numbers and what went wrong.
 class Trial {
  public:
-  Trial(BackendUnderTest& backend, uint64_t seed) : random(seed), backend_(backend) {}
+  Trial(BackendUnderTest& backend, uint64_t seed)
+      : random(seed), backend_(backend), wide_gaps_(random.next() % 2 == 0) {}
 
   Random random;
   Backend& backend() { return *backend_.variants.front(); }
@@ -101,7 +102,8 @@ class Trial {
   void fail(const std::string& message) { failures_.push_back(message); }
 
   // Normal numbers times `scale`, the same again and again after a million of them. `gap`: elements between the end of
-  // a row and the start of the next.
+  // a row and the start of the next; in half of all trials eight times as many where eight divides `cols`, so that rows
+  // begin where kernels want them that take eight elements at a time.
   const Operand& input(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
   Operand& output(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0);  // NaN
   // Read and written: normal numbers times `scale`.
@@ -191,6 +193,7 @@ class Trial {
   void time_op(const Runner& runner, const Footprint& footprint);
 
   BackendUnderTest& backend_;
+  bool wide_gaps_;
   std::deque<Operand> operands_;
   std::vector<std::string> failures_;
   Timing timing_;
