@@ -128,8 +128,11 @@ void Reporter::report_validation(int64_t step, double loss, int64_t sequences) {
 void Reporter::report_profile(const StepProfile& profile) const {
   if (!context_.leads()) return;
   const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
-  write_whole_file(trace, step_profile_trace(profile));
-  print_out("{}trace: {}\n", step_profile_table(profile), trace.string());
+  print_out("{}", step_profile_table(profile));
+  folder_.record([&] {
+    write_whole_file(trace, step_profile_trace(profile));
+    print_out("trace: {}\n", trace.string());
+  });
 }
 
 void Reporter::sync_metrics() {
