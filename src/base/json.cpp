@@ -46,6 +46,37 @@ size_t place_too_deep(std::string_view text) {
   return std::string_view::npos;
 }
 
+// Tells of the keys of the outermost object, and builds nothing: the parser that builds with a callback looks through
+// all members of an object after each that is an object, which takes quadratic time.
+class OuterKeys final : public nlohmann::json_sax<json> {
+ public:
+  explicit OuterKeys(const JsonKey& on_key) : on_key_(on_key) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    if (depth_ == 1) on_key_(name);
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override { return false; }
+
+ private:
+  bool open() { return ++depth_ > 0; }
+  bool close() { return --depth_ >= 0; }
+
+  const JsonKey& on_key_;
+  int depth_ = 0;
+};
+
 json::other_error too_deep() {
   return json::other_error::create(501, fmt::format("nested deeper than {} levels", max_json_depth), nullptr);
 }
@@ -58,11 +89,11 @@ std::string json_text(const nlohmann::ordered_json& value, int indent) { return 
 
 json parse_json(std::string_view text, const JsonKey& on_key) {
   if (place_too_deep(text) != std::string_view::npos) throw too_deep();
-  if (!on_key) return json::parse(text);
-  return json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1) on_key(parsed.get_ref<const std::string&>());
-    return true;
-  });
+  if (on_key) {
+    OuterKeys keys(on_key);
+    json::sax_parse(text, &keys);  // faults are json::parse's to tell
+  }
+  return json::parse(text);
 }
 
 json parse_json_or_discard(std::string_view text) {

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
-#include <numeric>
+#include <iterator>
+#include <map>
+
+#include "base/error.h"
 
 namespace gptrain {
 namespace {
@@ -12,6 +15,57 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size(); d > 1; --d) strides[d - 2] = strides[d - 1] * shape[d - 1];
   return strides;
+}
+
+// Of a box in one dim; those that it lacks are one element wide.
+struct Extent {
+  int64_t begin, end;
+};
+
+Extent extent(const Box& box, size_t dim) {
+  if (dim >= box.shape.size()) return {0, 1};
+  return {box.offset[dim], box.offset[dim] + box.shape[dim]};
+}
+
+constexpr size_t rows = 0, columns = 1;
+
+using Overlap = std::optional<std::pair<size_t, size_t>>;
+
+// Of boxes in the order of their first rows; for any number of dims.
+Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<size_t>& order) {
+  constexpr int64_t most_compared = 20'000'000;  // some seconds
+  int64_t compared = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int64_t end = extent(boxes[order[i]], rows).end;
+    for (size_t j = i + 1; j < order.size() && extent(boxes[order[j]], rows).begin < end; ++j) {
+      if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
+      if (++compared > most_compared)
+        throw Error(ExitCode::checkpoint, "a tensor of {} dims is in {} slices, which no layout makes of one",
+                    boxes.front().shape.size(), boxes.size());
+    }
+  }
+  return std::nullopt;
+}
+
+// Of boxes of up to two dims in the order of their first rows. Those that reach the present row lie beside each other,
+// so that each new one is compared with its neighbours only: whatever the boxes, they take no quadratic time.
+Overlap find_overlap_by_rows(const std::vector<Box>& boxes, const std::vector<size_t>& order) {
+  std::map<int64_t, size_t> present;    // by their first columns
+  std::multimap<int64_t, size_t> ends;  // by the rows behind their last
+  for (const size_t i : order) {
+    while (!ends.empty() && ends.begin()->first <= extent(boxes[i], rows).begin) {
+      present.erase(extent(boxes[ends.begin()->second], columns).begin);
+      ends.erase(ends.begin());
+    }
+    const Extent own = extent(boxes[i], columns);
+    const auto behind = present.lower_bound(own.begin);
+    if (behind != present.end() && behind->first < own.end) return std::minmax(i, behind->second);
+    if (behind != present.begin() && extent(boxes[std::prev(behind)->second], columns).end > own.begin)
+      return std::minmax(i, std::prev(behind)->second);
+    present.emplace(own.begin, i);
+    ends.emplace(extent(boxes[i], rows).end, i);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -57,18 +111,14 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 }
 
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes) {
-  const auto first_row = [&](size_t i) { return boxes[i].offset.empty() ? 0 : boxes[i].offset[0]; };
-  const auto end_row = [&](size_t i) { return boxes[i].offset.empty() ? 1 : boxes[i].offset[0] + boxes[i].shape[0]; };
-  std::vector<size_t> order(boxes.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return first_row(i) < first_row(j); });
-  // Only boxes whose rows meet are compared, so that a tensor in thousands of row blocks takes no quadratic time.
-  for (size_t i = 0; i < order.size(); ++i) {
-    for (size_t j = i + 1; j < order.size() && first_row(order[j]) < end_row(order[i]); ++j) {
-      if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
-    }
+  std::vector<size_t> order;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (num_elements(boxes[i].shape) != 0) order.push_back(i);
   }
-  return std::nullopt;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t i, size_t j) { return extent(boxes[i], rows).begin < extent(boxes[j], rows).begin; });
+  const bool in_a_plane = boxes.empty() || boxes.front().shape.size() <= 2;
+  return in_a_plane ? find_overlap_by_rows(boxes, order) : find_overlap_by_pairs(boxes, order);
 }
 
 BoxCopy::BoxCopy(const Box& source, const Box& target, DType dtype, void* target_data, SliceMemory* memory)

@@ -35,7 +35,8 @@ bool is_inside(const Box& box, const std::vector<int64_t>& global_shape);
 // What two boxes of one tensor share; nothing if that has no elements.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-// Two boxes that share an element, as positions in the list, if there are such.
+// Two boxes of one tensor that share an element, as positions in the list, if there are such. In n log n for up to two
+// dims. Error(checkpoint): of more dims, too many to compare.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
 // Memory that copies reach by calls of their own, as a device's.

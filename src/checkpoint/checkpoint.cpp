@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/directory.h"
 #include "base/error.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/files.h"
@@ -173,12 +174,13 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   const fs::path folder = checkpoints_folder(out);
   std::vector<CheckpointInfo> found;
   std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (const auto step = step_of_folder_name(entries->path().filename().string()))
-      found.push_back({entries->path(), *step});
+  for (const fs::path& path : paths_in(folder, error)) {
+    if (const auto step = step_of_folder_name(path.filename().string())) found.push_back({path, *step});
   }
-  if (error && error != std::errc::no_such_file_or_directory) {
+  // A link that leads nowhere, as to a disk that is not mounted, is no folder without checkpoints.
+  std::error_code unknown;
+  const bool is_lost_link = error && fs::is_symlink(folder, unknown);
+  if (error && (error != std::errc::no_such_file_or_directory || is_lost_link)) {
     throw Error(ExitCode::checkpoint, "cannot read {}: {}", folder.string(), error.message());
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain {
@@ -26,20 +27,36 @@ struct Place {
   std::vector<int64_t> offset;
 };
 
+// Nothing if it is no list of whole numbers. JSON's reader would cut off what is behind a point.
+std::optional<std::vector<int64_t>> sizes_of(const json& list) {
+  if (!list.is_array()) return std::nullopt;
+  std::vector<int64_t> sizes;
+  for (const json& size : list) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > uint64_t{INT64_MAX}) return std::nullopt;
+    sizes.push_back(size.get<int64_t>());
+  }
+  return sizes;
+}
+
 // Nothing if the text is not a place.
 std::optional<Place> parse_place(const std::string& text) {
   try {
     const json place = parse_json(text);
-    return Place{place.at("tensor").get<std::string>(), place.at("global_shape").get<std::vector<int64_t>>(),
-                 place.at("offset").get<std::vector<int64_t>>()};
+    auto shape = sizes_of(place.at("global_shape")), offset = sizes_of(place.at("offset"));
+    if (!shape || !offset) return std::nullopt;
+    return Place{place.at("tensor").get<std::string>(), std::move(*shape), std::move(*offset)};
   } catch (const json::exception&) {
     return std::nullopt;
   }
 }
 
+std::string slice_key(const std::string& tensor, const Box& box, const std::vector<int64_t>& global_shape) {
+  if (box.shape == global_shape) return tensor;
+  return fmt::format("{}@{}", tensor, join_numbers(box.offset, ","));
+}
+
 std::string slice_key(const Slice& slice) {
-  if (slice.shape == slice.global_shape) return slice.name;
-  return fmt::format("{}@{}", slice.name, join_numbers(slice.offset, ","));
+  return slice_key(slice.name, {slice.offset, slice.shape}, slice.global_shape);
 }
 
 void check_slices(const std::vector<Slice>& slices) {
@@ -74,7 +91,8 @@ void add_file(Contents& contents, size_t index) {
   const InputFile file(contents.checkpoint / record.name);
   const SafetensorsHeader header = read_safetensors_header(file);
   const auto fault = [&](const std::string& what) -> Error {
-    return Error(ExitCode::checkpoint, damaged(file.path(), what));
+    constexpr size_t max_bytes = 400;
+    return Error(ExitCode::checkpoint, damaged(file.path(), printable(what, max_bytes)));
   };
   if (header.crc32c != record.header_crc32c) throw fault("its header does not have the checksum in the manifest");
   if (header.entries.size() != record.slices_crc32c.size()) {
@@ -92,6 +110,9 @@ void add_file(Contents& contents, size_t index) {
         !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
       throw fault(fmt::format("slice \"{}\" is not an F32 or BF16 box of a global tensor", key));
     }
+    // Other programs know a slice by its key alone.
+    if (key != slice_key(place->tensor, {place->offset, entry.tensor.shape}, place->global_shape))
+      throw fault(fmt::format("slice \"{}\" has the place of another one", key));
     const auto [tensor, is_new] = contents.tensors.try_emplace(place->tensor);
     if (is_new) {
       tensor->second.global_shape = place->global_shape;
@@ -179,8 +200,8 @@ Contents read_contents(const fs::path& checkpoint) {
       const StoredBox& second = tensor.boxes[pair->second];
       throw Error(ExitCode::checkpoint,
                   damaged(checkpoint / contents.stored.files[second.file].name,
-                          fmt::format("slice \"{}\" overlaps slice \"{}\"", second.entry.tensor.name,
-                                      tensor.boxes[pair->first].entry.tensor.name)));
+                          fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(second.entry.tensor.name),
+                                      printable(tensor.boxes[pair->first].entry.tensor.name))));
     }
   }
   if (static_cast<int64_t>(contents.tensors.size()) != contents.stored.num_tensors) {
@@ -194,7 +215,7 @@ void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsP
   if (stream_tensor(file, stored.entry, piece) != stored.crc32c) {
     throw Error(ExitCode::checkpoint,
                 damaged(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
-                                                 stored.entry.tensor.name)));
+                                                 printable(stored.entry.tensor.name))));
   }
 }
 

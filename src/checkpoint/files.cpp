@@ -89,7 +89,8 @@ void SyncedFile::sync_and_close() {
 }
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
-  descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
+  // Not to wait for a writer where the path is a pipe's; of a file it changes nothing.
+  descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor_ < 0) fail("open", path_, errno);
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {

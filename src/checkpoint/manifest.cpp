@@ -100,9 +100,14 @@ StoredManifest parse_manifest(const std::string& text) {
   if (text.substr(covered) != format_tail(crc32c(text.data(), covered))) {
     fault("its checksum does not match its content");
   }
+  // The parser keeps the last of equal keys; a manifest that says two things is refused.
+  std::set<std::string> keys;
+  const auto no_key_twice = [&](const std::string& key) {
+    if (!keys.insert(key).second) fault("\"{}\" is given twice", key);
+  };
   json root;
   try {
-    root = parse_json(text);
+    root = parse_json(text, no_key_twice);
   } catch (const json::exception& e) {
     fault("it is not valid JSON: {}", e.what());
   }
@@ -122,6 +127,7 @@ StoredManifest parse_manifest(const std::string& text) {
   if (!member(root, "seed").is_number_unsigned()) fault("\"seed\" is not a number of 64 bits");
   manifest.seed = root["seed"].get<uint64_t>();
   manifest.world_size = count_of(root, "world_size");
+  if (manifest.world_size == 0) fault("\"world_size\" is 0, which is no number of ranks");
   manifest.build = text_of(root, "build");
   manifest.config = text_of(root, "config");
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/directory.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
@@ -21,10 +22,9 @@ void add_warning(std::string& warnings, const std::string& warning) {
 
 std::vector<fs::path> temporary_folders(const fs::path& folder) {
   std::vector<fs::path> found;
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (entries->path().filename().string().starts_with(temporary_prefix)) found.push_back(entries->path());
+  std::error_code ignored;
+  for (const fs::path& path : paths_in(folder, ignored)) {
+    if (path.filename().string().starts_with(temporary_prefix)) found.push_back(path);
   }
   return found;
 }

@@ -52,7 +52,10 @@ struct TrainArguments {
 
 // Median speed of an earlier run in the same folder.
 std::optional<TokenRate> measured_rate(const fs::path& out) {
-  std::ifstream file(out / "metrics.jsonl");
+  const fs::path metrics = out / "metrics.jsonl";
+  std::error_code unreadable;
+  if (!fs::is_regular_file(metrics, unreadable)) return std::nullopt;
+  std::ifstream file(metrics);
   std::vector<double> rates;
   for (std::string line; std::getline(file, line);) {
     const auto record = parse_json_or_discard(line);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sodium.h>
@@ -46,7 +47,9 @@ std::string to_hex(const std::array<unsigned char, N>& bytes) {
 
 std::string read_secret_file(const std::string& path) {
   struct stat status {};
-  std::FILE* const file = std::fopen(path.c_str(), "re");
+  // Not to wait for a writer where the path is a pipe's.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  std::FILE* const file = descriptor < 0 ? nullptr : fdopen(descriptor, "r");
   const auto refuse = [&](const char* why) {
     if (file != nullptr) std::fclose(file);
     throw Error(ExitCode::device, "GPTRAIN_SECRET_FILE={}: {}", path, why);

@@ -25,7 +25,9 @@ struct WatchedMapping {
 namespace {
 
 struct FileDescriptor {
-  explicit FileDescriptor(const std::filesystem::path& path) : number(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  // Not to wait for a writer where the path is a pipe's; of a file it changes nothing.
+  explicit FileDescriptor(const std::filesystem::path& path)
+      : number(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
   ~FileDescriptor() {
     if (number >= 0) ::close(number);
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
@@ -84,13 +85,13 @@ void remove_leftovers(const PackOptions& options) {
   const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
   const std::string start = options.out_prefix.filename().native();
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().native();
+  for (const fs::path& path : paths_in(folder, ignored)) {
+    const std::string name = path.filename().native();
     if (!name.starts_with(start)) continue;
     const size_t suffix = std::min(name.find_first_not_of("-0123456789", start.size()), name.size());
     const auto is = [&](std::string_view kind) { return std::string_view(name).substr(suffix).starts_with(kind); };
     if (!is(".bin.tmp-") && !is(".idx.tmp-") && !is(".meta.json.tmp-")) continue;
-    fs::remove(entry.path(), ignored);
+    fs::remove(path, ignored);
   }
 }
 

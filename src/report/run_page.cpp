@@ -208,7 +208,8 @@ pre { overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospa
 
 RunHistory read_run_history(const std::filesystem::path& metrics_file) {
   RunHistory history;
-  if (!std::filesystem::exists(metrics_file)) return history;
+  std::error_code unreadable;
+  if (!std::filesystem::is_regular_file(metrics_file, unreadable)) return history;
   std::ifstream in(metrics_file);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
   for (std::string line; std::getline(in, line);) {

@@ -85,21 +85,28 @@ void Checkpointing::save(const RunProgress& progress) {
 
 // A folder that cannot be written to any more is no reason to lose the state, but one to end with an error.
 void Checkpointing::save_at_end(const RunProgress& progress) {
-  try {
-    save(progress);
-    folder_.record([&] { reporter_.write_page(); });
-  } catch (const PeerGone&) {
-    throw;
-  } catch (const Error& error) {
-    if (folder_.fault().empty()) throw;
-    throw Error(ExitCode::checkpoint, "{}; the state after step {} cannot be saved: {}", folder_.fault(), progress.step,
-                error.what());
+  for (bool saved = false; !saved;) {
+    try {
+      save(progress);
+      saved = true;
+    } catch (const PeerGone&) {
+      throw;
+    } catch (const Error& error) {
+      if (!broadcast_text(context_.all(), folder_.has_other_place() ? "yes" : "", 0).empty()) continue;
+      if (folder_.fault().empty()) throw;
+      throw Error(ExitCode::checkpoint, "{}; the state after step {} cannot be saved: {}", folder_.fault(),
+                  progress.step, error.what());
+    }
   }
+  folder_.record([&] { reporter_.write_page(); });
   if (broadcast_text(context_.all(), folder_.fault(), 0).empty()) return;
-  throw Error(ExitCode::checkpoint, context_.leads()
-                                        ? fmt::format("{}; the state after step {} is saved in {}", folder_.fault(),
-                                                      progress.step, (folder_.out() / "checkpoints").string())
-                                        : std::string());
+  throw Error(ExitCode::checkpoint, context_.leads() ? lost_folder(progress.step) : std::string());
+}
+
+std::string Checkpointing::lost_folder(int64_t step) const {
+  const fs::path checkpoints = folder_.out() / "checkpoints";
+  return fmt::format("{}; the state after step {} is saved in {}", folder_.fault(), step,
+                     FolderLock::is_out_of_sight(checkpoints) ? "that folder's checkpoints" : checkpoints.string());
 }
 
 void Checkpointing::retain() const {

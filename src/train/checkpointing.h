@@ -38,6 +38,8 @@ class Checkpointing {
 
  private:
   void save(const RunProgress& progress);
+  // What is wrong with the run's folder, and where the state of `step` is instead.
+  std::string lost_folder(int64_t step) const;
 
   const RunContext& context_;
   FolderWatch& folder_;

@@ -4,8 +4,10 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "base/error.h"
 #include "base/output_file.h"
 #include "base/units.h"
+#include "checkpoint/folder.h"
 
 namespace gptrain {
 
@@ -95,9 +98,16 @@ bool FolderLock::is_removed() const {
   return fstat(folder_, &ours) != 0 || ours.st_nlink == 0;
 }
 
-// The system's name for it. Of what was unmounted that is no path; it is still reached through the descriptor.
+// Whether what lies there is gone when nobody holds it any more.
+bool FolderLock::is_in_memory() const {
+  struct statfs system {};
+  return fstatfs(folder_, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+}
+
+// The system's name for it. Of what was unmounted that is no path; it is still reached through the descriptor, by
+// other ranks of this machine, too.
 fs::path FolderLock::found_at() const {
-  const fs::path by_descriptor = fmt::format("/proc/self/fd/{}", folder_);
+  const fs::path by_descriptor = fmt::format("/proc/{}/fd/{}", getpid(), folder_);
   std::error_code unknown;
   const fs::path now = fs::read_symlink(by_descriptor, unknown);
   return !unknown && is_there(now) ? now : by_descriptor;
@@ -107,17 +117,21 @@ std::string FolderLock::whats_wrong() const {
   if (folder_ < 0 || is_there(out_)) return "";
   if (is_removed()) return "was removed while the run wrote to it";
   const fs::path now = found_at();
-  return now.string().starts_with("/proc/")
-             ? "is another folder now; the run's was unmounted"
-             : fmt::format("is no longer the run's folder, which is now {}", now.string());
+  return is_out_of_sight(now) ? "is not the run's folder any more, which was unmounted or is hidden by a mount"
+                              : fmt::format("is no longer the run's folder, which is now {}", now.string());
 }
 
-fs::path FolderLock::place_to_save() const {
-  if (folder_ < 0 || is_there(out_)) return out_;
-  if (!is_removed()) return found_at();
+bool FolderLock::is_out_of_sight(const fs::path& place) { return place.string().starts_with("/proc/"); }
+
+std::vector<fs::path> FolderLock::places_to_save() const {
+  if (folder_ < 0 || is_there(out_)) return {out_};
+  std::vector<fs::path> places;
+  if (const fs::path now = found_at(); !is_removed() && !(is_out_of_sight(now) && is_in_memory()))
+    places.push_back(now);
   std::error_code error;
-  const bool is_free = !fs::exists(out_, error) || (fs::is_directory(out_, error) && fs::is_empty(out_, error));
-  return is_free ? out_ : fs::path(out_.string() + ".saved");
+  if (!fs::exists(out_, error) || (fs::is_directory(out_, error) && fs::is_empty(out_, error))) places.push_back(out_);
+  places.emplace_back(plain_path(out_).string() + ".saved");
+  return places;
 }
 
 void FolderLock::remove_what_was_made() const {
@@ -138,8 +152,14 @@ void FolderWatch::look() {
 fs::path FolderWatch::place_to_save() {
   look();
   if (lock_ == nullptr || fault_.empty()) return out_;
-  if (chosen_.empty()) chosen_ = lock_->place_to_save();
-  return chosen_;
+  if (places_.empty()) places_ = lock_->places_to_save();
+  return places_.front();
+}
+
+bool FolderWatch::has_other_place() {
+  if (places_.size() < 2) return false;
+  places_.erase(places_.begin());
+  return true;
 }
 
 std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,

@@ -29,9 +29,11 @@ class FolderLock {
   // What has become of the folder since: "was renamed to ...", "was removed", "is another one now"; empty while its
   // path leads to it.
   std::string whats_wrong() const;
-  // Where what must not be lost goes: the folder, wherever it is now; where it was removed, its path, if nothing is
-  // there or an empty folder, else PATH.saved.
-  std::filesystem::path place_to_save() const;
+  // Where what must not be lost goes, the best first: the folder, wherever it is now, and unmounted, too, if its disk
+  // has it when it is mounted again; its path, if nothing is there or an empty folder; PATH.saved.
+  std::vector<std::filesystem::path> places_to_save() const;
+  // Whether only this process, by its descriptor, reaches a place.
+  static bool is_out_of_sight(const std::filesystem::path& place);
 
  private:
   void note_missing_folders(const std::filesystem::path& out);
@@ -40,6 +42,7 @@ class FolderLock {
 
   bool is_there(const std::filesystem::path& path) const;  // the folder itself
   bool is_removed() const;
+  bool is_in_memory() const;
   std::filesystem::path found_at() const;
 
   const std::filesystem::path out_;
@@ -75,12 +78,14 @@ class FolderWatch {
   const std::string& fault() const { return fault_; }
   // Where checkpoints go: `out` as long as all is well. On the rank that writes.
   std::filesystem::path place_to_save();
+  // After a place at which nothing could be saved: whether place_to_save now gives another. On the rank that writes.
+  bool has_other_place();
 
  private:
   std::filesystem::path out_;
   const FolderLock* lock_;
   std::string fault_;
-  std::filesystem::path chosen_;  // once the folder is lost
+  std::vector<std::filesystem::path> places_;  // once the folder is lost: those that are left, the next first
 };
 
 // Whether a disk has room for the checkpoints that a run will hold at a time beside the `kept` ones of its folder:

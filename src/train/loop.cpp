@@ -125,7 +125,7 @@ void TrainingLoop::count(const StepResult& result) {
 void TrainingLoop::do_what_is_due(const StepResult& result) {
   const RunConfig& config = context_.config;
   if (progress_.skipped_in_a_row > config.run.max_skipped_steps) {
-    reporter_.write_page();
+    folder_.record([&] { reporter_.write_page(); });
     const std::string checkpoints =
         context_.leads() && list_checkpoints(folder_.out()).empty()
             ? "no checkpoint was saved before"

@@ -71,6 +71,7 @@ void move_earlier_run_aside(const fs::path& out) {
 // own, and the warning says so. A last line without its end is what a killed run leaves.
 std::string drop_later_records(const fs::path& path, int64_t last_step) {
   if (!fs::exists(path)) return "";
+  if (!fs::is_regular_file(path)) throw Error(ExitCode::usage, "cannot read {}: not a regular file", path.string());
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", path.string());
   AtomicFile kept(path);

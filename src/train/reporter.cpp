@@ -141,21 +141,28 @@ void Reporter::report_validation(int64_t step, double loss, int64_t sequences) {
 void Reporter::report_profile(const StepProfile& profile) const {
   std::string events;
   write_trace_events(profile, [&](std::string_view text) { events += text; });
+  const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
   std::optional<AtomicFile> file;
-  if (context_.leads()) {
-    file.emplace(folder_.out() / fmt::format("trace-step{}.json", profile.step));
-    file->write(trace_head);
-  }
+  // A folder that takes no file keeps no rank from passing its events on.
+  const auto write = [&](std::string_view text) {
+    folder_.record([&] {
+      if (!file) file.emplace(trace);
+      file->write(std::string(text));
+    });
+  };
+  if (context_.leads()) write(trace_head);
   bool is_first = true;
   pass_texts_to_first(context_.all(), events, [&](const std::string& of_rank) {
-    if (!std::exchange(is_first, false)) file->write(trace_between);
-    file->write(of_rank);
+    if (!std::exchange(is_first, false)) write(trace_between);
+    write(of_rank);
   });
   if (!context_.leads()) return;
-  file->write(trace_tail);
-  file->commit();
-  print_out("{}trace: {}\n", step_profile_table(profile),
-            (folder_.out() / fmt::format("trace-step{}.json", profile.step)).string());
+  write(trace_tail);
+  print_out("{}", step_profile_table(profile));
+  folder_.record([&] {
+    if (file) file->commit();
+    print_out("trace: {}\n", trace.string());
+  });
 }
 
 void Reporter::sync_metrics() {

@@ -170,6 +170,16 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
                 (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
   }
+  if (Amount(manifest.updates) + manifest.skipped != manifest.step || manifest.skipped_in_a_row > manifest.skipped) {
+    throw Error(ExitCode::checkpoint,
+                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps",
+                (checkpoint / "manifest.json").string(), manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
+                manifest.step);
+  }
+  if (manifest.seed != saved.run.seed) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
+                (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
+  }
   const std::string conflicts = resume_conflicts(saved, config);
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);

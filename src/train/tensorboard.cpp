@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/crc32c.h"
+#include "base/directory.h"
 #include "base/error.h"
 
 namespace gptrain {
@@ -75,8 +76,8 @@ double wall_seconds() {
 std::filesystem::path next_file_name(const std::filesystem::path& folder) {
   auto number = static_cast<int64_t>(wall_seconds());
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::filesystem::path& path : paths_in(folder, error)) {
+    const std::string name = path.filename().string();
     if (!name.starts_with(file_name_prefix)) continue;
     int64_t used = 0;
     std::from_chars(name.data() + file_name_prefix.size(), name.data() + name.size(), used);

@@ -3,13 +3,47 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
+import unittest
 
 from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite,
                       tiny_config, write_tokens)
 
 ENDLESS = overrides("run.steps=100000000")
+SECRET = "a secret of 32 bytes or so"
+UNMOUNTED = "gptrain: run.out = out: is not the run's folder any more, which was unmounted or is hidden by a mount; "
+
+# Mounts $PLACE for itself alone, starts ranks, and takes the mount away at the first line that it reads.
+MOUNTS = """
+set -e
+mkdir -p $PLACE
+mount $MOUNT $PLACE
+mkdir -p $(readlink -m out)
+for rank in $RANKS; do
+  RANK=$rank LOCAL_RANK=$rank timeout -s KILL $SECONDS_TO_LIVE "$@" >said-$rank 2>error-$rank &
+  pids="$pids $!"
+done
+read -r
+umount -l $PLACE
+for pid in $pids; do
+  code=0
+  wait $pid || code=$?
+  echo $code
+done
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def may_mount():
+    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True,
+                          check=False).returncode == 0
 
 
 class Folder(CliCase):
@@ -58,6 +92,78 @@ class Folder(CliCase):
         self.assertEqual(code, CHECKPOINT, error)
         self.saved_step("out.saved")
         self.assertEqual(os.listdir(self.path("out")), ["mine"])
+
+    def ranks_until(self, act, size=2):
+        """Exit codes and standard errors of the processes of an endless run, to which act() happens after three steps."""
+        config = self.write_run(checkpoint={"every_steps": 1000000})
+        ranks = [subprocess.Popen([EXECUTABLE, "train", config, *ENDLESS], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+                 for variables in self.variables_of_ranks(size)]
+        for rank in ranks:
+            self.addCleanup(self._end, rank)
+        self.wait_until(lambda: ranks[0].stdout.readline().startswith("step 3/"), ranks[0])
+        act()
+        errors = [rank.communicate(timeout=TIMEOUT_SECONDS)[1] for rank in ranks]
+        return [rank.returncode for rank in ranks], errors
+
+    @staticmethod
+    def variables_of_ranks(size):
+        port = str(free_port())
+        return [{**os.environ, "GPTRAIN_SECRET": SECRET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                 "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+    def test_renamed_or_removed_under_processes(self):
+        for act, where, message in [
+            (lambda: self.path("out").rename(self.path("moved")), "moved", "is no longer the run's folder, which is now "),
+            (lambda: shutil.rmtree(self.path("out")), "out", "was removed while the run wrote to it"),
+        ]:
+            with self.subTest(where=where):
+                codes, errors = self.ranks_until(act)
+                self.assertEqual(codes, [CHECKPOINT, CHECKPOINT], errors)
+                self.assertIn(f"gptrain: run.out = out: {message}", errors[0])
+                self.assertRegex(errors[0], rf"the state after step {self.saved_step(where)} is saved in \S*{where}/checkpoints\n$")
+                self.assertNotIn("gptrain:", errors[1])
+
+    def unmounted(self, ranks, mount, place="out"):
+        """Where an endless run says that it saved, when its mount was taken away."""
+        config = self.write_run(checkpoint={"every_steps": 1000000})
+        said = self.path("said-0")
+        said.unlink(missing_ok=True)
+        variables = {**self.variables_of_ranks(ranks)[0], "MOUNT": mount, "PLACE": place,
+                     "RANKS": " ".join(map(str, range(ranks))), "SECONDS_TO_LIVE": str(TIMEOUT_SECONDS)}
+        shell = subprocess.Popen(["unshare", "-m", "bash", "-c", MOUNTS, "bash", EXECUTABLE, "train", config, *ENDLESS],
+                                 cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True, env=variables)
+        self.addCleanup(self._end, shell)
+        self.wait_until(lambda: said.exists() and "\nstep 3/" in said.read_text(encoding="utf-8"), shell)
+        codes, error = shell.communicate("now\n", timeout=TIMEOUT_SECONDS)
+        errors = [self.path(f"error-{rank}").read_text(encoding="utf-8") for rank in range(ranks)]
+        self.assertEqual(codes.split(), [str(CHECKPOINT)] * ranks, errors + [error])
+        self.assertIn(UNMOUNTED, errors[0])
+        return errors[0].split(" is saved in ")[1].strip()
+
+    @unittest.skipUnless(may_mount(), "no mounting here")
+    def test_unmounted(self):
+        """What lay in memory is gone with the run; what lies on a disk is there when that is mounted again."""
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                shutil.rmtree(self.path("out"), ignore_errors=True)
+                self.assertEqual(self.unmounted(ranks, "-t tmpfs none"), "out/checkpoints")
+                self.saved_step("out")
+                for name in ("out", "disk"):
+                    shutil.rmtree(self.path(name), ignore_errors=True)
+                    self.path(name).mkdir()
+                kind = subprocess.run(["stat", "-f", "-c", "%T", self.folder], capture_output=True, text=True, check=True)
+                in_memory = kind.stdout.strip() in ("tmpfs", "ramfs")
+                self.assertEqual(self.unmounted(ranks, "--bind disk"),
+                                 "out/checkpoints" if in_memory else "that folder's checkpoints")
+                self.saved_step("out" if in_memory else "disk")
+
+    @unittest.skipUnless(may_mount(), "no mounting here")
+    def test_a_link_to_what_was_unmounted(self):
+        os.symlink("disk/out", self.path("out"))
+        self.unmounted(1, "-t tmpfs none", place="disk")
+        self.saved_step("out.saved")
 
     def test_a_disk_that_fills_at_a_line_of_metrics(self):
         """A limit on the size of files stops the metrics and not the small checkpoint."""

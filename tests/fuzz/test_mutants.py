@@ -175,33 +175,41 @@ class Files(Mutants):
 class SystemCalls(Mutants):
     """Errors of the system at calls of a save and of a resume."""
 
-    CALLS = ["openat", "write", "fsync", "rename", "renameat2", "mkdir", "pread64", "read", "newfstatat", "unlink", "unlinkat",
-             "getdents64", "close", "ftruncate", "fstat"]
     ERRORS = {"openat": ["EIO", "EACCES", "EMFILE", "ENOSPC"], "write": ["EIO", "ENOSPC", "EDQUOT", "EINTR"],
               "fsync": ["EIO", "ENOSPC", "EINTR"], "pread64": ["EIO", "EINTR"], "read": ["EIO", "EINTR"]}
+    OF_FOLDER = re.compile(r'"(\./)?out[/"]|<[^>]*/out[/>]')
 
-    def trace(self, log, inject=()):
-        return ["strace", "-f", "-qq", "-y", "-e", "trace=" + ",".join(self.CALLS), "-o", str(log), *inject]
+    def trace(self, inject=()):
+        """Every call that names a file, by path or by descriptor."""
+        return ["strace", "-f", "-qq", "-y", "-e", "trace=%file,%desc", "-o", str(self.folder / "strace.log"), *inject]
+
+    def traced(self):
+        return (self.folder / "strace.log").read_text(errors="replace").splitlines()
 
     def points(self, *arguments):
-        """(call, its number among the calls of that name) of those that touch the run's folder."""
-        log = self.folder / "strace.log"
-        code, _, err = self.run_gptrain(*arguments, before=self.trace(log))
+        """(call, its number among the thread's calls of that name) of all that touch the run's folder."""
+        code, _, err = self.run_gptrain(*arguments, before=self.trace())
         self.assertEqual(code, FINISHED, err)
-        counts, found = {}, []
-        for line in log.read_text(errors="replace").splitlines():
-            call = re.match(r"\d+ +(\w+)\(", line)
+        counts, found = {}, set()
+        for line in self.traced():
+            call = re.match(r"(\d+) +(\w+)\(", line)
             if call:
-                counts[call[1]] = counts.get(call[1], 0) + 1
-                if "out/" in line:
-                    found.append((call[1], counts[call[1]]))
-        return found
+                counts[call[0]] = counts.get(call[0], 0) + 1
+                if self.OF_FOLDER.search(line):
+                    found.add((call[2], counts[call[0]]))
+        return sorted(found)
+
+    def chosen(self, save, resume):
+        """As many points as there are errors to inject; each of them, where these are enough."""
+        points = [(False, *point) for point in save] + [(True, *point) for point in resume]
+        if len(points) > ERRORS:
+            return self.draw.sample(points, ERRORS)
+        return points + [self.draw.choice(points) for _ in range(ERRORS - len(points))]
 
     def test_errors(self):
         if shutil.which("strace") is None or subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False).returncode:
             self.skipTest("no strace here")
-        environment = {"GOMP_SPINCOUNT": "1000"}  # else the program starts itself over
-        os.environ.update(environment)
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # else the program starts itself over
         self.write_run()
         self.assertEqual(self.run_gptrain("train", "run.json", "--set", "run.out=whole")[0], FINISHED)
         expected = (self.folder / "whole/checkpoints/step-00000004" / RANK_FILE).read_bytes()
@@ -210,31 +218,40 @@ class SystemCalls(Mutants):
         save = self.points(*first)
         shutil.copytree(self.folder / "out", self.folder / "begun")
         resume = self.points(*again)
-        failed = 0
-        for number in range(ERRORS):
-            command, points = ((first, save), (again, resume))[number % 2]
-            call, when = self.draw.choice(points)
-            error = self.draw.choice(self.ERRORS.get(call, ["EIO", "EACCES", "ENOSPC"]))
-            shutil.rmtree(self.folder / "out")
-            if command is again:
+        for call in ("openat", "write", "fsync", "flock"):
+            self.assertIn(call, [name for name, _ in save])
+        self.failed, hit = 0, set()
+        for is_resume, call, when in self.chosen(save, resume):
+            errors = self.ERRORS.get(call, ["EIO", "EACCES", "ENOSPC"])
+            error = self.draw.choice(errors) if (is_resume, call, when) in hit else errors[0]
+            hit.add((is_resume, call, when))
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
+            if is_resume:
                 shutil.copytree(self.folder / "begun", self.folder / "out")
-            inject = ["-e", f"inject={call}:error={error}:when={when}"]
-            code, _, err = self.run_gptrain(*command, before=self.trace("/dev/null", inject))
-            what = f"{error} at {call} {when} of {command[2:]}: {err}"
-            self.check_end(code, err, what)
-            lost_line = "cannot write out/metrics.jsonl" in err
-            if error == "EINTR":
-                self.assertEqual(code, FINISHED, what)
-            failed += code != FINISHED
-            # Whatever happened: the run goes on, from what is there, to the same bits.
-            code, _, err = self.run_gptrain(*again)
-            self.assertEqual(code, FINISHED, f"resume after {what}: {err}")
-            self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, what)
-            steps = [json.loads(line)["step"] for line in (self.folder / "out/metrics.jsonl").read_text().splitlines()]
-            # A line that could not be written ends the run, which says so.
-            self.assertLessEqual(len(set(range(1, 5)) - set(steps)), 1 if lost_line else 0, what)
-            self.assertEqual(steps, sorted(set(steps)), what)
-        print(f"{ERRORS} errors of system calls, {failed} of which ended the run")
+            with self.subTest(error=error, call=call, when=when, is_resume=is_resume):
+                self.inject(again if is_resume else first, again, f"{call}:error={error}:when={when}", expected)
+        calls = len(save) + len(resume)
+        self.assertEqual(len(hit), min(calls, ERRORS))
+        print(f"{ERRORS} errors at {len(hit)} of the {calls} calls of a save ({len(save)}) and a resume ({len(resume)}); "
+              f"{self.failed} ended the run")
+
+    def inject(self, command, again, injection, expected):
+        code, _, err = self.run_gptrain(*command, before=self.trace(["-e", f"inject={injection}"]))
+        what = f"{injection} of {command[2:]}: {err}"
+        self.assertTrue(any("(INJECTED)" in line and self.OF_FOLDER.search(line) for line in self.traced()), what)
+        self.check_end(code, err, what)
+        self.failed += code != FINISHED
+        lost_line = "cannot write out/metrics.jsonl" in err
+        if "EINTR" in injection:
+            self.assertEqual(code, FINISHED, what)
+        # Whatever happened: the run goes on, from what is there, to the same bits.
+        code, _, err = self.run_gptrain(*again)
+        self.assertEqual(code, FINISHED, f"resume after {what}: {err}")
+        self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, what)
+        steps = [json.loads(line)["step"] for line in (self.folder / "out/metrics.jsonl").read_text().splitlines()]
+        # A line that could not be written ends the run, which says so.
+        self.assertLessEqual(len(set(range(1, 5)) - set(steps)), 1 if lost_line else 0, what)
+        self.assertEqual(steps, sorted(set(steps)), what)
 
     def test_short_writes(self):
         self.write_run()

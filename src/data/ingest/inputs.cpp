@@ -51,7 +51,8 @@ void add_matches(const std::string& pattern, std::vector<InputFile>& files) {
   ::globfree(&matches);
   if (found.empty()) throw_unreadable(pattern, "no file matches");
   for (const std::string& path : found) {
-    if (fs::is_directory(path)) {
+    std::error_code unreadable;  // then opening it says why
+    if (fs::is_directory(path, unreadable)) {
       add_folder(path, files);
     } else {
       files.push_back(input_file(path));

@@ -187,9 +187,12 @@ TokenizerParts read_gpt2_folder(const fs::path& folder) {
   TokenizerParts parts;
   parts.source = folder.native();
   parts.stages.emplace_back(PatternKind::gpt2);
-  if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config)) {
+  std::error_code unreadable;
+  if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config, unreadable)) {
     const nlohmann::json content = parse_json_or_discard(read_text(config));
-    const std::string name = content.is_object() ? content.value("tokenizer_class", std::string("GPT2Tokenizer")) : "";
+    const nlohmann::json given =
+        content.is_object() ? content.value("tokenizer_class", nlohmann::json("GPT2Tokenizer")) : nlohmann::json();
+    const std::string name = given.is_string() ? given.get<std::string>() : "";
     if (!name.starts_with("GPT2Tokenizer")) {
       throw Error(ExitCode::usage,
                   "{}: tokenizer_class {} is not GPT-2's; save its tokenizer.json with transformers "
@@ -222,10 +225,11 @@ TokenizerParts read_gpt2_folder(const fs::path& folder) {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const std::string& pattern) {
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
-  if (fs::is_directory(path)) {
-    if (fs::exists(path / "tokenizer.json")) {
+  std::error_code unreadable;  // then opening it says why
+  if (fs::is_directory(path, unreadable)) {
+    if (fs::exists(path / "tokenizer.json", unreadable)) {
       path /= "tokenizer.json";
-    } else if (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt")) {
+    } else if (fs::exists(path / "vocab.json", unreadable) && fs::exists(path / "merges.txt", unreadable)) {
       return std::make_shared<Tokenizer>(read_gpt2_folder(path));
     } else {
       throw Error(ExitCode::usage, "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt", name);
