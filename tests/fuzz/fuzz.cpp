@@ -17,7 +17,7 @@
 #include "comm/frames.h"
 #include "comm/socket.h"
 #include "config/load.h"
-#include "data/checksums.h"
+#include "data/token_meta.h"
 #include "data/token_file.h"
 #include "report/run_page.h"
 #include "train/metrics.h"
@@ -81,7 +81,7 @@ void read_index(std::string_view bytes) {
 
 void read_checksum_file(std::string_view bytes) {
   write(scratch() / "y.meta.json", bytes);
-  read_checksums(scratch() / "y");
+  read_token_meta(scratch() / "y");
 }
 
 void read_metrics(std::string_view bytes) {
