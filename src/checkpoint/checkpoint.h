@@ -52,7 +52,8 @@ struct Manifest {
   // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
   std::string algorithms;
   std::optional<LossScale> loss_scale = {};  // of the next step, where the run has loss scaling
-  // Of the data, where it is known. Its text is saved in tokenizer.json, and not read with the manifest, but for "bytes".
+  // Of the data, where it is known. Its text is saved in tokenizer.json, and not read with the manifest, but for
+  // "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
   bool has_tokenizer_file = false;  // as read; saving looks at the text
 };

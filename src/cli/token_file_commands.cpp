@@ -56,10 +56,9 @@ void add_inspect_command(CLI::App& data) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("inspect", "counts, histogram, entropy and texts of a token file");
-  command->add_option("PREFIX", arguments->prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")->required();
-  command->add_option("--sample", arguments->sample, "print document N")
-      ->check(whole_number_from(0))
-      ->type_name("N");
+  command->add_option("PREFIX", arguments->prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")
+      ->required();
+  command->add_option("--sample", arguments->sample, "print document N")->check(whole_number_from(0))->type_name("N");
   command->add_option("--tokenizer", arguments->tokenizer, "as of `data pack`; default: PREFIX.meta.json's")
       ->type_name("NAME");
   command->callback([arguments] {
@@ -123,8 +122,8 @@ void add_join_command(CLI::App& data) {
       const fs::path path = input;
       inputs.push_back(path.extension() == ".idx" ? fs::path(path).replace_extension() : path);
     }
-    const JoinResult result = with_bar(
-        "joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
+    const JoinResult result =
+        with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
     print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),
               format_grouped(result.tokens), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
   });

@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "base/output_file.h"
 #include "base/output.h"
+#include "base/output_file.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"

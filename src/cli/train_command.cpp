@@ -65,9 +65,8 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
-  const bool present = std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
-    return is_token_file(source.path);
-  });
+  const bool present =
+      std::all_of(sources.begin(), sources.end(), [](const DataSource& source) { return is_token_file(source.path); });
   if (present) {
     find_run_tokenizer(config);  // refuses what a run would refuse
     const Dataset dataset = open_training_data(config);

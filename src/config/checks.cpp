@@ -157,9 +157,9 @@ class Settler {
       }
       before = phase.until_step;
       if (phase.weights.size() != config_.data.train.size()) {
-        faults_.add(path + ".weights", show_value(Json(phase.weights)),
-                    fmt::format("must hold a weight for each of the {} sources of data.train", config_.data.train.size()),
-                    "");
+        faults_.add(
+            path + ".weights", show_value(Json(phase.weights)),
+            fmt::format("must hold a weight for each of the {} sources of data.train", config_.data.train.size()), "");
       } else if (std::all_of(phase.weights.begin(), phase.weights.end(), [](double w) { return w == 0; })) {
         faults_.add(path + ".weights", show_value(Json(phase.weights)), "must not all be 0", "");
       }

@@ -241,13 +241,14 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("data.train", &RunConfig::data, &DataConfig::train, SourcesRule{},
                 "token files to train on; on resume paths may change, the number of sources and weights may not")
               .required(example),
-          field("data.validation", &RunConfig::data, &DataConfig::validation, SourcesRule{.may_be_empty = true, .counts_epochs = false},
-                "token files to validate on")
+          field("data.validation", &RunConfig::data, &DataConfig::validation,
+                SourcesRule{.may_be_empty = true, .counts_epochs = false}, "token files to validate on")
               .usually(example)
               .changeable(),
-          field("data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
-                "T: the weights of training data are multiplied with size^(1/T), so that 1 takes sources by their size, "
-                "and larger ones evenly; 0: not multiplied"),
+          field(
+              "data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
+              "T: the weights of training data are multiplied with size^(1/T), so that 1 takes sources by their size, "
+              "and larger ones evenly; 0: not multiplied"),
           field("data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
                 "weights of the training data until given steps, after the last of which their own weights hold")
               .usually(R"([{"until_step": 1000, "weights": [1, 2]}])"),

@@ -121,10 +121,10 @@ void check_source(const std::string& path, const Json& source, bool counts_epoch
                       R"({"path": "data/corpus/train"})");
   }
   for (const auto& [key, value] : source.items()) {
-    const auto known = std::find_if(source_keys().begin(), source_keys().end(),
-                                    [&, &name = key](const SourceKey& candidate) {
-                                      return candidate.key == name && (counts_epochs || !candidate.counts_epochs);
-                                    });
+    const auto known =
+        std::find_if(source_keys().begin(), source_keys().end(), [&, &name = key](const SourceKey& candidate) {
+          return candidate.key == name && (counts_epochs || !candidate.counts_epochs);
+        });
     if (known != source_keys().end()) {
       check_value(known->rule, path + "." + key, value, known->example, faults);
       continue;
@@ -141,7 +141,8 @@ void check_source(const std::string& path, const Json& source, bool counts_epoch
     }
   }
   if (source.contains("weight") && source.contains("epochs"))
-    faults.add(path + ".epochs", show_value(source["epochs"]), "is another way to give the weight", "leaving one of them out");
+    faults.add(path + ".epochs", show_value(source["epochs"]), "is another way to give the weight",
+               "leaving one of them out");
 }
 
 void check(const SourcesRule& rule, const Subject& subject) {
@@ -150,8 +151,7 @@ void check(const SourcesRule& rule, const Subject& subject) {
     return subject.fault("must hold at least one data source", subject.example);
   }
   for (size_t i = 0; i < subject.value.size(); ++i) {
-    check_source(fmt::format("{}[{}]", subject.path, i), subject.value[i], rule.counts_epochs,
-                 subject.faults);
+    check_source(fmt::format("{}[{}]", subject.path, i), subject.value[i], rule.counts_epochs, subject.faults);
   }
 }
 
@@ -161,7 +161,8 @@ void check_phase(const std::string& path, const Json& phase, Faults& faults) {
     return faults.add(path, show_value(phase), "must be an object with until_step and weights", example);
   check_value(IntegerRule{1, uint64_t{INT64_MAX} >> 24, {}}, path + ".until_step", phase["until_step"], "1000", faults);
   const Json& weights = phase["weights"];
-  if (!weights.is_array()) return faults.add(path + ".weights", show_value(weights), "must be an array of numbers", "[1, 2]");
+  if (!weights.is_array())
+    return faults.add(path + ".weights", show_value(weights), "must be an array of numbers", "[1, 2]");
   for (size_t i = 0; i < weights.size(); ++i)
     check_value(NumberRule{.min = 0, .max = 1e9}, fmt::format("{}.weights[{}]", path, i), weights[i], "1", faults);
 }
@@ -177,13 +178,13 @@ void check(const PhasesRule&, const Subject& subject) {
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {
       {"path",
-       "PREFIX of PREFIX.bin and PREFIX.idx, or a file of llm.c, nanoGPT (.bin) or numpy (.npy); a relative path starts "
+       "PREFIX of PREFIX.bin and PREFIX.idx, or a file of llm.c, nanoGPT (.bin) or numpy (.npy); a relative path "
+       "starts "
        "at the working directory",
-       TextRule{}, true,
-       R"("data/corpus/train")"},
+       TextRule{}, true, R"("data/corpus/train")"},
       {"weight", "share of the samples that come from this source, relative to the other weights",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
-      {"epochs", "instead of weight, in all sources: the weight is so many times the source's size", 
+      {"epochs", "instead of weight, in all sources: the weight is so many times the source's size",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "2", true},
       {"max_epochs", "after so many passes over this source the others take its place",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "4", true},

@@ -55,16 +55,16 @@ struct SourcesRule {
 // An array of {"until_step", "weights"}.
 struct PhasesRule {};
 
-using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, SourcesRule,
-                               PhasesRule>;
+using ValueRule =
+    std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, SourcesRule, PhasesRule>;
 
 struct SourceKey {
   std::string key;
   std::string description;
   ValueRule rule;
   bool required;
-  std::string example;          // JSON text
-  bool counts_epochs = false;   // a key of training data only; has no default
+  std::string example;         // JSON text
+  bool counts_epochs = false;  // a key of training data only; has no default
 };
 
 const std::vector<SourceKey>& source_keys();

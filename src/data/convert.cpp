@@ -98,7 +98,8 @@ void refuse_own_input(const ConvertOptions& options) {
     for (const std::string_view out_suffix : {"", ".bin", ".idx"}) {
       std::error_code ignored;
       const fs::path out = token_file_path(options.out, out_suffix);
-      if (!fs::equivalent(token_file_path(options.in, suffix), out, ignored) || fs::is_directory(out, ignored)) continue;
+      if (!fs::equivalent(token_file_path(options.in, suffix), out, ignored) || fs::is_directory(out, ignored))
+        continue;
       throw Error(ExitCode::usage, "{} is what is converted and would be overwritten; choose another name",
                   out.native());
     }

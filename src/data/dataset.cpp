@@ -90,10 +90,11 @@ std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<do
 void check_documents(const std::vector<DataSource>& sources, bool mask_documents) {
   for (const DataSource& source : sources) {
     if (!mask_documents || !is_flat_token_file(source.path)) continue;
-    throw Error(ExitCode::usage,
-                "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
-                "ID` makes a token file with one",
-                source.path);
+    throw Error(
+        ExitCode::usage,
+        "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
+        "ID` makes a token file with one",
+        source.path);
   }
 }
 
@@ -176,8 +177,13 @@ Dataset open_training_data(const RunConfig& config) {
   Mixture mixture{config.data.temperature, {}};
   for (const DataPhase& phase : config.data.phases)
     mixture.phases.push_back({phase.until_step * config.batch.global, phase.weights});
-  return {config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true,
-          config.data.checksums, mixture};
+  return {config.data.train,
+          config.model.sequence_length,
+          config.model.vocab_size,
+          config.run.seed,
+          true,
+          config.data.checksums,
+          mixture};
 }
 
 Dataset open_validation_data(const RunConfig& config) {

@@ -52,8 +52,8 @@ class Dataset {
     std::optional<int64_t> first_repeat;  // the sample that the source gives a second time first, if one ever is
   };
   std::vector<SourceReport> report(int64_t num_samples) const;
-  // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads them
-  // all.
+  // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads
+  // them all.
   int64_t count_bytes(int64_t num_samples, const std::vector<int32_t>& bytes) const;
   // Samples until every source has been seen as often as it may be; the largest int64_t where there is no such end.
   int64_t num_samples() const;
@@ -63,8 +63,8 @@ class Dataset {
   std::unique_ptr<Impl> impl_;
 };
 
-// The data of a run, opened as Dataset does. Error(usage), too: documents are to be masked, and a source has no index that
-// tells them apart.
+// The data of a run, opened as Dataset does. Error(usage), too: documents are to be masked, and a source has no index
+// that tells them apart.
 Dataset open_training_data(const RunConfig& config);
 Dataset open_validation_data(const RunConfig& config);
 

@@ -72,7 +72,8 @@ std::string npy_header(DType dtype, int64_t tokens) {
   constexpr size_t alignment = 64;
   constexpr size_t growth_digits = 21;  // numpy leaves room for a longer first axis
   const std::string count = std::to_string(tokens);
-  std::string text = fmt::format("{{'descr': '<u{}', 'fortran_order': False, 'shape': ({},), }}", dtype_bytes(dtype), count);
+  std::string text =
+      fmt::format("{{'descr': '<u{}', 'fortran_order': False, 'shape': ({},), }}", dtype_bytes(dtype), count);
   text.append(growth_digits - std::min(count.size(), growth_digits), ' ');
   const size_t unaligned = static_cast<size_t>(npy_start_bytes) + text.size() + 1;
   text.append((alignment - unaligned % alignment) % alignment, ' ');
@@ -100,7 +101,8 @@ FlatTokens open_flat_tokens(const fs::path& path) {
                 fs::path(path).replace_extension().native());
   }
   if (file.size_bytes() % 2 != 0)
-    throw Error(ExitCode::data, "{}: {} bytes hold no u16 tokens, as nanoGPT has them", path.native(), file.size_bytes());
+    throw Error(ExitCode::data, "{}: {} bytes hold no u16 tokens, as nanoGPT has them", path.native(),
+                file.size_bytes());
   return {std::move(file), TokenFormat::nanogpt, DType::u16, 0};
 }
 

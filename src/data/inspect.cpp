@@ -143,9 +143,9 @@ std::string token_table(const std::vector<size_t>& ids, const std::vector<int64_
                         const Tokenizer* tokenizer) {
   std::string text = fmt::format("{:>10}  {:>15}  {:>7}\n", "token", "count", "share");
   for (const size_t id : ids) {
-    text += fmt::format("{:>10}  {:>15}  {:>6.2f}%{}\n", id, format_grouped(counts[id]),
-                        100.0 * static_cast<double>(counts[id]) / static_cast<double>(num_tokens),
-                        piece_of(tokenizer, id));
+    text +=
+        fmt::format("{:>10}  {:>15}  {:>6.2f}%{}\n", id, format_grouped(counts[id]),
+                    100.0 * static_cast<double>(counts[id]) / static_cast<double>(num_tokens), piece_of(tokenizer, id));
   }
   return text;
 }
@@ -176,11 +176,13 @@ std::string token_tables(const std::vector<int64_t>& counts, int64_t num_tokens,
                             format_grouped(tokenizer->vocab_size()));
 }
 
-constexpr std::array<std::string_view, 6> byte_classes = {"letters", "digits",  "white space",
+constexpr std::array<std::string_view, 6> byte_classes = {"letters",     "digits",   "white space",
                                                           "other ASCII", "controls", "beyond ASCII"};
 
 size_t class_of(uint8_t byte) {
-  const auto within = [&](char first, char last) { return byte >= static_cast<uint8_t>(first) && byte <= static_cast<uint8_t>(last); };
+  const auto within = [&](char first, char last) {
+    return byte >= static_cast<uint8_t>(first) && byte <= static_cast<uint8_t>(last);
+  };
   if (byte >= 0x80) return 5;
   if (within('a', 'z') || within('A', 'Z')) return 0;
   if (within('0', '9')) return 1;
@@ -195,7 +197,8 @@ std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, c
   const std::vector<int32_t> sizes = tokenizer.text_bytes();
   for (size_t id = 0; id < std::min(counts.size(), sizes.size()); ++id) {
     if (counts[id] == 0 || sizes[id] == 0) continue;
-    for (const char byte : tokenizer.text_of(static_cast<int32_t>(id))) bytes[class_of(static_cast<uint8_t>(byte))] += counts[id];
+    for (const char byte : tokenizer.text_of(static_cast<int32_t>(id)))
+      bytes[class_of(static_cast<uint8_t>(byte))] += counts[id];
     total += counts[id] * sizes[id];
   }
   std::string text = fmt::format("\n{} bytes of text, {:.3f} a token\n", format_grouped(total),
@@ -211,8 +214,7 @@ std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, c
 // The one that was named, else the one of PREFIX.meta.json; null where neither is.
 std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& prefix, const TokenFile& file,
                                                std::shared_ptr<const Tokenizer> named) {
-  const std::optional<TokenMeta> meta =
-      file.format() == TokenFormat::megatron ? read_token_meta(prefix) : std::nullopt;
+  const std::optional<TokenMeta> meta = file.format() == TokenFormat::megatron ? read_token_meta(prefix) : std::nullopt;
   if (!meta || !meta->tokenizer) return named;
   const TokenizerRecord& record = *meta->tokenizer;
   if (!named) return record.text.empty() ? nullptr : tokenizer_of(record, token_file_path(prefix, ".meta.json"));

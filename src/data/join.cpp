@@ -45,7 +45,8 @@ std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs
   for (const fs::path& input : inputs) {
     std::error_code ignored;
     if (fs::equivalent(token_file_path(input, ".bin"), token_file_path(out, ".bin"), ignored))
-      throw Error(ExitCode::usage, "{} is an input and would be overwritten; choose another output prefix", out.native());
+      throw Error(ExitCode::usage, "{} is an input and would be overwritten; choose another output prefix",
+                  out.native());
     const TokenFile& file = files.emplace_back(input);
     if (file.format() != TokenFormat::megatron)
       throw Error(ExitCode::usage, "{} has no index; `gptrain data convert` makes one", input.native());

@@ -46,8 +46,8 @@ void check_vocabulary(const RunConfig& config, const Claim& claim) {
   const int64_t has = config.model.vocab_size;
   const int64_t needs = claim.record.vocab_size;
   if (needs <= has && has <= needs + max_spare_ids) return;
-  throw Error(ExitCode::usage,
-              "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}{}", has, claim.source, needs, needs,
+  throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}{}", has,
+              claim.source, needs, needs,
               has > needs ? fmt::format(" (up to {} more are allowed as padding)", max_spare_ids) : "");
 }
 
@@ -73,8 +73,7 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   if (known) merge(claim, {*known, "the tokenizer of the checkpoint"});
   if (!claim) return result;
   check_vocabulary(config, *claim);
-  if (!result.tokenizer && !claim->record.text.empty())
-    result.tokenizer = tokenizer_of(claim->record, claim->source);
+  if (!result.tokenizer && !claim->record.text.empty()) result.tokenizer = tokenizer_of(claim->record, claim->source);
   result.record = std::move(claim->record);
   // Data that say nothing are most likely to end their documents as others do.
   if (!data_say && !known && result.tokenizer) result.record->end_token = result.tokenizer->end_of_document_id();

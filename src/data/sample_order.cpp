@@ -94,8 +94,7 @@ void SampleOrder::begin_phase(int64_t first, const std::vector<double>& weights,
   std::vector<uint16_t> owned(phase.slots.size(), 0);
   for (int64_t position = 0; position < slots_per_cycle; ++position) {
     // Sources are interleaved without shuffle too. Otherwise one source could give all of the first 65,536 samples.
-    const int64_t slot =
-        permute(true, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
+    const int64_t slot = permute(true, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
     const auto source =
         static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());
     phase.cycle[static_cast<size_t>(position)] = {static_cast<uint16_t>(source), owned[source]++};

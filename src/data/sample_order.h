@@ -17,9 +17,9 @@ constexpr int64_t samples_per_epoch(int64_t tokens, int64_t sequence_length) {
   return tokens < 1 ? 0 : (tokens - 1) / sequence_length;
 }
 
-// Weights (finite, not negative, one above 0, at most slots_per_cycle of them) as slots of a cycle, by largest remainder;
-// ties go to the earlier source. A source with a weight above 0 that would get none takes one from the source that has
-// most.
+// Weights (finite, not negative, one above 0, at most slots_per_cycle of them) as slots of a cycle, by largest
+// remainder; ties go to the earlier source. A source with a weight above 0 that would get none takes one from the
+// source that has most.
 std::vector<int64_t> round_to_slots(std::span<const double> weights);
 
 struct SampleLocation {
@@ -37,10 +37,10 @@ struct MixturePhase {
 // The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
 // permutation of the slots: source i owns the positions whose slot is in [slot_starts[i], slot_starts[i + 1]). The
 // sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, counts up without gaps as
-// n does, so that one epoch of a source ends before the next begins; each epoch has a permutation of its own. With phases
-// each has cycles of its own, counted from its first sample, whose slots are permuted with its number as tweak; ordinals
-// count on. Where a source has given as many samples as it may, a phase ends, and the next one goes on without it. The
-// table of a cycle's positions takes 256 KiB a phase, whatever the data's size.
+// n does, so that one epoch of a source ends before the next begins; each epoch has a permutation of its own. With
+// phases each has cycles of its own, counted from its first sample, whose slots are permuted with its number as tweak;
+// ordinals count on. Where a source has given as many samples as it may, a phase ends, and the next one goes on without
+// it. The table of a cycle's positions takes 256 KiB a phase, whatever the data's size.
 class SampleOrder {
  public:
   // `samples` per epoch of each source, all >= 1. `limits`: samples that each source may give; none: any number.
@@ -68,8 +68,8 @@ class SampleOrder {
   };
 
   struct Phase {
-    int64_t first;               // sample
-    std::vector<int64_t> slots;  // positions of a cycle that each source owns
+    int64_t first;                // sample
+    std::vector<int64_t> slots;   // positions of a cycle that each source owns
     std::vector<int64_t> before;  // samples that each source has given before it
     std::vector<Position> cycle;
   };

@@ -95,7 +95,8 @@ void TokenFile::check_header() {
   if (size < header_bytes) damaged(*index_, size, "the file ends here, inside its header of {} bytes", header_bytes);
 
   const auto found_version = index_->load<uint64_t>(version_at);
-  if (found_version != version) damaged(*index_, version_at, "version {}, but only {} is known", found_version, version);
+  if (found_version != version)
+    damaged(*index_, version_at, "version {}, but only {} is known", found_version, version);
 
   const auto code = index_->load<uint8_t>(dtype_at);
   if (code != u16_code && code != i32_code) {
@@ -137,8 +138,8 @@ void TokenFile::check_sequences() const {
     if (length < 0) damaged(*index_, length_at(i), "sequence {} has the negative length {}", i, length);
     const auto offset = index_->load<int64_t>(offset_at(i));
     if (offset != end) {
-      damaged(*index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i, offset,
-              end);
+      damaged(*index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i,
+              offset, end);
     }
     // No overflow: `end` is within the file, and a sequence takes less than 2^33 bytes.
     end += length * token_bytes;

@@ -27,8 +27,7 @@ TokenMeta parse(const std::string& text) {
     throw json::other_error::create(502, fmt::format("it is no \"{}\" of version {}", meta_format, format_version),
                                     nullptr);
   TokenMeta meta{.bytes = root.at("bytes"), .tokens = root.at("tokens"), .blocks = {}};
-  if (meta.bytes < 0 || meta.tokens < 0)
-    throw json::other_error::create(506, "it gives a negative size", nullptr);
+  if (meta.bytes < 0 || meta.tokens < 0) throw json::other_error::create(506, "it gives a negative size", nullptr);
   const int64_t blocks = meta.bytes / checksum_block_bytes + (meta.bytes % checksum_block_bytes != 0 ? 1 : 0);
   if (root.at("block_bytes") != checksum_block_bytes || static_cast<int64_t>(root.at("crc32c").size()) != blocks)
     throw json::other_error::create(503, "its number of blocks does not fit its number of bytes", nullptr);

@@ -170,7 +170,8 @@ struct TokenWriter::Impl {
 
   void put_meta() {
     const BlockChecksums& made = tokens.checksums();
-    const std::string text = format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer});
+    const std::string text =
+        format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer});
     meta.put_bytes(text.data(), text.size());
   }
 

@@ -46,8 +46,8 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 // and memory over steps, the last texts that the model wrote, and the config.
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history);
 
-// Writes OUT/report.html from OUT/metrics.jsonl and OUT/samples.jsonl. Atomic (temporary file, rename). Throws Error(usage) when a file
-// cannot be read or written.
+// Writes OUT/report.html from OUT/metrics.jsonl and OUT/samples.jsonl. Atomic (temporary file, rename). Throws
+// Error(usage) when a file cannot be read or written.
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text);
 
 }  // namespace gptrain

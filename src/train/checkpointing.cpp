@@ -75,8 +75,7 @@ void Checkpointing::save(const RunProgress& progress) {
   context_.world.activity().set_phase("checkpoint");
   reporter_.sync_metrics();
   folder_.move_to(broadcast_text(context_.all(), folder_.place_to_save().string(), 0));
-  save_state(context_.config, step_, progress, context_.groups, context_.world, folder_.out(),
-             tokenizer_);
+  save_state(context_.config, step_, progress, context_.groups, context_.world, folder_.out(), tokenizer_);
   saved_step_ = progress.step;
   save_due_ = false;
   if (context_.leads())

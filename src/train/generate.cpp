@@ -160,8 +160,9 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   for (const int64_t token : order)
     weights.push_back(std::exp((logits[static_cast<size_t>(token)] - top) / options.temperature));
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const auto words = philox(random_key(options.seed, RandomUse::sampling),
-                            {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(prompt), 0});
+  const auto words =
+      philox(random_key(options.seed, RandomUse::sampling),
+             {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(prompt), 0});
   double left = total * (1 - static_cast<double>(uniform_open_closed(words[0])));
   for (size_t i = 0; i < order.size(); ++i) {
     left -= weights[i];

@@ -146,8 +146,7 @@ void TrainingLoop::do_what_is_due(const StepResult& result) {
 // Whether what follows the step depends on its result, or on a device that has nothing else to do.
 bool TrainingLoop::needs_result(int64_t step) const {
   const int64_t compare_every = context_.config.comm.compare_every_steps;
-  return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) ||
-         samples_.is_due(step) ||
+  return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) || samples_.is_due(step) ||
          (compare_every > 0 && step % compare_every == 0) || step == profile_step_ || step + 1 == profile_step_;
 }
 

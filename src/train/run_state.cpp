@@ -76,7 +76,8 @@ std::vector<Slice> slices_of(const TrainingStep& step, Part part, bool written_o
       add("weight", piece.narrow_weight, DType::bf16);
     }
     const StateColumns& columns = step.parameters().columns();
-    for (size_t i = 0; i < columns.size() && part == Part::all; ++i) add(columns[i].name, piece.columns[i], columns[i].dtype);
+    for (size_t i = 0; i < columns.size() && part == Part::all; ++i)
+      add(columns[i].name, piece.columns[i], columns[i].dtype);
   }
   return slices;
 }
@@ -108,7 +109,8 @@ void save(const RunConfig& config, const TrainingStep& step, const RunProgress& 
       return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, part, true, memory));
     });
     agree_on(all, world, [&] {
-      const size_t num_tensors = step.spec().tensors.size() * (part == Part::all ? 1 + step.parameters().columns().size() : 1);
+      const size_t num_tensors =
+          step.spec().tensors.size() * (part == Part::all ? 1 + step.parameters().columns().size() : 1);
       if (leads) publish_checkpoint(out, manifest, static_cast<int64_t>(num_tensors), parts);
     });
   } catch (const PeerGone&) {

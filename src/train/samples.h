@@ -15,10 +15,10 @@ namespace gptrain {
 // Error(usage) where a run is to write texts and no tokenizer is known.
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);
 
-// Every rank has one and calls it alike, while no step is under way. A text is written as `gptrain generate` writes it, by
-// rank 0 on the CPU, with weights that go through files: of the checkpoint of this step, or of one in OUT/.sampling that
-// holds weights only, and is gone afterwards. Rank 0's host needs memory for all weights in f32 meanwhile; where there is
-// none, a warning says so and the run goes on.
+// Every rank has one and calls it alike, while no step is under way. A text is written as `gptrain generate` writes it,
+// by rank 0 on the CPU, with weights that go through files: of the checkpoint of this step, or of one in OUT/.sampling
+// that holds weights only, and is gone afterwards. Rank 0's host needs memory for all weights in f32 meanwhile; where
+// there is none, a warning says so and the run goes on.
 class Samples {
  public:
   // Borrows all.

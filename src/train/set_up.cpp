@@ -76,10 +76,11 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
 void check_length(const RunConfig& config, const Dataset& data) {
   const int64_t steps = data.num_samples() / config.batch.global;
   if (steps >= config.run.steps) return;
-  throw Error(ExitCode::usage,
-              "run.steps = {}: every source of data.train has been seen max_epochs times after {}; set run.steps to {}, "
-              "or a larger max_epochs",
-              config.run.steps, format_counted(steps, "step"), steps);
+  throw Error(
+      ExitCode::usage,
+      "run.steps = {}: every source of data.train has been seen max_epochs times after {}; set run.steps to {}, "
+      "or a larger max_epochs",
+      config.run.steps, format_counted(steps, "step"), steps);
 }
 
 }  // namespace

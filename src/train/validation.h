@@ -17,8 +17,8 @@ namespace gptrain {
 // Every rank has one and calls it alike. Without validation data nothing is ever run.
 class Validation {
  public:
-  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes. `tokenizer`: of the data; null
-  // where it is not known.
+  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes. `tokenizer`: of the data;
+  // null where it is not known.
   Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
              TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop);
 

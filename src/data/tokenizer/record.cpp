@@ -38,8 +38,8 @@ nlohmann::ordered_json tokenizer_record_json(const TokenizerRecord& record) {
 TokenizerRecord parse_tokenizer_record(const json& object) {
   TokenizerRecord record;
   record.sha256 = object.at("sha256");
-  const bool is_hash = record.sha256.size() == sha256_digits &&
-                       record.sha256.find_first_not_of("0123456789abcdef") == std::string::npos;
+  const bool is_hash =
+      record.sha256.size() == sha256_digits && record.sha256.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (!is_hash) fault("the hash of its tokenizer is not 64 hexadecimal digits");
   record.vocab_size = object.at("vocab_size");
   if (record.vocab_size < 1 || record.vocab_size > max_vocabulary) fault("its tokenizer has no such vocabulary");

@@ -78,7 +78,8 @@ std::optional<int32_t> Tokenizer::end_of_document_id() const {
 bool Tokenizer::has(int64_t id) const {
   if (id < 0 || id >= vocab_size_) return false;
   const auto index = static_cast<size_t>(id);
-  return is_bytes() || added_by_id_[index] != nullptr || (index < parts_.tokens.size() && !parts_.tokens[index].empty());
+  return is_bytes() || added_by_id_[index] != nullptr ||
+         (index < parts_.tokens.size() && !parts_.tokens[index].empty());
 }
 
 std::string_view Tokenizer::text_of(int32_t id) const {

@@ -162,7 +162,8 @@ TEST_CASE("The order is the documented one") {
     int64_t epoch;
     int64_t index;
   };
-  const SampleOrder order = order_of(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
+  const SampleOrder order =
+      order_of(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
   for (const Known& known :
        {Known{0, 1, 0, 930}, Known{1, 0, 0, 663'129'653'532}, Known{2, 0, 0, 702'269'107'905}, Known{3, 1, 0, 356},
         Known{65535, 0, 0, 93'712'732'778}, Known{65536, 1, 21, 273}, Known{1'000'000'007, 0, 0, 811'220'797'286},
