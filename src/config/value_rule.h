@@ -46,6 +46,11 @@ struct NumberPairRule {
   NumberRule each;
 };
 
+// An array of any length.
+struct IntegerListRule {
+  IntegerRule each;
+};
+
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
@@ -55,8 +60,8 @@ struct SourcesRule {
 // An array of {"until_step", "weights"}.
 struct PhasesRule {};
 
-using ValueRule =
-    std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, SourcesRule, PhasesRule>;
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
+                               SourcesRule, PhasesRule>;
 
 struct SourceKey {
   std::string key;
