@@ -10,6 +10,8 @@
 
 #include "base/directory.h"
 #include "base/error.h"
+#include "base/json.h"
+#include "base/sha256.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
@@ -123,6 +125,20 @@ void run_transfers(const Contents& contents, std::vector<Transfer> transfers) {
   }
 }
 
+// The manifest's tokenizer with its text, where the checkpoint has it.
+std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::path& checkpoint) {
+  std::optional<TokenizerRecord> record = manifest.tokenizer;
+  if (!manifest.has_tokenizer_file) return record;
+  const InputFile file(checkpoint / tokenizer_name);
+  if (file.bytes() > max_tensor_header_bytes)
+    throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than a tokenizer is", file.path().string());
+  record->text.resize(static_cast<size_t>(file.bytes()));
+  file.read(0, record->text.data(), file.bytes());
+  if (sha256_hex(record->text) != record->sha256)
+    throw Error(ExitCode::checkpoint, "{} is damaged: it does not have the manifest's hash", file.path().string());
+  return record;
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
@@ -161,6 +177,12 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
   const fs::path temporary = temporary_folder(out, manifest.step);
   StoredManifest stored{manifest, num_tensors, {}};
   for (const std::string& part : parts) stored.files.push_back(parse_file_record(part));
+  if (manifest.tokenizer && !manifest.tokenizer->text.empty() && !manifest.tokenizer->is_bytes()) {
+    const std::string& text = manifest.tokenizer->text;
+    SyncedFile file(temporary / tokenizer_name);
+    file.write(text.data(), static_cast<int64_t>(text.size()));
+    file.sync_and_close();
+  }
   // The name of every file is durable before the manifest says that they are there.
   sync_folder(temporary);
   write_manifest(temporary, stored);
@@ -207,7 +229,12 @@ void verify_checkpoint(const fs::path& checkpoint) {
       for (const StoredBox& stored : tensor.boxes) transfers.push_back({&stored, {}});
     }
     run_transfers(contents, std::move(transfers));
+    with_text(contents.stored.manifest, checkpoint);
   });
+}
+
+std::optional<TokenizerRecord> read_tokenizer(const fs::path& checkpoint) {
+  return with_hint(checkpoint, [&] { return with_text(load_manifest(checkpoint).manifest, checkpoint); });
 }
 
 void load_slices(const Contents& contents, const std::vector<Slice>& slices) {

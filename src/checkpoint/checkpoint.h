@@ -3,6 +3,7 @@
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
 //                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__
+//   tokenizer.json           of the data, where one is known that is not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
 //
@@ -21,6 +22,7 @@
 
 #include "base/loss_scale.h"
 #include "checkpoint/boxes.h"
+#include "data/tokenizer/record.h"
 
 namespace gptrain {
 
@@ -50,6 +52,10 @@ struct Manifest {
   // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
   std::string algorithms;
   std::optional<LossScale> loss_scale = {};  // of the next step, where the run has loss scaling
+  // Of the data, where it is known. Its text is saved in tokenizer.json, and not read with the manifest, but for
+  // "bytes".
+  std::optional<TokenizerRecord> tokenizer = {};
+  bool has_tokenizer_file = false;  // as read; saving looks at the text
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)
@@ -83,6 +89,10 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 // damaged file and what is wrong, and the newest older one of the same run that is complete.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 void verify_checkpoint(const std::filesystem::path& checkpoint);
+
+// The tokenizer of the run's data with its text, where the checkpoint has it. Error(checkpoint): its file is missing or
+// is another one.
+std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& checkpoint);
 
 // Fills every slice asked for from whichever boxes the checkpoint holds (any layout). A bf16 tensor fills f32 slices,
 // too, exactly. Verifies checksums of what it reads. Throws Error(checkpoint) if a tensor is missing, has another

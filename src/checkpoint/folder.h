@@ -12,6 +12,7 @@ namespace gptrain {
 // What starts with it is not a checkpoint: being written, being deleted, or left by a crash.
 inline constexpr std::string_view temporary_prefix = ".tmp-";
 inline constexpr std::string_view manifest_name = "manifest.json";
+inline constexpr std::string_view tokenizer_name = "tokenizer.json";
 
 std::filesystem::path checkpoints_folder(const std::filesystem::path& out);  // OUT/checkpoints
 std::string step_folder_name(int64_t step);                                  // "step-00000120"

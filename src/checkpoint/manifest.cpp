@@ -72,6 +72,28 @@ LossScale parse_loss_scale(const json& object) {
   return {static_cast<float>(value), count_of(object, "good_steps")};
 }
 
+// Its text, where it is no word, is a file of its own.
+bool needs_file(const TokenizerRecord& tokenizer) { return !tokenizer.text.empty() && !tokenizer.is_bytes(); }
+
+ordered_json tokenizer_object(TokenizerRecord tokenizer) {
+  const bool in_file = needs_file(tokenizer);
+  if (in_file) tokenizer.text.clear();
+  ordered_json object = tokenizer_record_json(tokenizer);
+  if (in_file) object["file"] = tokenizer_name;
+  return object;
+}
+
+void parse_tokenizer(const json& object, Manifest& manifest) {
+  try {
+    manifest.tokenizer = parse_tokenizer_record(object);
+  } catch (const json::exception& e) {
+    fault("its \"tokenizer\" cannot be used: {}", e.what());
+  }
+  if (!object.contains("file")) return;
+  if (object["file"] != tokenizer_name) fault("the \"file\" of its tokenizer is not \"{}\"", tokenizer_name);
+  manifest.has_tokenizer_file = true;
+}
+
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
@@ -132,6 +154,7 @@ StoredManifest parse_manifest(const std::string& text) {
   manifest.config = text_of(root, "config");
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
   if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
+  if (root.contains("tokenizer")) parse_tokenizer(root["tokenizer"], manifest);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -172,6 +195,7 @@ std::string format_manifest(const StoredManifest& stored) {
     root["loss_scale"] = {{"value", static_cast<int64_t>(manifest.loss_scale->value)},
                           {"good_steps", manifest.loss_scale->good_steps}};
   }
+  if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));

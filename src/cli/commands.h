@@ -10,6 +10,7 @@ namespace gptrain {
 void add_train_command(CLI::App& app, ExitCode& result);
 void add_data_commands(CLI::App& app);
 void add_tokenizer_commands(CLI::App& data);  // under `data`
+void add_token_file_commands(CLI::App& data);
 void add_checkpoint_commands(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_config_commands(CLI::App& app);

@@ -106,31 +106,7 @@ void add_data_commands(CLI::App& app) {
 
   add_pack_command(*data);
   add_tokenizer_commands(*data);
-
-  auto verifying = std::make_shared<std::string>();
-  CLI::App* verify_command = data->add_subcommand("verify", "check a token file's index and checksums");
-  verify_command->add_option("PREFIX", *verifying, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  verify_command->callback([verifying] {
-    std::unique_ptr<Progress> bar;
-    const std::string result = verify_tokens(*verifying, [&](int64_t done, int64_t total) {
-      if (!bar) bar = std::make_unique<Progress>("verifying blocks", total);
-      bar->update(done);
-    });
-    if (bar) bar->finish();
-    write_out(result);
-  });
-
-  struct InspectArguments {
-    std::string prefix;
-    int64_t sample = -1;
-  };
-  auto inspecting = std::make_shared<InspectArguments>();
-  CLI::App* inspect_command = data->add_subcommand("inspect", "counts, histogram and entropy of a token file");
-  inspect_command->add_option("PREFIX", inspecting->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  inspect_command->add_option("--sample", inspecting->sample, "print document N")
-      ->check(whole_number_from(0))
-      ->type_name("N");
-  inspect_command->callback([inspecting] { write_out(inspect(inspecting->prefix, inspecting->sample)); });
+  add_token_file_commands(*data);
 }
 
 }  // namespace gptrain

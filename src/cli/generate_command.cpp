@@ -1,44 +1,94 @@
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "base/error.h"
 #include "base/output.h"
 #include "cli/commands.h"
+#include "cli/input_text.h"
 #include "cli/numbers.h"
 #include "train/generate.h"
 
 namespace gptrain {
+namespace {
+
+struct GenerateArguments {
+  GenerateOptions options;
+  std::vector<std::string> prompt_files;
+  bool stream = false;
+};
+
+// An editor ends a file with a newline that is no part of the prompt.
+std::string prompt_of_file(const std::string& path) {
+  std::string text = path == "-" ? read_standard_input() : read_text_file(path);
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+void generate_texts(GenerateArguments& arguments) {
+  GenerateOptions& options = arguments.options;
+  for (const std::string& path : arguments.prompt_files) options.prompts.push_back(prompt_of_file(path));
+  if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt is required, or --prompt-file");
+  const size_t count = options.prompts.size();
+  std::string text;
+  size_t begun = 0;
+  const auto end = [&] {
+    if (begun > 0) print_out("{}\n", text);
+    text.clear();
+  };
+  generate(options, [&](size_t prompt, std::string_view piece) {
+    if (prompt == begun) {
+      end();
+      ++begun;
+      if (count > 1) print_out("{}--- prompt {} of {}\n", prompt > 0 ? "\n" : "", prompt + 1, count);
+    }
+    if (!arguments.stream) {
+      text += piece;
+      return;
+    }
+    write_out(piece);
+    std::fflush(stdout);
+  });
+  end();
+}
+
+}  // namespace
 
 void add_generate_command(CLI::App& app) {
-  auto options = std::make_shared<GenerateOptions>();
+  auto arguments = std::make_shared<GenerateArguments>();
+  GenerateOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("generate", "write text with a trained model");
-  command->add_option("--checkpoint", options->checkpoint, "a checkpoint, or a run's folder (its newest)")
+  command->add_option("--checkpoint", options.checkpoint, "a checkpoint, or a run's folder (its newest)")
       ->required()
       ->type_name("DIR");
-  command->add_option("--prompt", options->prompt, "how the text begins")->required()->type_name("TEXT");
-  command->add_option("--tokens", options->tokens, "at most this many")
+  command->add_option("--prompt", options.prompts, "how a text begins; may be repeated")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  command->add_option("--prompt-file", arguments->prompt_files, "a file that holds a prompt, or -; may be repeated")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  command->add_option("--tokenizer", options.tokenizer, "as of `data pack`; default: the checkpoint's")
+      ->type_name("NAME");
+  command->add_option("--tokens", options.tokens, "at most this many for each prompt")
       ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("--temperature", options->temperature, "0: always the likeliest token")
+  command->add_option("--temperature", options.temperature, "0: always the likeliest token")
       ->check(number_from(0))
       ->capture_default_str()
       ->type_name("T");
-  command->add_option("--top-k", options->top_k, "draw from the K likeliest; 0: from all")
+  command->add_option("--top-k", options.top_k, "draw from the K likeliest; 0: from all")
       ->check(whole_number_from(0))
       ->capture_default_str()
       ->type_name("K");
-  command->add_option("--seed", options->seed, "same seed, same text")
+  command->add_option("--seed", options.seed, "same seed, same text")
       ->check(whole_number_from(0))
       ->capture_default_str()
       ->type_name("S");
-  command->callback([options] {
-    generate(*options, [](std::string_view text) {
-      write_out(text);
-      std::fflush(stdout);
-    });
-    print_out("\n");
-  });
+  command->add_flag("--stream", arguments->stream, "print each token as it comes");
+  command->callback([arguments] { generate_texts(*arguments); });
 }
 
 }  // namespace gptrain

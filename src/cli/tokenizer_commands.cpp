@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <cstdio>
 #include <fmt/format.h>
 #include <iterator>
 #include <memory>
@@ -12,11 +10,12 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "base/output_file.h"
 #include "base/output.h"
+#include "base/output_file.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
+#include "cli/input_text.h"
 #include "cli/numbers.h"
 #include "data/ingest/count_pieces.h"
 #include "data/tokenizer/files.h"
@@ -31,15 +30,6 @@ struct TokenizeArguments {
   std::string text = "-";
   bool decode = false;
 };
-
-std::string read_standard_input() {
-  std::string text;
-  std::array<char, 1 << 16> chunk;
-  for (size_t count = 0; (count = std::fread(chunk.data(), 1, chunk.size(), stdin)) > 0;) {
-    text.append(chunk.data(), count);
-  }
-  return text;
-}
 
 // A piece as a JSON string; bytes that are no UTF-8 as \xNN.
 std::string quoted(std::string_view piece) {

@@ -17,6 +17,8 @@
 #include "comm/bootstrap.h"
 #include "config/load.h"
 #include "data/dataset.h"
+#include "data/run_tokenizer.h"
+#include "data/token_file.h"
 #include "parallel/groups.h"
 #include "report/dry_run.h"
 #include "report/step_profile.h"
@@ -73,12 +75,11 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
-  const bool present = std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
-    std::error_code unreadable;
-    return fs::exists(source.path + ".bin", unreadable) && fs::exists(source.path + ".idx", unreadable);
-  });
+  const bool present =
+      std::all_of(sources.begin(), sources.end(), [](const DataSource& source) { return is_token_file(source.path); });
   if (present) {
-    const Dataset dataset(sources, config.model.sequence_length, config.model.vocab_size, config.run.seed, true);
+    find_run_tokenizer(config);  // refuses what a run would refuse
+    const Dataset dataset = open_training_data(config);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
       forecasts.push_back({report.path, report.share, report.epochs});
     }
@@ -86,7 +87,10 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   }
   double total = 0;
   for (const DataSource& source : sources) total += source.weight;
-  for (const DataSource& source : sources) forecasts.push_back({source.path, source.weight / total, std::nullopt});
+  // What depends on sizes is not known either.
+  const bool known = sources.front().epochs == 0 && config.data.temperature == 0;
+  for (const DataSource& source : sources)
+    forecasts.push_back({source.path, known ? source.weight / total : std::nan(""), std::nullopt});
   return forecasts;
 }
 

@@ -39,6 +39,7 @@ class Settler {
     settle_model();
     check_attention_window();
     check_max_documents();
+    check_mixture();
     check_tensor_parallel();
     settle_pipeline();
     settle_batch();
@@ -130,6 +131,40 @@ class Settler {
     if (!sound({"data.max_documents", "model.sequence_length"}) || config_.data.max_documents <= length) return;
     fault("data.max_documents", fmt::format("must be at most model.sequence_length = {}", length),
           fmt::format("{}", length));
+  }
+
+  void check_mixture() {
+    if (!sound({"data.train"})) return;
+    const std::vector<DataSource>& sources = config_.data.train;
+    const auto by_epochs = [](const DataSource& source) { return source.epochs > 0; };
+    const auto counted = std::count_if(sources.begin(), sources.end(), by_epochs);
+    if (counted > 0 && counted < static_cast<int64_t>(sources.size())) {
+      const auto other = std::find_if_not(sources.begin(), sources.end(), by_epochs) - sources.begin();
+      faults_.add(fmt::format("data.train[{}].epochs", other), "", "must be given, as other sources have it", "1");
+    }
+    if (counted > 0 && config_.data.temperature > 0 && sound({"data.temperature"}))
+      fault("data.temperature", "has no place beside the epochs of sources", "0");
+    if (sound({"data.phases"})) check_phases();
+  }
+
+  void check_phases() {
+    int64_t before = 0;
+    for (size_t i = 0; i < config_.data.phases.size(); ++i) {
+      const DataPhase& phase = config_.data.phases[i];
+      const std::string path = fmt::format("data.phases[{}]", i);
+      if (phase.until_step <= before) {
+        faults_.add(path + ".until_step", fmt::format("{}", phase.until_step),
+                    fmt::format("must be greater than {}", before), fmt::format("{}", before + 1));
+      }
+      before = phase.until_step;
+      if (phase.weights.size() != config_.data.train.size()) {
+        faults_.add(
+            path + ".weights", show_value(Json(phase.weights)),
+            fmt::format("must hold a weight for each of the {} sources of data.train", config_.data.train.size()), "");
+      } else if (std::all_of(phase.weights.begin(), phase.weights.end(), [](double w) { return w == 0; })) {
+        faults_.add(path + ".weights", show_value(Json(phase.weights)), "must not all be 0", "");
+      }
+    }
   }
 
   // Every rank of the tensor axis has as many heads, and as many columns of the MLP, as every other.

@@ -20,7 +20,18 @@ Json to_json(const Value& value) {
 
 Json to_json(const std::vector<DataSource>& sources) {
   Json array = Json::array();
-  for (const DataSource& source : sources) array.push_back({{"path", source.path}, {"weight", source.weight}});
+  for (const DataSource& source : sources) {
+    Json object = {{"path", source.path}};
+    object.update(source.epochs > 0 ? Json{{"epochs", source.epochs}} : Json{{"weight", source.weight}});
+    if (source.max_epochs > 0) object["max_epochs"] = source.max_epochs;
+    array.push_back(std::move(object));
+  }
+  return array;
+}
+
+Json to_json(const std::vector<DataPhase>& phases) {
+  Json array = Json::array();
+  for (const DataPhase& phase : phases) array.push_back({{"until_step", phase.until_step}, {"weights", phase.weights}});
   return array;
 }
 
@@ -32,8 +43,16 @@ void from_json(const Json& json, Value& value) {
 void from_json(const Json& json, std::vector<DataSource>& sources) {
   sources.clear();
   for (const Json& source : json) {
-    sources.push_back({source.at("path").get<std::string>(), source.value("weight", DataSource{}.weight)});
+    const DataSource usual;
+    sources.push_back({source.at("path").get<std::string>(), source.value("weight", usual.weight),
+                       source.value("epochs", usual.epochs), source.value("max_epochs", usual.max_epochs)});
   }
+}
+
+void from_json(const Json& json, std::vector<DataPhase>& phases) {
+  phases.clear();
+  for (const Json& phase : json)
+    phases.push_back({phase.at("until_step").get<int64_t>(), phase.at("weights").get<std::vector<double>>()});
 }
 
 // Puts the words of a field together row by row.
@@ -246,9 +265,20 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("data.train", &RunConfig::data, &DataConfig::train, SourcesRule{},
                 "token files to train on; on resume paths may change, the number of sources and weights may not")
               .required(example),
-          field("data.validation", &RunConfig::data, &DataConfig::validation, SourcesRule{.may_be_empty = true},
-                "token files to validate on")
+          field("data.validation", &RunConfig::data, &DataConfig::validation,
+                SourcesRule{.may_be_empty = true, .counts_epochs = false}, "token files to validate on")
               .usually(example)
+              .changeable(),
+          field(
+              "data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
+              "T: the weights of training data are multiplied with size^(1/T), so that 1 takes sources by their size, "
+              "and larger ones evenly; 0: not multiplied"),
+          field("data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
+                "weights of the training data until given steps, after the last of which their own weights hold")
+              .usually(R"([{"until_step": 1000, "weights": [1, 2]}])"),
+          field("data.tokenizer", &RunConfig::data, &DataConfig::tokenizer, TextRule{},
+                "tokenizer of the data, named as in `data pack`; auto: the one that PREFIX.meta.json of the sources "
+                "holds; sources of another are refused")
               .changeable(),
           field("data.checksums", &RunConfig::data, &DataConfig::checksums, BooleanRule{},
                 "blocks of 64 MiB are compared with the checksums in PREFIX.meta.json, where there is one, as they are "
@@ -467,6 +497,8 @@ void add_run(std::vector<Field>& table) {
   using R = RunSettings;
   const Dependency validation{"data.validation", "data.validation names a source",
                               [](const RunConfig& config) { return !config.data.validation.empty(); }};
+  const Dependency samples{"run.sample_every_steps", "run.sample_every_steps is greater than 0",
+                           [](const RunConfig& config) { return config.run.sample_every_steps > 0; }};
   table.insert(
       table.end(),
       {
@@ -503,6 +535,17 @@ void add_run(std::vector<Field>& table) {
           field("run.validation_samples", section, &R::validation_samples, IntegerRule{1, 1 << 30, {}},
                 "sequences per validation")
               .only_with(validation)
+              .changeable(),
+          field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
+                "steps from one text that the model writes to the next, in samples.jsonl and the report; 0: none")
+              .changeable(),
+          field("run.sample_tokens", section, &R::sample_tokens, IntegerRule{1, 1 << 20, {}}, "tokens of such a text")
+              .only_with(samples)
+              .changeable(),
+          field("run.sample_prompt", section, &R::sample_prompt, TextRule{.may_be_empty = true},
+                "how such a text begins")
+              .usually(R"("The ")")
+              .only_with(samples)
               .changeable(),
       });
 }

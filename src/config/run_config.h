@@ -38,13 +38,24 @@ struct ModelConfig {
 };
 
 struct DataSource {
-  std::string path;  // PREFIX of PREFIX.bin and PREFIX.idx
+  std::string path;  // PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens alone
   double weight = 1;
+  double epochs = 0;      // weight by size: passes over this source for each of a source with 1; 0: `weight` counts
+  double max_epochs = 0;  // of the run; then the other sources take its place; 0: any number
+};
+
+// Until that step the sources have these weights, instead of their own.
+struct DataPhase {
+  int64_t until_step = 0;
+  std::vector<double> weights;
 };
 
 struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;  // may be empty
+  double temperature = 0;              // weights are those of `train` times size^(1 / temperature); 0: times nothing
+  std::vector<DataPhase> phases;       // one after the other, from the first step on
+  std::string tokenizer = "auto";      // its name as in `data pack`; auto: as PREFIX.meta.json of the data says
   bool checksums = true;               // compare data with PREFIX.meta.json, where there is one, as it is first read
   bool mask_documents = false;         // a token attends to its own document only
   int64_t max_documents = 0;           // of a sample on average, that cuDNN has room for; 0: the own kernels mask
@@ -130,6 +141,9 @@ struct RunSettings {
   int64_t max_skipped_steps = 10;        // in a row; more end the run with exit 6
   int64_t validate_every_steps = 0;      // 0: at the end only
   int64_t validation_samples = 64;       // sequences per validation
+  int64_t sample_every_steps = 0;        // steps from one written text to the next; 0: none
+  int64_t sample_tokens = 64;
+  std::string sample_prompt;
 };
 
 struct RunConfig {

@@ -23,7 +23,7 @@ Json rule_schema(const NumberRule& rule) {
 
 Json rule_schema(const BooleanRule&) { return {{"type", "boolean"}}; }
 
-Json rule_schema(const TextRule&) { return {{"type", "string"}, {"minLength", 1}}; }
+Json rule_schema(const TextRule& rule) { return {{"type", "string"}, {"minLength", rule.may_be_empty ? 0 : 1}}; }
 
 Json rule_schema(const WordRule& rule) { return {{"enum", rule.words}}; }
 
@@ -37,15 +37,27 @@ Json rule_schema(const SourcesRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();
   for (const SourceKey& key : source_keys()) {
+    if (key.counts_epochs && !rule.counts_epochs) continue;
     properties[key.key] = value_schema(key.rule);
     properties[key.key]["description"] = key.description;
     if (key.required) required.push_back(key.key);
-    if (!key.required) properties[key.key]["default"] = Json::parse(key.example);
+    if (!key.required && !key.counts_epochs) properties[key.key]["default"] = Json::parse(key.example);
   }
   return {{"type", "array"},
           {"minItems", rule.may_be_empty ? 0 : 1},
           {"items",
            {{"type", "object"}, {"properties", properties}, {"required", required}, {"additionalProperties", false}}}};
+}
+
+Json rule_schema(const PhasesRule&) {
+  const Json properties = {{"until_step", {{"type", "integer"}, {"minimum", 1}}},
+                           {"weights", {{"type", "array"}, {"items", {{"type", "number"}, {"minimum", 0}}}}}};
+  return {{"type", "array"},
+          {"items",
+           {{"type", "object"},
+            {"properties", properties},
+            {"required", Json::array({"until_step", "weights"})},
+            {"additionalProperties", false}}}};
 }
 
 Json value_schema(const ValueRule& rule) {

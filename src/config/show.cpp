@@ -9,12 +9,16 @@
 namespace gptrain {
 namespace {
 
-// What of a field may not change on resume: its value, or for data sources (whose paths may) their weights.
+// What of a field may not change on resume: its value, or for data sources (whose paths may) their weights, with what
+// else a source has.
 Json resume_state(const Field& field, const RunConfig& config) {
   Json value = field.get(config);
   if (!std::holds_alternative<SourcesRule>(field.rule)) return value;
   Json weights = Json::array();
-  for (const Json& source : value) weights.push_back(source.at("weight"));
+  for (Json& source : value) {
+    source.erase("path");
+    weights.push_back(source.size() == 1 && source.contains("weight") ? source["weight"] : source);
+  }
   return weights;
 }
 

@@ -80,10 +80,10 @@ bool is_utf8(const Json& text) {
   }
 }
 
-void check(const TextRule&, const Subject& subject) {
+void check(const TextRule& rule, const Subject& subject) {
   if (!subject.value.is_string()) return subject.fault("must be text", subject.example);
   const auto& text = subject.value.get_ref<const std::string&>();
-  if (text.empty()) return subject.fault("must not be empty", subject.example);
+  if (text.empty() && !rule.may_be_empty) return subject.fault("must not be empty", subject.example);
   if (text.find('\0') != std::string::npos) return subject.fault("must not hold a NUL character", subject.example);
   if (!is_utf8(subject.value)) subject.fault("must be UTF-8", subject.example);
 }
@@ -121,20 +121,24 @@ void check(const IntegerListRule& rule, const Subject& subject) {
     check(rule.each, {fmt::format("{}[{}]", subject.path, i), subject.value[i], "1", subject.faults});
 }
 
-void check_source(const std::string& path, const Json& source, Faults& faults) {
+void check_source(const std::string& path, const Json& source, bool counts_epochs, Faults& faults) {
   if (!source.is_object()) {
     return faults.add(path, show_value(source), "must be an object with path and weight",
                       R"({"path": "data/corpus/train"})");
   }
   for (const auto& [key, value] : source.items()) {
-    const auto known = std::find_if(source_keys().begin(), source_keys().end(),
-                                    [&name = key](const SourceKey& candidate) { return candidate.key == name; });
+    const auto known =
+        std::find_if(source_keys().begin(), source_keys().end(), [&, &name = key](const SourceKey& candidate) {
+          return candidate.key == name && (counts_epochs || !candidate.counts_epochs);
+        });
     if (known != source_keys().end()) {
       check_value(known->rule, path + "." + key, value, known->example, faults);
       continue;
     }
     std::vector<std::string> names;
-    for (const SourceKey& candidate : source_keys()) names.push_back(candidate.key);
+    for (const SourceKey& candidate : source_keys()) {
+      if (counts_epochs || !candidate.counts_epochs) names.push_back(candidate.key);
+    }
     faults.add(path + "." + key, show_value(value), "unknown key", path + "." + nearest_word(key, names));
   }
   for (const SourceKey& known : source_keys()) {
@@ -142,6 +146,9 @@ void check_source(const std::string& path, const Json& source, Faults& faults) {
       faults.add(path + "." + known.key, "", "must be given", known.example);
     }
   }
+  if (source.contains("weight") && source.contains("epochs"))
+    faults.add(path + ".epochs", show_value(source["epochs"]), "is another way to give the weight",
+               "leaving one of them out");
 }
 
 void check(const SourcesRule& rule, const Subject& subject) {
@@ -150,18 +157,43 @@ void check(const SourcesRule& rule, const Subject& subject) {
     return subject.fault("must hold at least one data source", subject.example);
   }
   for (size_t i = 0; i < subject.value.size(); ++i) {
-    check_source(fmt::format("{}[{}]", subject.path, i), subject.value[i], subject.faults);
+    check_source(fmt::format("{}[{}]", subject.path, i), subject.value[i], rule.counts_epochs, subject.faults);
   }
+}
+
+void check_phase(const std::string& path, const Json& phase, Faults& faults) {
+  constexpr const char* example = R"({"until_step": 1000, "weights": [1, 2]})";
+  if (!phase.is_object() || phase.size() != 2 || !phase.contains("until_step") || !phase.contains("weights"))
+    return faults.add(path, show_value(phase), "must be an object with until_step and weights", example);
+  check_value(IntegerRule{1, uint64_t{INT64_MAX} >> 24, {}}, path + ".until_step", phase["until_step"], "1000", faults);
+  const Json& weights = phase["weights"];
+  if (!weights.is_array())
+    return faults.add(path + ".weights", show_value(weights), "must be an array of numbers", "[1, 2]");
+  for (size_t i = 0; i < weights.size(); ++i)
+    check_value(NumberRule{.min = 0, .max = 1e9}, fmt::format("{}.weights[{}]", path, i), weights[i], "1", faults);
+}
+
+void check(const PhasesRule&, const Subject& subject) {
+  if (!subject.value.is_array()) return subject.fault("must be an array of phases", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i)
+    check_phase(fmt::format("{}[{}]", subject.path, i), subject.value[i], subject.faults);
 }
 
 }  // namespace
 
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {
-      {"path", "PREFIX of PREFIX.bin and PREFIX.idx; a relative path starts at the working directory", TextRule{}, true,
-       R"("data/corpus/train")"},
+      {"path",
+       "PREFIX of PREFIX.bin and PREFIX.idx, or a file of llm.c, nanoGPT (.bin) or numpy (.npy); a relative path "
+       "starts "
+       "at the working directory",
+       TextRule{}, true, R"("data/corpus/train")"},
       {"weight", "share of the samples that come from this source, relative to the other weights",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
+      {"epochs", "instead of weight, in all sources: the weight is so many times the source's size",
+       NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "2", true},
+      {"max_epochs", "after so many passes over this source the others take its place",
+       NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "4", true},
   };
   return keys;
 }

@@ -26,7 +26,9 @@ struct NumberRule {
 
 struct BooleanRule {};
 
-struct TextRule {};  // not empty, UTF-8, no NUL
+struct TextRule {  // UTF-8, no NUL
+  bool may_be_empty = false;
+};
 
 // A word that the config language has and this build cannot honour.
 struct RefusedWord {
@@ -52,17 +54,22 @@ struct IntegerListRule {
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
+  bool counts_epochs = true;  // has the keys that only training data have
 };
 
+// An array of {"until_step", "weights"}.
+struct PhasesRule {};
+
 using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
-                               SourcesRule>;
+                               SourcesRule, PhasesRule>;
 
 struct SourceKey {
   std::string key;
   std::string description;
   ValueRule rule;
   bool required;
-  std::string example;  // JSON text
+  std::string example;         // JSON text
+  bool counts_epochs = false;  // a key of training data only; has no default
 };
 
 const std::vector<SourceKey>& source_keys();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -11,7 +13,24 @@
 namespace gptrain {
 namespace {
 
+void refuse_weight(const DataSource& source, double weight) {
+  throw Error(ExitCode::usage, "weight {} of data source {}: weights must be positive with a finite sum", weight,
+              source.path);
+}
+
+// What can be refused before any file is opened.
+void check_sources(const std::vector<DataSource>& sources) {
+  if (sources.empty() || sources.size() > static_cast<size_t>(slots_per_cycle))
+    throw Error(ExitCode::usage, "{} data sources; there must be from 1 to {}", sources.size(), slots_per_cycle);
+  double sum = 0;
+  for (const DataSource& source : sources) {
+    sum += source.weight;
+    if (!(source.weight > 0) || !std::isfinite(sum)) refuse_weight(source, source.weight);
+  }
+}
+
 std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
+  check_sources(sources);
   std::vector<TokenFile> files;
   files.reserve(sources.size());
   for (const DataSource& source : sources) {
@@ -26,54 +45,84 @@ std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_
   return files;
 }
 
-std::vector<int64_t> slots_of(const std::vector<DataSource>& sources) {
-  if (sources.empty() || sources.size() > static_cast<size_t>(slots_per_cycle)) {
-    throw Error(ExitCode::usage, "{} data sources; there must be from 1 to {}", sources.size(), slots_per_cycle);
-  }
-  std::vector<double> weights;
-  double sum = 0;
-  for (const DataSource& source : sources) {
-    weights.push_back(source.weight);
-    sum += source.weight;
-    if (!(source.weight > 0) || !std::isfinite(sum)) {
-      throw Error(ExitCode::usage, "weight {} of data source {}: weights must be positive with a finite sum",
-                  source.weight, source.path);
-    }
-  }
-  return round_to_slots(weights);
-}
-
 std::vector<int64_t> samples_of(const std::vector<TokenFile>& files, int64_t sequence_length) {
   std::vector<int64_t> samples;
   for (const TokenFile& file : files) samples.push_back(samples_per_epoch(file.num_tokens(), sequence_length));
   return samples;
 }
 
+// Weights at the beginning; see DataSource and DataConfig.
+std::vector<double> weights_of(const std::vector<DataSource>& sources, const std::vector<int64_t>& samples,
+                               double temperature) {
+  std::vector<double> weights;
+  double sum = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const DataSource& source = sources[i];
+    const auto size = static_cast<double>(samples[i]);
+    double weight = source.weight;
+    if (temperature > 0) weight *= std::pow(size, 1 / temperature);
+    if (source.epochs > 0) weight = source.epochs * size;
+    sum += weight;
+    if (!(weight > 0) || !std::isfinite(sum)) refuse_weight(source, weight);
+    weights.push_back(weight);
+  }
+  return weights;
+}
+
+// Samples that each source may give.
+std::vector<int64_t> limits_of(const std::vector<DataSource>& sources, const std::vector<int64_t>& samples) {
+  constexpr double most = 9e18;
+  std::vector<int64_t> limits;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const double limit = sources[i].max_epochs * static_cast<double>(samples[i]);
+    const bool limited = sources[i].max_epochs > 0 && limit < most;
+    limits.push_back(limited ? std::max<int64_t>(static_cast<int64_t>(limit), 1) : std::numeric_limits<int64_t>::max());
+  }
+  return limits;
+}
+
+std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<double>& weights) {
+  std::vector<MixturePhase> phases = mixture.phases;
+  phases.push_back({0, weights});
+  return phases;
+}
+
+void check_documents(const std::vector<DataSource>& sources, bool mask_documents) {
+  for (const DataSource& source : sources) {
+    if (!mask_documents || !is_flat_token_file(source.path)) continue;
+    throw Error(
+        ExitCode::usage,
+        "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
+        "ID` makes a token file with one",
+        source.path);
+  }
+}
+
 }  // namespace
 
 struct Dataset::Impl {
   Impl(const std::vector<DataSource>& sources_, int64_t sequence_length_, int64_t vocab_size_, uint64_t seed,
-       bool shuffle, bool checksums)
+       bool shuffle, bool checksums, const Mixture& mixture)
       : sources(sources_),
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
-        slots(slots_of(sources)),
         files(open_files(sources, sequence_length, checksums)),
         samples(samples_of(files, sequence_length)),
-        order(slots, samples, seed, shuffle) {}
+        weights(weights_of(sources, samples, mixture.temperature)),
+        order(phases_of(mixture, weights), samples, seed, shuffle, limits_of(sources, samples)) {}
 
   std::vector<DataSource> sources;
   int64_t sequence_length;
   int64_t vocab_size;
-  std::vector<int64_t> slots;
   std::vector<TokenFile> files;
   std::vector<int64_t> samples;  // per epoch
+  std::vector<double> weights;
   SampleOrder order;
 };
 
 Dataset::Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
-                 bool shuffle, bool checksums)
-    : impl_(std::make_unique<Impl>(sources, sequence_length, vocab_size, seed, shuffle, checksums)) {}
+                 bool shuffle, bool checksums, const Mixture& mixture)
+    : impl_(std::make_unique<Impl>(sources, sequence_length, vocab_size, seed, shuffle, checksums, mixture)) {}
 
 Dataset::~Dataset() = default;
 Dataset::Dataset(Dataset&&) noexcept = default;
@@ -90,21 +139,57 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* d
 }
 
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
-  double weight_sum = 0;
-  for (const DataSource& source : impl_->sources) weight_sum += source.weight;
-  const std::vector<int64_t> taken = impl_->order.taken_by(num_samples);
+  const SampleOrder& order = impl_->order;
+  const double weight_sum = std::accumulate(impl_->weights.begin(), impl_->weights.end(), 0.0);
+  const std::vector<int64_t> taken = order.taken_by(num_samples);
   std::vector<SourceReport> reports;
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
-    const DataSource& source = impl_->sources[i];
-    reports.push_back({.path = source.path,
-                       .asked_share = source.weight / weight_sum,
-                       .share = static_cast<double>(impl_->slots[i]) / static_cast<double>(slots_per_cycle),
+    const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
+    const double seen_share = static_cast<double>(taken[i]) / static_cast<double>(std::max<int64_t>(num_samples, 1));
+    reports.push_back({.path = impl_->sources[i].path,
+                       .asked_share = impl_->weights[i] / weight_sum,
+                       .share = order.num_phases() > 1 ? seen_share : slots_share,
                        .tokens = impl_->files[i].num_tokens(),
                        .documents = impl_->files[i].num_documents(),
                        .samples = impl_->samples[i],
-                       .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i])});
+                       .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
+                       .taken = taken[i],
+                       .first_repeat = order.number_of(i, impl_->samples[i])});
   }
   return reports;
+}
+
+int64_t Dataset::count_bytes(int64_t num_samples, const std::vector<int32_t>& bytes) const {
+  std::vector<int32_t> tokens(static_cast<size_t>(impl_->sequence_length));
+  std::vector<int32_t> targets(tokens.size());
+  int64_t sum = 0;
+  for (int64_t sample = 0; sample < num_samples; ++sample) {
+    read(sample, tokens.data(), targets.data());
+    for (const int32_t id : targets) sum += static_cast<size_t>(id) < bytes.size() ? bytes[static_cast<size_t>(id)] : 0;
+  }
+  return sum;
+}
+
+int64_t Dataset::num_samples() const { return impl_->order.num_samples(); }
+
+Dataset open_training_data(const RunConfig& config) {
+  check_documents(config.data.train, config.data.mask_documents);
+  Mixture mixture{config.data.temperature, {}};
+  for (const DataPhase& phase : config.data.phases)
+    mixture.phases.push_back({phase.until_step * config.batch.global, phase.weights});
+  return {config.data.train,
+          config.model.sequence_length,
+          config.model.vocab_size,
+          config.run.seed,
+          true,
+          config.data.checksums,
+          mixture};
+}
+
+Dataset open_validation_data(const RunConfig& config) {
+  check_documents(config.data.validation, config.data.mask_documents);
+  return {config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false,
+          config.data.checksums};
 }
 
 }  // namespace gptrain

@@ -3,26 +3,35 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "config/run_config.h"
+#include "data/sample_order.h"
 #include "model/micro_batch.h"
 
 namespace gptrain {
+
+// How the sources of a run are mixed, beside their own weights.
+struct Mixture {
+  double temperature = 0;            // see DataConfig
+  std::vector<MixturePhase> phases;  // those of the config, in samples
+};
 
 // A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
 // Source i holds floor((tokens - 1) / T) samples. Order with shuffle: weights are rounded to shares of a cycle of
 // 65,536 slots (every source at least one), the slots permuted by key, so that the source of sample n and its ordinal
 // there come in O(1), and each epoch of a source ends before its next; within an epoch a keyed permutation. Without
-// shuffle: the same mixture, each source in its own order.
+// shuffle: the same mixture, each source in its own order. Weights can follow the sources' sizes, change at given
+// samples, and end where a source has been seen often enough.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
   // inconsistent, or too short for one sample. `checksums`: see TokenFile.
   Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
-          bool shuffle, bool checksums = true);
+          bool shuffle, bool checksums = true, const Mixture& mixture = {});
   ~Dataset();
   Dataset(Dataset&&) noexcept;
 
@@ -33,19 +42,31 @@ class Dataset {
 
   struct SourceReport {
     std::string path;
-    double asked_share;  // weight / sum of weights
-    double share;        // slots / 65536
+    double asked_share;  // weight / sum of weights, as they are at the beginning
+    double share;        // slots / 65536 there, or, where that changes, what `num_samples` samples of the run show
     int64_t tokens;      // in the file
     int64_t documents;
     int64_t samples;  // per epoch
     double epochs;    // seen by `num_samples` samples of the run
+    int64_t taken;    // of those samples
+    std::optional<int64_t> first_repeat;  // the sample that the source gives a second time first, if one ever is
   };
   std::vector<SourceReport> report(int64_t num_samples) const;
+  // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads
+  // them all.
+  int64_t count_bytes(int64_t num_samples, const std::vector<int32_t>& bytes) const;
+  // Samples until every source has been seen as often as it may be; the largest int64_t where there is no such end.
+  int64_t num_samples() const;
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// The data of a run, opened as Dataset does. Error(usage), too: documents are to be masked, and a source has no index
+// that tells them apart.
+Dataset open_training_data(const RunConfig& config);
+Dataset open_validation_data(const RunConfig& config);
 
 // Reads micro-batches, with or without the starts of documents, ahead on one background thread (nice 19) into a ring of
 // `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes), of which the last `kept` (< depth, or 1)

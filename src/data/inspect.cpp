@@ -4,13 +4,17 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <iterator>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "data/pack.h"
 #include "data/token_file.h"
+#include "data/token_meta.h"
 
 namespace gptrain {
 namespace {
@@ -83,7 +87,8 @@ std::string printable(std::string_view text) {
   return result;
 }
 
-std::string print_document(const TokenFile& file, const std::filesystem::path& prefix, int64_t document) {
+std::string print_document(const TokenFile& file, const std::filesystem::path& prefix, int64_t document,
+                           const Tokenizer* tokenizer) {
   if (document >= file.num_documents()) {
     throw Error(ExitCode::data, "{} has no document {}; its documents are 0 to {}", prefix.native(), document,
                 file.num_documents() - 1);
@@ -94,6 +99,7 @@ std::string print_document(const TokenFile& file, const std::filesystem::path& p
   const bool is_bytes = !tokens.empty() && tokens.back() == end_of_document &&
                         std::all_of(tokens.begin(), tokens.end() - 1, [](int32_t id) { return id < end_of_document; });
   std::string text;
+  if (tokenizer != nullptr) return printable(tokenizer->decode(tokens)) + '\n';
   if (!is_bytes) {
     for (const int32_t token : tokens) fmt::format_to(std::back_inserter(text), "{}\n", token);
     return text;
@@ -121,25 +127,108 @@ std::string length_histogram(const TokenFile& file) {
   return text;
 }
 
-std::string frequent_tokens(const std::vector<int64_t>& counts, int64_t num_tokens) {
-  std::vector<size_t> ids(counts.size());
-  std::iota(ids.begin(), ids.end(), size_t{0});
-  const auto shown = static_cast<std::ptrdiff_t>(std::min(ids.size(), num_frequent_tokens));
-  std::partial_sort(ids.begin(), ids.begin() + shown, ids.end(),
-                    [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] > counts[b] : a < b; });
-  std::string text = fmt::format("\n{:>10}  {:>15}  {:>7}\n", "token", "count", "share");
-  for (auto id = ids.begin(); id != ids.begin() + shown && counts[*id] > 0; ++id) {
-    text += fmt::format("{:>10}  {:>15}  {:>6.2f}%\n", *id, format_grouped(counts[*id]),
-                        100.0 * static_cast<double>(counts[*id]) / static_cast<double>(num_tokens));
+// A token's text in quotes, or nothing where the tokenizer is not known.
+std::string piece_of(const Tokenizer* tokenizer, size_t id) {
+  if (tokenizer == nullptr || !tokenizer->has(static_cast<int64_t>(id))) return "";
+  const std::string text = printable(tokenizer->text_of(static_cast<int32_t>(id)));
+  fmt::memory_buffer quoted;
+  for (const char c : text) {
+    const std::string_view escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string_view(&c, 1);
+    quoted.append(escaped);
+  }
+  return fmt::format("  \"{}\"", fmt::to_string(quoted));
+}
+
+std::string token_table(const std::vector<size_t>& ids, const std::vector<int64_t>& counts, int64_t num_tokens,
+                        const Tokenizer* tokenizer) {
+  std::string text = fmt::format("{:>10}  {:>15}  {:>7}\n", "token", "count", "share");
+  for (const size_t id : ids) {
+    text +=
+        fmt::format("{:>10}  {:>15}  {:>6.2f}%{}\n", id, format_grouped(counts[id]),
+                    100.0 * static_cast<double>(counts[id]) / static_cast<double>(num_tokens), piece_of(tokenizer, id));
   }
   return text;
 }
 
+std::string token_tables(const std::vector<int64_t>& counts, int64_t num_tokens, const Tokenizer* tokenizer) {
+  std::vector<size_t> ids;
+  for (size_t id = 0; id < counts.size(); ++id) {
+    if (counts[id] > 0) ids.push_back(id);
+  }
+  const size_t seen = ids.size();
+  const size_t shown = std::min(ids.size(), num_frequent_tokens);
+  const auto last = ids.begin() + static_cast<std::ptrdiff_t>(shown);
+  std::partial_sort(ids.begin(), last, ids.end(),
+                    [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] > counts[b] : a < b; });
+  std::string text = fmt::format("\n{}", token_table({ids.begin(), last}, counts, num_tokens, tokenizer));
+  if (seen > shown) {
+    // The rarest of the others, the most frequent of them first.
+    const size_t rare = std::min(seen - shown, num_frequent_tokens);
+    std::partial_sort(last, last + static_cast<std::ptrdiff_t>(rare), ids.end(),
+                      [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] < counts[b] : a < b; });
+    std::vector<size_t> rarest(last, last + static_cast<std::ptrdiff_t>(rare));
+    std::reverse(rarest.begin(), rarest.end());
+    text += "\nrarest\n" + token_table(rarest, counts, num_tokens, tokenizer);
+  }
+  if (tokenizer == nullptr) return text;
+  return text + fmt::format("{} of the tokenizer's {} tokens never occur\n",
+                            format_grouped(tokenizer->vocab_size() - static_cast<int64_t>(seen)),
+                            format_grouped(tokenizer->vocab_size()));
+}
+
+constexpr std::array<std::string_view, 6> byte_classes = {"letters",     "digits",   "white space",
+                                                          "other ASCII", "controls", "beyond ASCII"};
+
+size_t class_of(uint8_t byte) {
+  const auto within = [&](char first, char last) {
+    return byte >= static_cast<uint8_t>(first) && byte <= static_cast<uint8_t>(last);
+  };
+  if (byte >= 0x80) return 5;
+  if (within('a', 'z') || within('A', 'Z')) return 0;
+  if (within('0', '9')) return 1;
+  if (byte == ' ' || within('\t', '\r')) return 2;
+  return byte < 0x20 || byte == 0x7F ? 4 : 3;
+}
+
+// What the tokens stand for: bytes per token, and the share of each class of bytes.
+std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, const Tokenizer& tokenizer) {
+  std::array<int64_t, byte_classes.size()> bytes{};
+  int64_t total = 0;
+  const std::vector<int32_t> sizes = tokenizer.text_bytes();
+  for (size_t id = 0; id < std::min(counts.size(), sizes.size()); ++id) {
+    if (counts[id] == 0 || sizes[id] == 0) continue;
+    for (const char byte : tokenizer.text_of(static_cast<int32_t>(id)))
+      bytes[class_of(static_cast<uint8_t>(byte))] += counts[id];
+    total += counts[id] * sizes[id];
+  }
+  std::string text = fmt::format("\n{} bytes of text, {:.3f} a token\n", format_grouped(total),
+                                 static_cast<double>(total) / static_cast<double>(num_tokens));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] == 0) continue;
+    text += fmt::format("{:>27}  {:>15}  {:>6.2f}%\n", byte_classes[i], format_grouped(bytes[i]),
+                        100.0 * static_cast<double>(bytes[i]) / static_cast<double>(total));
+  }
+  return text;
+}
+
+// The one that was named, else the one of PREFIX.meta.json; null where neither is.
+std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& prefix, const TokenFile& file,
+                                               std::shared_ptr<const Tokenizer> named) {
+  const std::optional<TokenMeta> meta = file.format() == TokenFormat::megatron ? read_token_meta(prefix) : std::nullopt;
+  if (!meta || !meta->tokenizer) return named;
+  const TokenizerRecord& record = *meta->tokenizer;
+  if (!named) return record.text.empty() ? nullptr : tokenizer_of(record, token_file_path(prefix, ".meta.json"));
+  if (make_tokenizer_record(*named, std::nullopt).sha256 != record.sha256)
+    throw Error(ExitCode::usage, "--tokenizer: {} was packed with another one", prefix.native());
+  return named;
+}
+
 }  // namespace
 
-std::string inspect(const std::filesystem::path& prefix, int64_t sample) {
+std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named) {
   const TokenFile file(prefix);
-  if (sample >= 0) return print_document(file, prefix, sample);
+  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(prefix, file, std::move(named));
+  if (sample >= 0) return print_document(file, prefix, sample, tokenizer.get());
   const std::vector<int64_t> counts = count_tokens(file);
   const int64_t num_tokens = file.num_tokens();
   std::string text = fmt::format(
@@ -148,7 +237,8 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample) {
       format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
   text +=
       fmt::format("unigram entropy {:.4f} nats: the loss of the best guess that sees no context\n", entropy(counts));
-  return text + length_histogram(file) + frequent_tokens(counts, num_tokens);
+  text += length_histogram(file) + token_tables(counts, num_tokens, tokenizer.get());
+  return tokenizer ? text + byte_table(counts, num_tokens, *tokenizer) : text;
 }
 
 std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress) {

@@ -8,7 +8,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -17,7 +16,7 @@
 #include "data/ingest/pipeline.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
-#include "data/tokenizer/files.h"
+#include "data/tokenizer/record.h"
 
 namespace gptrain {
 namespace {
@@ -65,19 +64,24 @@ std::vector<InputFile> find_inputs(const PackOptions& options) {
 
 // What must be the same for a pack to go on.
 nlohmann::json identity_of(const PackOptions& options, const std::vector<InputFile>& inputs,
-                           const std::optional<int32_t>& end_token) {
+                           const TokenizerRecord& tokenizer) {
   auto files = nlohmann::json::array();
   for (const InputFile& input : inputs) {
     files.push_back({{"path", input.path.native()}, {"bytes", input.size_bytes}, {"modified", input.modified}});
   }
-  const std::string tokenizer = options.tokenizer->is_bytes() ? "bytes" : tokenizer_json(options.tokenizer->parts());
   return {{"inputs", std::move(files)},
-          {"tokenizer_crc32c", crc32c(tokenizer.data(), tokenizer.size())},
+          {"tokenizer_sha256", tokenizer.sha256},
           {"field", options.field},
-          {"end_token", end_token ? *end_token : -1},
+          {"end_token", tokenizer.end_token.value_or(-1)},
           {"shard_tokens", options.shard_tokens},
           {"skip_faults", options.skip_faults},
           {"replace_invalid_utf8", options.replace_invalid_utf8}};
+}
+
+// Of many shards only the first holds the tokenizer's text.
+TokenizerRecord without_text(TokenizerRecord record) {
+  record.text.clear();
+  return record;
 }
 
 // Temporary files that a killed pack of this PREFIX left: PREFIX[-NNNNN].bin.tmp-PROCESS, and .idx.
@@ -110,8 +114,9 @@ class Packer {
                     options.tokenizer->parts().source);
       }
     }
+    tokenizer_ = make_tokenizer_record(*options.tokenizer, encode_.end_token);
     for (const InputFile& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
-    identity_ = identity_of(options, inputs_, encode_.end_token);
+    identity_ = identity_of(options, inputs_, tokenizer_);
     if (options.resume) {
       remove_leftovers(options);
       resume();
@@ -145,6 +150,7 @@ class Packer {
   void open_shard() {
     const bool is_small = options_.tokenizer->vocab_size() < first_vocabulary_of_i32;
     writer_.emplace(shard_prefix(options_, result_.shards), is_small ? DType::u16 : DType::i32);
+    writer_->set_tokenizer(result_.shards == 0 ? tokenizer_ : without_text(tokenizer_));
     shard_tokens_ = 0;
     shard_has_documents_ = false;
   }
@@ -250,6 +256,7 @@ class Packer {
   const std::function<void(int64_t, int64_t)>& progress_;
   std::vector<InputFile> inputs_;
   EncodeOptions encode_;
+  TokenizerRecord tokenizer_;
   nlohmann::json identity_;
   BlockPosition start_;
   int64_t documents_to_skip_ = 0;

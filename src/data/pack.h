@@ -44,11 +44,15 @@ struct PackResult {
 // that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX.
 PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
-// What `data inspect` prints: counts, document length histogram, the most frequent tokens, unigram entropy in nats.
-// With sample >= 0, that document instead: as text if it was packed with tokenizer "bytes" (its last id is 256, the
-// others are below), bytes that are not printable UTF-8 as \xNN; else as ids, one a line. Throws Error(data) for a
-// damaged file and, naming the valid range, for a document that does not exist.
-std::string inspect(const std::filesystem::path& prefix, int64_t sample);
+// What `data inspect` prints: counts, document length histogram, the most and the least frequent tokens, unigram
+// entropy in nats; where the tokenizer is known, the tokens' texts, bytes per token and the share of each class of
+// bytes, too. With sample >= 0, that document instead: as text where the tokenizer is known, or as if it were "bytes"
+// where it could be (its last id is 256, the others are below), bytes that are not printable UTF-8 as \xNN; else as
+// ids, one a line. `tokenizer`: null for the one that PREFIX.meta.json holds. Throws Error(data) for a damaged file
+// and, naming the valid range, for a document that does not exist; Error(usage) where `tokenizer` is not that of
+// PREFIX.meta.json.
+std::string inspect(const std::filesystem::path& prefix, int64_t sample,
+                    std::shared_ptr<const Tokenizer> tokenizer = nullptr);
 
 // What `data verify` prints: the index is sound, and every block of the .bin has its checksum, or there are none to
 // compare with. Throws Error(data) naming file and byte for what is damaged. `progress` as in pack_bytes.

@@ -29,7 +29,7 @@ MappedFile open_part(const std::filesystem::path& prefix, std::string_view suffi
   if (!std::filesystem::exists(path, ignored)) {
     throw Error(ExitCode::data,
                 "{} does not exist (a data path is the PREFIX of PREFIX.bin and PREFIX.idx, which `gptrain data pack` "
-                "writes)",
+                "writes, or a file of llm.c, nanoGPT or numpy)",
                 path.native());
   }
   return MappedFile(std::move(path));
@@ -47,17 +47,37 @@ std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::
   return prefix.native() + std::string(suffix);
 }
 
-TokenFile::TokenFile(const std::filesystem::path& prefix, bool checksums)
-    : index_(open_part(prefix, ".idx")),
-      tokens_(open_part(prefix, ".bin")),
-      checksums_(checksums ? read_checksums(prefix) : std::nullopt) {
+bool is_flat_token_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return !std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
+         std::filesystem::is_regular_file(path, ignored);
+}
+
+bool is_token_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return is_flat_token_file(path) || (std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
+                                      std::filesystem::exists(token_file_path(path, ".bin"), ignored));
+}
+
+TokenFile::TokenFile(FlatTokens flat)
+    : tokens_(std::move(flat.file)), first_byte_(flat.first_byte), format_(flat.format), dtype_(flat.dtype) {
+  if (num_tokens() == 0) damaged(tokens_, first_byte_, "the file holds no tokens");
+}
+
+TokenFile::TokenFile(const std::filesystem::path& path, bool checksums)
+    : TokenFile(is_flat_token_file(path) ? TokenFile(open_flat_tokens(path)) : TokenFile(Prefix{path}, checksums)) {}
+
+TokenFile::TokenFile(const Prefix& prefix, bool checksums)
+    : index_(open_part(prefix.path, ".idx")),
+      tokens_(open_part(prefix.path, ".bin")),
+      meta_(checksums ? read_token_meta(prefix.path) : std::nullopt) {
   check_header();
   check_sequences();
   check_boundaries();
-  index_.check();
-  if (checksums_) {
+  index_->check();
+  if (meta_) {
     compare_with_checksums();
-    checked_ = std::make_unique<std::atomic<bool>[]>(checksums_->blocks.size());
+    checked_ = std::make_unique<std::atomic<bool>[]>(meta_->blocks.size());
   }
   if (num_tokens() == 0) damaged(tokens_, 0, "the file holds no tokens");
 }
@@ -67,44 +87,45 @@ int64_t TokenFile::offset_at(int64_t sequence) const { return length_at(num_sequ
 int64_t TokenFile::boundary_at(int64_t boundary) const { return offset_at(num_sequences_) + 8 * boundary; }
 
 void TokenFile::check_header() {
-  const int64_t size = index_.size_bytes();
+  const int64_t size = index_->size_bytes();
   const auto magic_bytes = static_cast<int64_t>(magic.size());
-  if (size < magic_bytes || std::memcmp(index_.data(), magic.data(), magic.size()) != 0) {
-    damaged(index_, 0, "the file does not start with \"MMIDIDX\", so it is not the index of a token file");
+  if (size < magic_bytes || std::memcmp(index_->data(), magic.data(), magic.size()) != 0) {
+    damaged(*index_, 0, "the file does not start with \"MMIDIDX\", so it is not the index of a token file");
   }
-  if (size < header_bytes) damaged(index_, size, "the file ends here, inside its header of {} bytes", header_bytes);
+  if (size < header_bytes) damaged(*index_, size, "the file ends here, inside its header of {} bytes", header_bytes);
 
-  const auto found_version = index_.load<uint64_t>(version_at);
-  if (found_version != version) damaged(index_, version_at, "version {}, but only {} is known", found_version, version);
+  const auto found_version = index_->load<uint64_t>(version_at);
+  if (found_version != version)
+    damaged(*index_, version_at, "version {}, but only {} is known", found_version, version);
 
-  const auto code = index_.load<uint8_t>(dtype_at);
+  const auto code = index_->load<uint8_t>(dtype_at);
   if (code != u16_code && code != i32_code) {
-    damaged(index_, dtype_at, "dtype code {} ({}) is not supported; tokens must be u16 (code {}) or i32 (code {})",
+    damaged(*index_, dtype_at, "dtype code {} ({}) is not supported; tokens must be u16 (code {}) or i32 (code {})",
             code, dtype_code_name(code), u16_code, i32_code);
   }
   dtype_ = code == u16_code ? DType::u16 : DType::i32;
 
   // Divided, never multiplied: the counts may be any 64-bit numbers.
-  const auto num_sequences = index_.load<uint64_t>(num_sequences_at);
-  const auto num_boundaries = index_.load<uint64_t>(num_boundaries_at);
+  const auto num_sequences = index_->load<uint64_t>(num_sequences_at);
+  const auto num_boundaries = index_->load<uint64_t>(num_boundaries_at);
   const auto room_bytes = static_cast<uint64_t>(size - header_bytes);
   if (num_sequences > room_bytes / 12) {
-    damaged(index_, num_sequences_at, "{} sequences do not fit in a file of {} bytes: truncated or damaged",
+    damaged(*index_, num_sequences_at, "{} sequences do not fit in a file of {} bytes: truncated or damaged",
             num_sequences, size);
   }
   const uint64_t boundary_bytes = room_bytes - 12 * num_sequences;
   if (num_sequences > 0 && num_boundaries <= boundary_bytes / 8 &&
       boundary_bytes - 8 * num_boundaries == num_sequences) {
-    damaged(index_, size - static_cast<int64_t>(num_sequences),
+    damaged(*index_, size - static_cast<int64_t>(num_sequences),
             "the index of a multimodal dataset, with a mode for each of {} sequences: gptrain trains on text only",
             num_sequences);
   }
   if (boundary_bytes % 8 != 0 || num_boundaries != boundary_bytes / 8) {
-    damaged(index_, num_boundaries_at,
+    damaged(*index_, num_boundaries_at,
             "{} sequences and {} document boundaries do not make a file of {} bytes: truncated or damaged",
             num_sequences, num_boundaries, size);
   }
-  if (num_boundaries == 0) damaged(index_, num_boundaries_at, "no document boundaries; there must be at least one");
+  if (num_boundaries == 0) damaged(*index_, num_boundaries_at, "no document boundaries; there must be at least one");
   num_sequences_ = static_cast<int64_t>(num_sequences);
   num_boundaries_ = static_cast<int64_t>(num_boundaries);
 }
@@ -113,12 +134,12 @@ void TokenFile::check_sequences() const {
   const int64_t token_bytes = dtype_bytes(dtype_);
   int64_t end = 0;
   for (int64_t i = 0; i < num_sequences_; ++i) {
-    const auto length = index_.load<int32_t>(length_at(i));
-    if (length < 0) damaged(index_, length_at(i), "sequence {} has the negative length {}", i, length);
-    const auto offset = index_.load<int64_t>(offset_at(i));
+    const auto length = index_->load<int32_t>(length_at(i));
+    if (length < 0) damaged(*index_, length_at(i), "sequence {} has the negative length {}", i, length);
+    const auto offset = index_->load<int64_t>(offset_at(i));
     if (offset != end) {
-      damaged(index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i, offset,
-              end);
+      damaged(*index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i,
+              offset, end);
     }
     // No overflow: `end` is within the file, and a sequence takes less than 2^33 bytes.
     end += length * token_bytes;
@@ -135,30 +156,31 @@ void TokenFile::check_sequences() const {
 void TokenFile::check_boundaries() const {
   int64_t previous = 0;
   for (int64_t i = 0; i < num_boundaries_; ++i) {
-    const auto boundary = index_.load<int64_t>(boundary_at(i));
+    const auto boundary = index_->load<int64_t>(boundary_at(i));
     if (i == 0 && boundary != 0) {
-      damaged(index_, boundary_at(i), "the first document starts at sequence {}, must be 0", boundary);
+      damaged(*index_, boundary_at(i), "the first document starts at sequence {}, must be 0", boundary);
     }
     if (boundary < previous || boundary > num_sequences_) {
-      damaged(index_, boundary_at(i), "document boundary {} is sequence {}, must be from {} to {}", i, boundary,
+      damaged(*index_, boundary_at(i), "document boundary {} is sequence {}, must be from {} to {}", i, boundary,
               previous, num_sequences_);
     }
     previous = boundary;
   }
   if (previous != num_sequences_) {
-    damaged(index_, boundary_at(num_boundaries_ - 1), "the last document ends at sequence {}, must be {}", previous,
+    damaged(*index_, boundary_at(num_boundaries_ - 1), "the last document ends at sequence {}, must be {}", previous,
             num_sequences_);
   }
 }
 
 int64_t TokenFile::sequence_start(int64_t sequence) const {
-  const int64_t bytes = sequence < num_sequences_ ? index_.load<int64_t>(offset_at(sequence)) : tokens_.size_bytes();
+  const int64_t bytes = sequence < num_sequences_ ? index_->load<int64_t>(offset_at(sequence)) : tokens_.size_bytes();
   return bytes / dtype_bytes(dtype_);
 }
 
 TokenFile::Range TokenFile::document(int64_t document) const {
-  const int64_t first = sequence_start(index_.load<int64_t>(boundary_at(document)));
-  const int64_t end = sequence_start(index_.load<int64_t>(boundary_at(document + 1)));
+  if (!index_) return {0, num_tokens()};
+  const int64_t first = sequence_start(index_->load<int64_t>(boundary_at(document)));
+  const int64_t end = sequence_start(index_->load<int64_t>(boundary_at(document + 1)));
   return {first, end - first};
 }
 
@@ -181,13 +203,13 @@ void TokenFile::document_starts(Range range, int32_t* out) const {
       current = document(++number);
     out[i] = static_cast<int32_t>(std::clamp<int64_t>(current.first - range.first, 0, range.count));
   }
-  index_.check();
+  if (index_) index_->check();
 }
 
 void TokenFile::compare_with_checksums() const {
-  if (checksums_->bytes == tokens_.size_bytes() && checksums_->tokens == num_tokens()) return;
+  if (meta_->bytes == tokens_.size_bytes() && meta_->tokens == num_tokens()) return;
   throw Error(ExitCode::data, "{} has {} bytes, its .meta.json says {}: it is damaged, or another file's",
-              tokens_.path().native(), tokens_.size_bytes(), checksums_->bytes);
+              tokens_.path().native(), tokens_.size_bytes(), meta_->bytes);
 }
 
 void TokenFile::check_block(int64_t block) const {
@@ -197,13 +219,13 @@ void TokenFile::check_block(int64_t block) const {
   const int64_t bytes = std::min(checksum_block_bytes, tokens_.size_bytes() - first);
   const uint32_t crc = crc32c(tokens_.data() + first, static_cast<size_t>(bytes));
   tokens_.check();
-  if (crc != checksums_->blocks[static_cast<size_t>(block)])
+  if (crc != meta_->blocks[static_cast<size_t>(block)])
     damaged(tokens_, first, "the {} bytes from here on do not have the checksum in its .meta.json", bytes);
   checked = true;
 }
 
 void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
-  if (checksums_ && range.count > 0) {
+  if (meta_ && range.count > 0) {
     const int64_t token_bytes = dtype_bytes(dtype_);
     const int64_t last = ((range.first + range.count) * token_bytes - 1) / checksum_block_bytes;
     for (int64_t block = range.first * token_bytes / checksum_block_bytes; block <= last; ++block) check_block(block);
@@ -217,8 +239,8 @@ void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
 
 template <typename T>
 void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
-  // The .bin has no header and is mapped at a page, so its tokens are aligned.
-  const T* first = reinterpret_cast<const T*>(tokens_.data()) + range.first;
+  // The file is mapped at a page, and a header ends at a multiple of the tokens' size.
+  const T* first = reinterpret_cast<const T*>(tokens_.data() + first_byte_) + range.first;
   uint32_t largest = 0;  // a negative token counts as one past every vocabulary
   for (int64_t i = 0; i < range.count; ++i) {
     out[i] = static_cast<int32_t>(first[i]);
@@ -228,7 +250,7 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
   if (largest < vocab_size && largest <= uint32_t{std::numeric_limits<int32_t>::max()}) return;
   const T* bad = std::find_if(first, first + range.count, [&](T token) { return token < 0 || token >= vocab_size; });
   const int64_t position = range.first + (bad - first);
-  damaged(tokens_, position * static_cast<int64_t>(sizeof(T)),
+  damaged(tokens_, first_byte_ + position * static_cast<int64_t>(sizeof(T)),
           "token {} at position {} is outside the vocabulary of {} (model.vocab_size must be above every token)", *bad,
           position, vocab_size);
 }

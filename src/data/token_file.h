@@ -1,4 +1,5 @@
-// One source of tokens on disk: PREFIX.bin and PREFIX.idx, the indexed dataset of Megatron-LM (data/README.md).
+// One source of tokens on disk: PREFIX.bin and PREFIX.idx, the indexed dataset of Megatron-LM (data/README.md), or a
+// file of tokens without an index.
 #pragma once
 
 #include <array>
@@ -10,8 +11,9 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "data/checksums.h"
+#include "data/flat_tokens.h"
 #include "data/mapped_file.h"
+#include "data/token_meta.h"
 
 namespace gptrain {
 
@@ -31,17 +33,23 @@ constexpr uint8_t u16_code = 8;
 // PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
 
-// Both files mapped. All documents joined end to end form one run of num_tokens() tokens.
+// Whether `path` leads to one: a PREFIX, or a file without an index.
+bool is_token_file(const std::filesystem::path& path);
+// Whether it is a file without an index (flat_tokens.h); false where nothing is there.
+bool is_flat_token_file(const std::filesystem::path& path);
+
+// The files mapped. All documents joined end to end form one run of num_tokens() tokens.
 class TokenFile {
  public:
   // Checks every field of the index against the sizes of both files and against each other. With `checksums`, blocks of
-  // the .bin are compared with PREFIX.meta.json, where there is one, as they are first read. Throws Error(data) naming
-  // file and byte.
-  explicit TokenFile(const std::filesystem::path& prefix, bool checksums = true);
+  // the .bin are compared with PREFIX.meta.json, where there is one, as they are first read. A file without an index is
+  // one document. Throws Error(data) naming file and byte.
+  explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
 
+  TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32
-  int64_t num_tokens() const { return tokens_.size_bytes() / dtype_bytes(dtype_); }
-  int64_t num_documents() const { return num_boundaries_ - 1; }
+  int64_t num_tokens() const { return (tokens_.size_bytes() - first_byte_) / dtype_bytes(dtype_); }
+  int64_t num_documents() const { return index_ ? num_boundaries_ - 1 : 1; }
 
   struct Range {
     int64_t first;
@@ -58,11 +66,17 @@ class TokenFile {
   void read(Range range, int64_t vocab_size, int32_t* out) const;
 
   // Blocks of PREFIX.meta.json; 0 where there is none.
-  int64_t num_checksums() const { return checksums_ ? static_cast<int64_t>(checksums_->blocks.size()) : 0; }
+  int64_t num_checksums() const { return meta_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }
   // Compares that block, unless it has been. Throws Error(data) naming file and bytes.
   void check_block(int64_t block) const;
 
  private:
+  struct Prefix {
+    const std::filesystem::path& path;
+  };
+  TokenFile(const Prefix& prefix, bool checksums);
+  explicit TokenFile(FlatTokens flat);
+
   void check_header();
   void check_sequences() const;
   void check_boundaries() const;
@@ -76,9 +90,11 @@ class TokenFile {
 
   void compare_with_checksums() const;
 
-  MappedFile index_;
+  std::optional<MappedFile> index_;  // nothing: the tokens are one document
   MappedFile tokens_;
-  std::optional<TokenChecksums> checksums_;
+  int64_t first_byte_ = 0;  // of the tokens
+  TokenFormat format_ = TokenFormat::megatron;
+  std::optional<TokenMeta> meta_;
   std::unique_ptr<std::atomic<bool>[]> checked_;  // of each block: it was compared
   DType dtype_ = DType::u16;
   int64_t num_sequences_ = 0;

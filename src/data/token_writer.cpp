@@ -7,15 +7,17 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "data/checksums.h"
 #include "data/token_file.h"
+#include "data/token_meta.h"
 
 namespace gptrain {
 namespace {
@@ -166,9 +168,10 @@ struct TokenWriter::Impl {
     for (const int64_t boundary : boundaries) index.put(boundary);
   }
 
-  void put_checksums() {
+  void put_meta() {
     const BlockChecksums& made = tokens.checksums();
-    const std::string text = format_checksums({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks()});
+    const std::string text =
+        format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer});
     meta.put_bytes(text.data(), text.size());
   }
 
@@ -177,6 +180,7 @@ struct TokenWriter::Impl {
   OutputFile index;
   DType dtype;
   int32_t max_sequence_tokens;
+  std::optional<TokenizerRecord> tokenizer;
   bool in_sequence = false;  // the last of `lengths` can still grow
   std::vector<int32_t> lengths;
   std::vector<int64_t> boundaries = {0};
@@ -208,10 +212,12 @@ void TokenWriter::end_document() {
   impl_->boundaries.push_back(static_cast<int64_t>(impl_->lengths.size()));
 }
 
+void TokenWriter::set_tokenizer(TokenizerRecord tokenizer) { impl_->tokenizer = std::move(tokenizer); }
+
 void TokenWriter::finish() {
   impl_->put_index();
   impl_->tokens.sync();
-  impl_->put_checksums();
+  impl_->put_meta();
   impl_->meta.sync();
   impl_->index.sync();
   const std::filesystem::path& index_path = impl_->index.path();

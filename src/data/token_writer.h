@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/dtype.h"
+#include "data/tokenizer/record.h"
 
 namespace gptrain {
 
@@ -25,6 +26,8 @@ class TokenWriter {
   // Adds tokens to the current document. Throws Error(data) for a token that dtype cannot hold.
   void append(std::span<const int32_t> tokens);
   void end_document();
+  // What PREFIX.meta.json says of the tokenizer; nothing, where this is not called.
+  void set_tokenizer(TokenizerRecord tokenizer);
   // Call after end_document(); nothing may follow.
   void finish();
 

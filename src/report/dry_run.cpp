@@ -277,7 +277,7 @@ std::string data_section(const DryRunInput& input) {
   for (const SourceForecast& source : input.sources) {
     const std::string epochs =
         source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: no files there";
-    text += row(source.path, fmt::format("{:.2f}%", 100 * source.share), epochs);
+    text += row(source.path, std::isnan(source.share) ? "?" : fmt::format("{:.2f}%", 100 * source.share), epochs);
   }
   return text;
 }

@@ -115,6 +115,9 @@ std::string render_summary(const RunHistory& history) {
   out += row("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
   out += row("Validation loss", format_loss(validation.last), at_step(validation.last));
   out += row("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
+  const auto per_byte = points_of(history.validations, &RunHistory::Validation::bits_per_byte);
+  if (const PlotPoint* const last = extent_of(per_byte).last; last != nullptr)
+    out += row("Validation bits per byte", format_loss(last), at_step(last));
   out += row("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
   out += row("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
   out += row("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
@@ -180,6 +183,19 @@ std::string render_plots(const RunHistory& history) {
          "</div>\n";
 }
 
+// The last texts, the newest first.
+std::string render_samples(const RunHistory& history) {
+  constexpr size_t shown = 8;
+  if (history.samples.empty()) return "";
+  std::string out = "<section class=\"samples\">\n<h2>Samples</h2>\n";
+  for (size_t i = 0; i < std::min(shown, history.samples.size()); ++i) {
+    const RunHistory::Sample& sample = history.samples[history.samples.size() - 1 - i];
+    out += fmt::format("<h3>after step {}</h3>\n<p><b>{}</b>{}</p>\n", format_grouped(sample.step),
+                       escape_html(sample.prompt), escape_html(sample.text));
+  }
+  return out + "</section>\n";
+}
+
 constexpr std::string_view page_css = R"css(
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
   --color-0: #2563eb; --color-1: #c2410c; }
@@ -201,6 +217,10 @@ h1 { font-size: 24px; margin: 0 0 16px; overflow-wrap: anywhere; }
 @media (min-width: 820px) { .plots { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 details { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
 summary { font-weight: 600; cursor: pointer; }
+.samples { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+.samples h2 { font-size: 17px; margin: 0; }
+.samples h3 { font-size: 13px; font-weight: 400; color: var(--muted); margin: 12px 0 0; }
+.samples p { margin: 2px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 )css";
 
@@ -216,13 +236,30 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
     const json record = parse_json_or_discard(line);
     if (!record.is_object() || !record.contains("step")) continue;
     if (record.contains("validation_loss")) {
-      history.validations.push_back({integer(record, "step"), number(record, "validation_loss")});
+      history.validations.push_back(
+          {integer(record, "step"), number(record, "validation_loss"), number(record, "bits_per_byte")});
     } else {
       history.steps.push_back(parse_step(record));
     }
   }
   if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
   return history;
+}
+
+void read_samples(const std::filesystem::path& samples_file, RunHistory& history) {
+  if (!std::filesystem::exists(samples_file)) return;
+  std::ifstream in(samples_file);
+  if (!in) throw Error(ExitCode::usage, "cannot read {}", samples_file.string());
+  const auto text = [](const json& record, const char* key) {
+    const auto value = record.find(key);
+    return value != record.end() && value->is_string() ? value->get<std::string>() : std::string();
+  };
+  for (std::string line; std::getline(in, line);) {
+    const json record = parse_json_or_discard(line);
+    if (record.is_object() && record.contains("step"))
+      history.samples.push_back({integer(record, "step"), text(record, "prompt"), text(record, "text")});
+  }
+  if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", samples_file.string());
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
@@ -236,13 +273,16 @@ std::string render_run_page(const std::string& title, const std::string& config_
                      page_css, plot_style_css(), safe_title);
   out += render_summary(history);
   out += render_plots(history);
+  out += render_samples(history);
   out += fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text));
   return out + "</main>\n</body>\n</html>\n";
 }
 
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {
+  RunHistory history = read_run_history(out / "metrics.jsonl");
+  read_samples(out / "samples.jsonl", history);
   AtomicFile page(out / "report.html");
-  page.write(render_run_page(title, config_text, read_run_history(out / "metrics.jsonl")));
+  page.write(render_run_page(title, config_text, history));
   page.commit();
 }
 

@@ -8,7 +8,7 @@
 
 namespace gptrain {
 
-// What metrics.jsonl holds, in the order of its lines. A value that was not finite is NaN.
+// What metrics.jsonl and samples.jsonl hold, in the order of their lines. A value that was not finite is NaN.
 struct RunHistory {
   struct Step {
     int64_t step = 0;
@@ -25,21 +25,29 @@ struct RunHistory {
   struct Validation {
     int64_t step = 0;
     double loss = 0;
+    double bits_per_byte = 0;  // NaN where it is not known
+  };
+  struct Sample {
+    int64_t step = 0;
+    std::string prompt, text;
   };
   std::vector<Step> steps;
   std::vector<Validation> validations;
+  std::vector<Sample> samples;
 };
 
 // Lines that are not records are passed over: the last one is cut when a run was killed. A missing file is an empty
 // history. Throws Error(usage) when an existing file cannot be read.
 RunHistory read_run_history(const std::filesystem::path& metrics_file);
+// Adds those of samples.jsonl; the same holds for it.
+void read_samples(const std::filesystem::path& samples_file, RunHistory& history);
 
 // The whole HTML document: summary, plots of loss (training and validation), learning rate, gradient norm, throughput
-// and memory over steps, and the config.
+// and memory over steps, the last texts that the model wrote, and the config.
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history);
 
-// Writes OUT/report.html from OUT/metrics.jsonl. Atomic (temporary file, rename). Throws Error(usage) when a file
-// cannot be read or written.
+// Writes OUT/report.html from OUT/metrics.jsonl and OUT/samples.jsonl. Atomic (temporary file, rename). Throws
+// Error(usage) when a file cannot be read or written.
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text);
 
 }  // namespace gptrain

@@ -29,8 +29,9 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
 
 }  // namespace
 
-Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter)
-    : context_(context), folder_(folder), step_(step), reporter_(reporter) {}
+Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
+                             const std::optional<TokenizerRecord>& tokenizer)
+    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {}
 
 RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint) {
   if (checkpoint) {
@@ -74,7 +75,7 @@ void Checkpointing::save(const RunProgress& progress) {
   context_.world.activity().set_phase("checkpoint");
   reporter_.sync_metrics();
   folder_.move_to(broadcast_text(context_.all(), folder_.place_to_save().string(), 0));
-  save_state(context_.config, step_, progress, context_.groups, context_.world, folder_.out());
+  save_state(context_.config, step_, progress, context_.groups, context_.world, folder_.out(), tokenizer_);
   saved_step_ = progress.step;
   save_due_ = false;
   if (context_.leads())

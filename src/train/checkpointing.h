@@ -17,8 +17,9 @@ namespace gptrain {
 // the world, and its errors are those of save_state and load_state.
 class Checkpointing {
  public:
-  // Borrows all.
-  Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter);
+  // Borrows all. `tokenizer`: of the data, where it is known.
+  Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
+                const std::optional<TokenizerRecord>& tokenizer);
 
   // Gives the step its state: the checkpoint's, or the initial one. Returns how far the run has come.
   RunProgress start(const std::optional<std::filesystem::path>& checkpoint);
@@ -45,6 +46,7 @@ class Checkpointing {
   FolderWatch& folder_;
   TrainingStep& step_;
   Reporter& reporter_;
+  const std::optional<TokenizerRecord>& tokenizer_;
   int64_t saved_step_ = -1;
   bool save_due_ = false;
   bool last_skipped_ = false;

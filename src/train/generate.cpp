@@ -6,15 +6,20 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/philox.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/model_check.h"
 #include "comm/world.h"
-#include "data/pack.h"
+#include "data/tokenizer/files.h"
+#include "data/tokenizer/record.h"
+#include "data/tokenizer/unicode.h"
 #include "ops/backend.h"
 #include "ops/plan/plan_backend.h"
 #include "parallel/executor.h"
@@ -35,12 +40,13 @@ class OneSequence : public MicroBatchSource {
       : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
     batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
   }
-  // Only the last tokens fit. Behind them is padding, to which no earlier position attends.
-  void set(const std::vector<int32_t>& sequence, int64_t first) {
+  // Only the last tokens fit. Behind them is padding, to which no earlier position attends. `begin`: where the document
+  // begins in the sequence.
+  void set(const std::vector<int32_t>& sequence, int64_t first, int64_t begin) {
     std::fill(tokens_.begin(), tokens_.end(), 0);
     std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
-    // The sequence's first token ends a document, all others are the next one's.
-    std::fill(document_starts_.begin() + 1, document_starts_.end(), first == 0 ? 1 : 0);
+    const auto start = static_cast<int32_t>(std::max<int64_t>(begin - first, 0));
+    std::fill(document_starts_.begin() + start, document_starts_.end(), start);
   }
   const MicroBatch& next() override { return batch_; }
 
@@ -88,12 +94,13 @@ class Inference {
                                            nullptr);
   }
 
-  // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen.
-  std::vector<float> next_logits(const std::vector<int32_t>& sequence) {
+  // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen, and whose document
+  // begins at `begin`.
+  std::vector<float> next_logits(const std::vector<int32_t>& sequence, int64_t begin) {
     const int64_t length = design_.evaluation_shape.sequence_length;
     const auto size = static_cast<int64_t>(sequence.size());
     const int64_t seen = std::min(size, length);
-    source_.set(sequence, size - seen);
+    source_.set(sequence, size - seen, begin);
     backend_.set_scratch(scratch_->data(), scratch_->bytes());
     executor_->play(source_, nullptr);
     const LayerCall call = executor_->call_of(design_.evaluation->schedule.actions.back());
@@ -138,7 +145,7 @@ class Inference {
   std::unique_ptr<Executor> executor_;
 };
 
-int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index) {
+int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index, size_t prompt) {
   const auto likeliest = std::max_element(logits.begin(), logits.end());
   if (options.temperature == 0) return likeliest - logits.begin();
   std::vector<int64_t> order(logits.size());
@@ -153,8 +160,9 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   for (const int64_t token : order)
     weights.push_back(std::exp((logits[static_cast<size_t>(token)] - top) / options.temperature));
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const auto words = philox(random_key(options.seed, RandomUse::sampling),
-                            {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0});
+  const auto words =
+      philox(random_key(options.seed, RandomUse::sampling),
+             {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(prompt), 0});
   double left = total * (1 - static_cast<double>(uniform_open_closed(words[0])));
   for (size_t i = 0; i < order.size(); ++i) {
     left -= weights[i];
@@ -163,46 +171,119 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   return order.back();
 }
 
+// A tokenizer, and the token before the first of a document.
+struct Vocabulary {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::optional<int32_t> end_token;
+};
+
+Vocabulary find_vocabulary(const GenerateOptions& options, const fs::path& checkpoint, const RunConfig& config) {
+  const std::optional<TokenizerRecord> record = read_tokenizer(checkpoint);
+  if (!options.tokenizer.empty()) {
+    const auto named = load_tokenizer(options.tokenizer);
+    if (record && make_tokenizer_record(*named, std::nullopt).sha256 != record->sha256) {
+      throw Error(ExitCode::usage, "--tokenizer {}: is not the tokenizer that {} was trained with", options.tokenizer,
+                  checkpoint.string());
+    }
+    if (named->vocab_size() > config.model.vocab_size) {
+      throw Error(ExitCode::usage, "--tokenizer {}: has {} tokens, and {} was trained with a vocabulary of {}",
+                  options.tokenizer, named->vocab_size(), checkpoint.string(), config.model.vocab_size);
+    }
+    return {named, record ? record->end_token : named->end_of_document_id()};
+  }
+  if (record && !record->text.empty()) return {tokenizer_of(*record, checkpoint / tokenizer_name), record->end_token};
+  if (!record && config.model.vocab_size == bytes_vocabulary) return {std::make_shared<Tokenizer>(), end_of_document};
+  throw Error(ExitCode::usage, "{}: holds no tokenizer for its vocabulary of {}: name it with --tokenizer",
+              checkpoint.string(), config.model.vocab_size);
+}
+
+std::vector<int32_t> encode_prompt(const Vocabulary& vocabulary, const std::string& prompt) {
+  const size_t invalid = find_invalid_utf8(prompt);
+  if (invalid < prompt.size() && !vocabulary.tokenizer->is_bytes()) {
+    throw Error(ExitCode::usage, "a prompt is not UTF-8: byte 0x{:02x} at {}", static_cast<uint8_t>(prompt[invalid]),
+                invalid);
+  }
+  std::vector<int32_t> sequence;
+  if (vocabulary.end_token) sequence.push_back(*vocabulary.end_token);
+  Encoder encoder(vocabulary.tokenizer);
+  const std::span<const int32_t> ids = encoder.encode(prompt);
+  sequence.insert(sequence.end(), ids.begin(), ids.end());
+  if (sequence.empty()) {
+    throw Error(ExitCode::usage,
+                "a prompt is empty, and the model's documents have no end token for a text to begin with");
+  }
+  return sequence;
+}
+
+// The model of a checkpoint, on the CPU, and what grows with the text.
+class Generator {
+ public:
+  explicit Generator(const GenerateOptions& options)
+      : options_(options),
+        checkpoint_(resolve_checkpoint(options.checkpoint)),
+        config_(saved_config(checkpoint_, read_manifest(checkpoint_))),
+        vocabulary_(find_vocabulary(options, checkpoint_, config_)) {
+    check_model(checkpoint_);
+    config_.parallel = {};
+    backend_ = make_cpu_backend(options.threads);
+    world_ = std::move(make_local_world(1).front());
+    groups_ = std::make_unique<RankGroups>(config_, *world_);
+    const StepDesign shortest = design_inference(config_, backend_->target(), *groups_, 1);
+    weights_ = backend_->allocate(shortest.memory.arenas[MemoryClass::weights]);
+    load_weights(shortest, checkpoint_, *weights_);
+  }
+
+  std::vector<int32_t> encode(const std::string& prompt) const { return encode_prompt(vocabulary_, prompt); }
+
+  void go_on(size_t prompt, std::vector<int32_t> sequence, const std::function<void(std::string_view)>& emit) {
+    const int64_t begin = vocabulary_.end_token ? 1 : 0;
+    for (int64_t i = 0; i < options_.tokens; ++i) {
+      reach(static_cast<int64_t>(sequence.size()));
+      std::vector<float> logits = inference_->next_logits(sequence, begin);
+      // What is no token of the tokenizer was never seen in training.
+      for (size_t id = 0; id < logits.size(); ++id) {
+        if (!vocabulary_.tokenizer->has(static_cast<int64_t>(id))) logits[id] = -std::numeric_limits<float>::infinity();
+      }
+      const auto token = static_cast<int32_t>(sample(logits, options_, i, prompt));
+      if (vocabulary_.end_token == token) return;
+      sequence.push_back(token);
+      emit(vocabulary_.tokenizer->text_of(token));
+    }
+  }
+
+ private:
+  // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
+  void reach(int64_t size) {
+    constexpr int64_t length_step = 64;
+    const int64_t needed =
+        std::min((size + length_step - 1) / length_step * length_step, config_.model.sequence_length);
+    if (needed <= length_) return;
+    inference_.reset();
+    inference_ = std::make_unique<Inference>(config_, *groups_, needed, *weights_, *backend_);
+    length_ = needed;
+  }
+
+  const GenerateOptions& options_;
+  const fs::path checkpoint_;
+  RunConfig config_;
+  const Vocabulary vocabulary_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<World> world_;
+  std::unique_ptr<RankGroups> groups_;
+  std::unique_ptr<DeviceMemory> weights_;
+  std::unique_ptr<Inference> inference_;
+  int64_t length_ = 0;
+};
+
 }  // namespace
 
-void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
-  const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
-  const Manifest manifest = read_manifest(checkpoint);
-  RunConfig config = saved_config(checkpoint, manifest);
-  if (config.model.vocab_size != bytes_vocabulary) {
-    throw Error(ExitCode::usage, "{}: has a vocabulary of {}, and generate knows the tokenizer \"bytes\" only ({})",
-                checkpoint.string(), config.model.vocab_size, bytes_vocabulary);
-  }
-  check_model(checkpoint);
-  config.parallel = {};
-  const auto backend = make_cpu_backend(0);
-  const std::unique_ptr<World> world = std::move(make_local_world(1).front());
-  RankGroups groups(config, *world);
-  const StepDesign shortest = design_inference(config, backend->target(), groups, 1);
-  const auto weights = backend->allocate(shortest.memory.arenas[MemoryClass::weights]);
-  load_weights(shortest, checkpoint, *weights);
-
-  emit(options.prompt);
-  // The prompt follows the end of a document, as documents do in training.
-  std::vector<int32_t> sequence = {end_of_document};
-  for (const char c : options.prompt) sequence.push_back(static_cast<unsigned char>(c));
-  std::unique_ptr<Inference> inference;
-  int64_t length = 0;
-  for (int64_t i = 0; i < options.tokens; ++i) {
-    // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
-    constexpr int64_t length_step = 64;
-    const auto needed = std::min((static_cast<int64_t>(sequence.size()) + length_step - 1) / length_step * length_step,
-                                 config.model.sequence_length);
-    if (needed > length) {
-      inference = std::make_unique<Inference>(config, groups, needed, *weights, *backend);
-      length = needed;
-    }
-    std::vector<float> logits = inference->next_logits(sequence);
-    const int64_t token = sample(logits, options, i);
-    if (token == end_of_document) return;
-    sequence.push_back(static_cast<int32_t>(token));
-    const char byte = static_cast<char>(token);
-    emit(std::string_view(&byte, 1));
+void generate(const GenerateOptions& options, const std::function<void(size_t, std::string_view)>& emit) {
+  Generator generator(options);
+  std::vector<std::vector<int32_t>> sequences;
+  for (const std::string& prompt : options.prompts) sequences.push_back(generator.encode(prompt));
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    emit(i, options.prompts[i]);
+    generator.go_on(i, std::move(sequences[i]), [&](std::string_view text) { emit(i, text); });
   }
 }
 

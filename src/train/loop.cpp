@@ -24,15 +24,16 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
                           context.world)),
       folder_(context.config.run.out, start_.lock.get()),
       stop_(signals, folder_),
-      data_(open_data(context.config, context.all(), context.world)),
+      data_(open_data(context.config, start_.checkpoint, context.all(), context.world)),
       limits_(measure_limits(context.backend, context.config.precision.compute, profiler != nullptr)),
       step_(make_step(std::move(design), context.backend, context.groups, context.world)),
       reporter_(context, folder_, *step_, limits_, start_.last_step),
-      checkpoints_(context, folder_, *step_, reporter_) {
+      checkpoints_(context, folder_, *step_, reporter_, data_.tokenizer.record),
+      samples_(context, folder_, *step_, reporter_, data_.tokenizer) {
   const Target& target = context.backend.target();
   rings_ = step_->allocate_host(all_rings_bytes(context.config, target));
-  validation_.emplace(context, data_.validation, *step_, rings_->data() + prefetch_ring_bytes(context.config, target),
-                      reporter_, stop_);
+  validation_.emplace(context, data_.validation, data_.tokenizer.tokenizer.get(), *step_,
+                      rings_->data() + prefetch_ring_bytes(context.config, target), reporter_, stop_);
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
   progress_ = checkpoints_.start(start_.checkpoint);
@@ -139,12 +140,13 @@ void TrainingLoop::do_what_is_due(const StepResult& result) {
   const bool is_last = progress_.step == start_.last_step;
   if (!is_last && validation_->is_due(progress_.step)) validation_->run(progress_.step);
   checkpoints_.after_step(progress_, result.skipped, is_last);
+  if (samples_.is_due(progress_.step)) samples_.run(progress_);
 }
 
 // Whether what follows the step depends on its result, or on a device that has nothing else to do.
 bool TrainingLoop::needs_result(int64_t step) const {
   const int64_t compare_every = context_.config.comm.compare_every_steps;
-  return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) ||
+  return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) || samples_.is_due(step) ||
          (compare_every > 0 && step % compare_every == 0) || step == profile_step_ || step + 1 == profile_step_;
 }
 

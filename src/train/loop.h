@@ -15,6 +15,7 @@
 #include "train/run.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
+#include "train/samples.h"
 #include "train/set_up.h"
 #include "train/signals.h"
 #include "train/step_profiler.h"
@@ -63,6 +64,7 @@ class TrainingLoop {
   const std::unique_ptr<TrainingStep> step_;
   Reporter reporter_;
   Checkpointing checkpoints_;
+  Samples samples_;
   std::optional<Validation> validation_;  // from the constructor's end on
   RunProgress progress_;
   int64_t first_step_;           // steps done before this call

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* metrics_file_name = "metrics.jsonl";
 constexpr const char* tensor_board_folder = "tb";
-constexpr std::array run_files = {metrics_file_name, tensor_board_folder, "report.html"};
+constexpr const char* samples_file_name = "samples.jsonl";
+constexpr std::array run_files = {metrics_file_name, samples_file_name, tensor_board_folder, "report.html"};
 
 // `3.0e-4`: the exponent without padding.
 std::string format_exponent(double value) {
@@ -109,6 +110,8 @@ const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& w
       move_earlier_run_aside(out);
     } else {
       warning = drop_later_records(out / metrics_file_name, resume_step);
+      const std::string of_samples = drop_later_records(out / samples_file_name, resume_step);
+      if (warning.empty()) warning = of_samples;
     }
     fs::create_directories(out / tensor_board_folder);
   } catch (const fs::filesystem_error& error) {
@@ -138,9 +141,10 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 
 // The members are opened in this order, after the folder was prepared.
 struct MetricsWriter::Impl {
-  Impl(const fs::path& out, int64_t resume_step)
-      : records(prepare(out, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
-        tensorboard(out / tensor_board_folder, resume_step) {}
+  Impl(const fs::path& folder, int64_t resume_step)
+      : out(folder),
+        records(prepare(folder, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
+        tensorboard(folder / tensor_board_folder, resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
   void begin(int64_t step) {
@@ -166,6 +170,7 @@ struct MetricsWriter::Impl {
     records.write({line.data(), line.size()});
   }
 
+  fs::path out;
   std::string warning;
   OutputFile records;
   TensorBoardWriter tensorboard;
@@ -206,11 +211,19 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
 
 void MetricsWriter::sync() { impl_->records.sync(); }
 
-void MetricsWriter::write_validation(int64_t step, double validation_loss) {
+void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metrics) {
   impl_->begin(step);
-  impl_->add("validation_loss", validation_loss);
+  impl_->add("validation_loss", metrics.loss);
+  if (metrics.bits_per_byte) impl_->add("bits_per_byte", *metrics.bits_per_byte);
   impl_->end();
-  impl_->tensorboard.write(step, {{"validation_loss", validation_loss}});
+  impl_->tensorboard.write(step, {{"validation_loss", metrics.loss}});
+  if (metrics.bits_per_byte) impl_->tensorboard.write(step, {{"bits_per_byte", *metrics.bits_per_byte}});
+}
+
+void MetricsWriter::write_sample(int64_t step, const std::string& prompt, const std::string& text) {
+  const nlohmann::ordered_json record = {{"step", step}, {"prompt", prompt}, {"text", text}};
+  OutputFile file(impl_->out / samples_file_name, OutputFile::Mode::append);
+  file.write(json_text(record) + "\n");
 }
 
 }  // namespace gptrain

@@ -26,12 +26,20 @@ struct StepMetrics {
   double loss_scale = 0;  // 0: there is none
 };
 
+struct ValidationMetrics {
+  double loss = 0;  // mean cross-entropy of a token, nats
+  // The same for a byte of the text, in bits: where the tokenizer is known. Tokens that stand for no text count in the
+  // sum, but have no bytes.
+  std::optional<double> bits_per_byte = {};
+};
+
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
 // GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. A skipped
 // step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
-// Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl (through
+// Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl and
+// samples.jsonl (through
 // a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
 // afresh: existing files (report.html among them) are moved aside to *.old-N, never overwritten. Throws Error(usage)
 // when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, at the end,
@@ -44,7 +52,9 @@ class MetricsWriter {
   ~MetricsWriter();
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
-  void write_validation(int64_t step, double validation_loss);
+  void write_validation(int64_t step, const ValidationMetrics& metrics);
+  // A text that the model wrote after `step`, to samples.jsonl.
+  void write_sample(int64_t step, const std::string& prompt, const std::string& text);
   // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
   // checkpoint is ever ahead of its metrics.
   void sync();

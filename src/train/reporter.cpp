@@ -14,6 +14,7 @@
 
 #include "base/output.h"
 #include "base/output_file.h"
+#include "base/printable.h"
 #include "base/units.h"
 #include "comm/texts.h"
 #include "config/load.h"
@@ -131,11 +132,21 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
   print_out("{}\n", format_step_line(metrics, config.run.steps, context_.backend.target().memory_bytes, eta));
 }
 
-void Reporter::report_validation(int64_t step, double loss, int64_t sequences) {
+void Reporter::report_validation(int64_t step, const ValidationMetrics& metrics, int64_t sequences) {
   if (!context_.leads()) return;
-  folder_.record([&] { metrics_->write_validation(step, loss); });
-  print_out("validation after step {}: loss {:.4f} over {}\n", step, std::isnan(loss) ? std::abs(loss) : loss,
+  folder_.record([&] { metrics_->write_validation(step, metrics); });
+  const auto unsigned_nan = [](double value) { return std::isnan(value) ? std::abs(value) : value; };
+  const std::string per_byte =
+      metrics.bits_per_byte ? fmt::format(", {:.4f} bits per byte,", unsigned_nan(*metrics.bits_per_byte)) : "";
+  print_out("validation after step {}: loss {:.4f}{} over {}\n", step, unsigned_nan(metrics.loss), per_byte,
             format_counted(sequences, "sequence"));
+}
+
+void Reporter::report_sample(int64_t step, const std::string& prompt, const std::string& text) {
+  if (!context_.leads()) return;
+  folder_.record([&] { metrics_->write_sample(step, prompt, text); });
+  constexpr size_t shown_bytes = 300;
+  print_out("sample after step {}: {}\n", step, printable(prompt + text, shown_bytes));
 }
 
 void Reporter::report_profile(const StepProfile& profile) const {

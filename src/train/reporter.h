@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "report/step_profile.h"
 #include "train/folder.h"
@@ -41,8 +42,10 @@ class Reporter {
 
   // After a step; `progress` counts it. A line and a record where log.every_steps or the result asks for them.
   void report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun);
-  // The mean loss over so many sequences, after a step.
-  void report_validation(int64_t step, double loss, int64_t sequences);
+  // Of so many sequences, after a step.
+  void report_validation(int64_t step, const ValidationMetrics& metrics, int64_t sequences);
+  // A text that the model wrote after a step, the prompt apart.
+  void report_sample(int64_t step, const std::string& prompt, const std::string& text);
   // A table on standard output, and trace-stepN.json. Error(usage).
   void report_profile(const StepProfile& profile) const;
 

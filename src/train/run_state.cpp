@@ -54,8 +54,10 @@ class DeviceState final : public SliceMemory {
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
+enum class Part { all, weights };
+
 // Weights, and each column of the optimizer's state.
-std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, DeviceState& memory) {
+std::vector<Slice> slices_of(const TrainingStep& step, Part part, bool written_only, DeviceState& memory) {
   std::vector<Slice> slices;
   for (const StatePiece& piece : step.state(written_only)) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
@@ -74,15 +76,14 @@ std::vector<Slice> slices_of(const TrainingStep& step, bool written_only, Device
       add("weight", piece.narrow_weight, DType::bf16);
     }
     const StateColumns& columns = step.parameters().columns();
-    for (size_t i = 0; i < columns.size(); ++i) add(columns[i].name, piece.columns[i], columns[i].dtype);
+    for (size_t i = 0; i < columns.size() && part == Part::all; ++i)
+      add(columns[i].name, piece.columns[i], columns[i].dtype);
   }
   return slices;
 }
 
-}  // namespace
-
-void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world, const fs::path& chosen) {
+void save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress, const RankGroups& groups,
+          const World& world, const fs::path& out, const std::optional<TokenizerRecord>& tokenizer, Part part) {
   Communicator* const all = groups.group(GroupKind::world);
   const bool leads = groups.rank() == 0;
   const Manifest manifest{.step = progress.step,
@@ -95,20 +96,21 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                           .config = show_config(config, ConfigText::for_any_ranks),
                           .build = version,
                           .algorithms = step.backend().algorithms(),
-                          .loss_scale = step.loss_scale()};
-  const fs::path out = chosen.empty() ? fs::path(config.run.out) : chosen;
+                          .loss_scale = step.loss_scale(),
+                          .tokenizer = tokenizer};
   DeviceState memory(step.backend());
-  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, true, memory));
+  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, part, true, memory));
   agree_on(all, world, [&] {
     if (leads) begin_checkpoint(out, progress.step);
   });
   try {
     // The manifest is written after every rank has written and synced its part.
     const std::vector<std::string> parts = agree(all, world, [&] {
-      return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, true, memory));
+      return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, part, true, memory));
     });
     agree_on(all, world, [&] {
-      const size_t num_tensors = step.spec().tensors.size() * (1 + step.parameters().columns().size());
+      const size_t num_tensors =
+          step.spec().tensors.size() * (part == Part::all ? 1 + step.parameters().columns().size() : 1);
       if (leads) publish_checkpoint(out, manifest, static_cast<int64_t>(num_tensors), parts);
     });
   } catch (const PeerGone&) {
@@ -119,13 +121,28 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
   }
 }
 
+}  // namespace
+
+void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                const RankGroups& groups, const World& world, const fs::path& chosen,
+                const std::optional<TokenizerRecord>& tokenizer) {
+  const fs::path out = chosen.empty() ? fs::path(config.run.out) : chosen;
+  save(config, step, progress, groups, world, out, tokenizer, Part::all);
+}
+
+void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                  const RankGroups& groups, const World& world, const fs::path& out,
+                  const std::optional<TokenizerRecord>& tokenizer) {
+  save(config, step, progress, groups, world, out, tokenizer, Part::weights);
+}
+
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   Manifest manifest;
   DeviceState memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
     step.clear_state();
-    load_slices(checkpoint, slices_of(step, false, memory));
+    load_slices(checkpoint, slices_of(step, Part::all, false, memory));
   });
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);

@@ -22,9 +22,14 @@ struct RunProgress {
 
 // Collective over the world: every rank writes its part, rank 0 the rest. Error(checkpoint) on every rank if one fails,
 // with the message on rank 0.
-// The folder is `out`, the same on all ranks, or run.out if that is empty.
+// The folder is `out`, the same on all ranks, or run.out if that is empty. `tokenizer`: of the data, where it is known.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world, const std::filesystem::path& out = {});
+                const RankGroups& groups, const World& world, const std::filesystem::path& out = {},
+                const std::optional<TokenizerRecord>& tokenizer = {});
+// The same with weights alone, in a folder of checkpoints of its own, for a look at the model: no run goes on from it.
+void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                  const RankGroups& groups, const World& world, const std::filesystem::path& out,
+                  const std::optional<TokenizerRecord>& tokenizer);
 // Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them;
 // returns how far the run had come. Collective over the world; errors as for save_state.
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <utility>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -12,6 +13,7 @@
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "train/run_state.h"
+#include "train/samples.h"
 
 namespace gptrain {
 namespace {
@@ -70,6 +72,17 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
   return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
 }
 
+// Refuses a run that goes on when every source has been seen as often as it may be.
+void check_length(const RunConfig& config, const Dataset& data) {
+  const int64_t steps = data.num_samples() / config.batch.global;
+  if (steps >= config.run.steps) return;
+  throw Error(
+      ExitCode::usage,
+      "run.steps = {}: every source of data.train has been seen max_epochs times after {}; set run.steps to {}, "
+      "or a larger max_epochs",
+      config.run.steps, format_counted(steps, "step"), steps);
+}
+
 }  // namespace
 
 int ranks_on_this_host(const World& world) {
@@ -105,15 +118,16 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
   return start;
 }
 
-RunData open_data(const RunConfig& config, Communicator* all, const World& world) {
+RunData open_data(const RunConfig& config, const std::optional<fs::path>& checkpoint, Communicator* all,
+                  const World& world) {
   const int64_t length = config.model.sequence_length;
-  const auto open = [&](const std::vector<DataSource>& sources, bool shuffle) {
-    return Dataset(sources, length, config.model.vocab_size, config.run.seed, shuffle, config.data.checksums);
-  };
   std::optional<RunData> data;
   const std::vector<std::string> found = agree(all, world, [&] {
-    data.emplace(RunData{open(config.data.train, true), std::nullopt});
-    if (!config.data.validation.empty()) data->validation.emplace(open(config.data.validation, false));
+    RunTokenizer tokenizer = find_run_tokenizer(config, checkpoint ? read_tokenizer(*checkpoint) : std::nullopt);
+    require_tokenizer_of_samples(config, tokenizer);
+    data.emplace(RunData{std::move(tokenizer), open_training_data(config), std::nullopt});
+    check_length(config, data->train);
+    if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config));
     if (all == nullptr) return std::string();
     const std::string train = "training data: " + describe_data(data->train, length);
     return data->validation ? train + "; validation data: " + describe_data(*data->validation, length) : train;

@@ -10,6 +10,7 @@
 #include "comm/world.h"
 #include "config/run_config.h"
 #include "data/dataset.h"
+#include "data/run_tokenizer.h"
 #include "train/folder.h"
 #include "train/run.h"
 #include "train/training_step.h"
@@ -31,11 +32,14 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
                    const World& world);
 
 struct RunData {
+  RunTokenizer tokenizer;
   Dataset train;
   std::optional<Dataset> validation;
 };
-// Every rank reads its own files. With other data than rank 0's it would train another model: Error(device).
-RunData open_data(const RunConfig& config, Communicator* all, const World& world);
+// Every rank reads its own files. With other data than rank 0's it would train another model: Error(device). With
+// another tokenizer than the checkpoint's, where the run goes on from one: Error(usage).
+RunData open_data(const RunConfig& config, const std::optional<std::filesystem::path>& checkpoint, Communicator* all,
+                  const World& world);
 
 // Error(device): no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,

@@ -1,5 +1,7 @@
 #include "train/validation.h"
 
+#include <numbers>
+
 #include "base/output.h"
 #include "base/units.h"
 #include "train/batches.h"
@@ -7,9 +9,15 @@
 
 namespace gptrain {
 
-Validation::Validation(const RunContext& context, const std::optional<Dataset>& data, TrainingStep& step,
-                       std::byte* ring, Reporter& reporter, StopRequest& stop)
-    : context_(context), data_(data), step_(step), ring_(ring), reporter_(reporter), stop_(stop) {}
+Validation::Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
+                       TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop)
+    : context_(context),
+      data_(data),
+      tokenizer_(tokenizer),
+      step_(step),
+      ring_(ring),
+      reporter_(reporter),
+      stop_(stop) {}
 
 bool Validation::is_due(int64_t step) const {
   const int64_t every = context_.config.run.validate_every_steps;
@@ -40,8 +48,19 @@ bool Validation::run(int64_t step) {
     sum += step_.evaluate(1, counted);
   }
   validated_step_ = step;
-  reporter_.report_validation(step, sum / static_cast<double>(samples * config.model.sequence_length), samples);
+  reporter_.report_validation(step, metrics_of(sum), samples);
   return true;
+}
+
+// `sum`: of the cross-entropies of all tokens.
+ValidationMetrics Validation::metrics_of(double sum) {
+  const RunConfig& config = context_.config;
+  const int64_t samples = config.run.validation_samples;
+  ValidationMetrics metrics{sum / static_cast<double>(samples * config.model.sequence_length), std::nullopt};
+  if (tokenizer_ == nullptr || !context_.leads()) return metrics;
+  if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
+  if (*text_bytes_ > 0) metrics.bits_per_byte = sum / (std::numbers::ln2 * static_cast<double>(*text_bytes_));
+  return metrics;
 }
 
 }  // namespace gptrain

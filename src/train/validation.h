@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "data/dataset.h"
+#include "data/tokenizer/tokenizer.h"
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/stop_request.h"
@@ -16,9 +17,10 @@ namespace gptrain {
 // Every rank has one and calls it alike. Without validation data nothing is ever run.
 class Validation {
  public:
-  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes.
-  Validation(const RunContext& context, const std::optional<Dataset>& data, TrainingStep& step, std::byte* ring,
-             Reporter& reporter, StopRequest& stop);
+  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes. `tokenizer`: of the data;
+  // null where it is not known.
+  Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
+             TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop);
 
   // Whether run.validate_every_steps asks for one after this step.
   bool is_due(int64_t step) const;
@@ -30,13 +32,17 @@ class Validation {
   bool run(int64_t step);
 
  private:
+  ValidationMetrics metrics_of(double sum);
+
   const RunContext& context_;
   const std::optional<Dataset>& data_;
+  const Tokenizer* const tokenizer_;
   TrainingStep& step_;
   std::byte* const ring_;
   Reporter& reporter_;
   StopRequest& stop_;
   int64_t validated_step_ = -1;
+  std::optional<int64_t> text_bytes_;  // of what is evaluated; on rank 0, once it has been counted
 };
 
 }  // namespace gptrain

@@ -417,8 +417,7 @@ class Generate(CheckpointCase):
         self.train(self.config, *overrides("run.out=other", "model.vocab_size=300"))
         result = self.run_gptrain("generate", "--checkpoint", "other", "--prompt", "x")
         self.assertEqual(result.code, USAGE)
-        self.assertIn("has a vocabulary of 300", result.err)
-        self.assertIn("bytes", result.err)
+        self.assertIn("holds no tokenizer for its vocabulary of 300: name it with --tokenizer", result.err)
         self.assertEqual(result.out, "", "text before the refusal")
 
 

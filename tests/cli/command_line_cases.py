@@ -7,7 +7,8 @@ import unittest
 
 from cli_case import EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, tiny_config
 
-COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["checkpoint"], ["checkpoint", "inspect"],
+COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["data", "convert"],
+            ["data", "join"], ["data", "mix"], ["checkpoint"], ["checkpoint", "inspect"],
             ["checkpoint", "verify"], ["checkpoint", "export"], ["generate"], ["config"], ["config", "check"],
             ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"]]
 SCREEN_LINES = 30
@@ -36,7 +37,7 @@ class Help(CliCase):
             ("train",): ["--resume", "--steps", "--profile-step", "--set", "--dry-run", "--world-size", "--target",
                          "--json", "--trace"],
             ("data", "pack"): ["INPUT", "--out", "--tokenizer"],
-            ("data", "inspect"): ["PREFIX", "--sample"],
+            ("data", "inspect"): ["PREFIX", "--sample", "--tokenizer"],
             ("generate",): ["--checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"],
         }.items():
             text = self.succeed(*command, "--help")

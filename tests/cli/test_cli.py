@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
-           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer"]
+           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text"]
 
 
 def main():

@@ -2,9 +2,11 @@
 // them: fuzz.h says which; built for libFuzzer it has no main of its own.
 #include "fuzz.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,8 +19,12 @@
 #include "comm/frames.h"
 #include "comm/socket.h"
 #include "config/load.h"
-#include "data/checksums.h"
+#include "data/ingest/block_texts.h"
+#include "data/ingest/blocks.h"
 #include "data/token_file.h"
+#include "data/token_meta.h"
+#include "data/tokenizer/files.h"
+#include "data/tokenizer/unicode.h"
 #include "report/run_page.h"
 #include "train/metrics.h"
 
@@ -81,7 +87,7 @@ void read_index(std::string_view bytes) {
 
 void read_checksum_file(std::string_view bytes) {
   write(scratch() / "y.meta.json", bytes);
-  read_checksums(scratch() / "y");
+  read_token_meta(scratch() / "y");
 }
 
 void read_metrics(std::string_view bytes) {
@@ -112,12 +118,53 @@ void read_frames(std::string_view bytes) {
   }
 }
 
+// Documents of whatever format the content has.
+void read_documents(std::string_view bytes) {
+  write(scratch() / "in.jsonl", bytes);
+  const std::vector<InputFile> inputs = {{scratch() / "in.jsonl", static_cast<int64_t>(bytes.size()), 0}};
+  BlockReader reader(inputs, "text", [](std::string_view text) { return text.size(); });
+  BlockTexts texts("text", false);
+  while (const auto block = reader.next()) {
+    texts.read(
+        *block,
+        [](std::string_view text, int64_t line) {
+          if (find_invalid_utf8(text) < text.size() || line < 1) std::abort();
+        },
+        [](int64_t, const std::string& reason) {
+          if (reason.empty()) std::abort();
+        });
+  }
+}
+
+// What is accepted is written as a tokenizer that is accepted, and gives the same ids, which stand for the text.
+void read_tokenizer_json(std::string_view bytes) {
+  const auto tokenizer = parse_tokenizer_json(bytes, "fuzz");
+  const auto again = parse_tokenizer_json(tokenizer_json(tokenizer->parts()), "again");
+  constexpr std::string_view text = "The quick\n\n brown fox's 1234 \xC3\xBC";
+  Encoder encoder(tokenizer);
+  const std::span<const int32_t> ids = encoder.encode(text);
+  Encoder second(again);
+  const std::span<const int32_t> same = second.encode(text);
+  if (!std::equal(ids.begin(), ids.end(), same.begin(), same.end())) std::abort();
+  tokenizer->decode(ids);
+  tokenizer->text_bytes();
+}
+
+void read_flat(std::string_view bytes) {
+  write(scratch() / "flat.bin", bytes);
+  const TokenFile file(scratch() / "flat.bin");
+  std::vector<int32_t> out(static_cast<size_t>(file.num_tokens()));
+  file.read({0, file.num_tokens()}, int64_t{1} << 31, out.data());
+  file.document_starts({0, file.num_tokens()}, out.data());
+}
+
 }  // namespace
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
       {"config", read_config},      {"manifest", read_manifest_file}, {"header", read_header}, {"idx", read_index},
-      {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames}};
+      {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames},
+      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat}};
   return all;
 }
 

@@ -11,7 +11,9 @@ clang++ -fsanitize=fuzzer "$work/probe.cpp" -o "$work/probe" 2>/dev/null || exit
 
 sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*.cpp "$build/src/base/version.cpp"
   "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
-  "$root"/src/data/{token_file,mapped_file,checksums}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
+  "$root"/src/data/{token_file,flat_tokens,mapped_file,token_meta}.cpp
+  "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
+  "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,json_texts_plain,xz,zstd}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
   "$root"/src/report/{run_page,svg_plot}.cpp)
 # shellcheck disable=SC2016  # expanded by the shell that xargs starts
 for source in "${sources[@]}"; do
@@ -21,9 +23,9 @@ done | xargs -r -P "$(nproc)" -L 1 bash -c 'clang++ -std=c++20 -O1 -g1 -DGPTRAIN
   -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -c "$1" -o "$2"' "$root"
 objects=()
 for source in "${sources[@]}"; do objects+=("$work/$(basename "$source").o"); done
-clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$work/fuzz"
+clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$work/fuzz" -lsodium -lpcre2-8 -lz -lzstd -llzma
 
-[[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames
+[[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames documents tokenizer flat
 for target in "$@"; do
   mkdir -p "$work/found-$target"
   echo "== $target"

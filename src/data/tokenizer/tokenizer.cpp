@@ -75,16 +75,29 @@ std::optional<int32_t> Tokenizer::end_of_document_id() const {
   return std::nullopt;
 }
 
+bool Tokenizer::has(int64_t id) const {
+  if (id < 0 || id >= vocab_size_) return false;
+  const auto index = static_cast<size_t>(id);
+  return is_bytes() || added_by_id_[index] != nullptr ||
+         (index < parts_.tokens.size() && !parts_.tokens[index].empty());
+}
+
 std::string_view Tokenizer::text_of(int32_t id) const {
   const auto index = static_cast<size_t>(id);
-  if (is_bytes() && id >= 0 && id < bytes_vocabulary) {
-    return std::string_view(bytes_text_).substr(index, id == end_of_document ? 0 : 1);
+  if (!has(id)) throw Error(ExitCode::data, "{} is no token of {}", id, is_bytes() ? "tokenizer bytes" : parts_.source);
+  if (is_bytes()) return std::string_view(bytes_text_).substr(index, id == end_of_document ? 0 : 1);
+  const AddedToken* const added = added_by_id_[index];
+  return added != nullptr ? std::string_view(added->content) : std::string_view(parts_.tokens[index]);
+}
+
+std::vector<int32_t> Tokenizer::text_bytes() const {
+  std::vector<int32_t> bytes(static_cast<size_t>(vocab_size_), 0);
+  for (size_t id = 0; id < bytes.size(); ++id) {
+    const auto token = static_cast<int32_t>(id);
+    const bool special = !is_bytes() && added_by_id_[id] != nullptr && added_by_id_[id]->special;
+    if (has(token) && !special) bytes[id] = static_cast<int32_t>(text_of(token).size());
   }
-  if (id >= 0 && id < vocab_size_) {
-    if (const AddedToken* added = added_by_id_[index]; added != nullptr) return added->content;
-    if (index < parts_.tokens.size() && !parts_.tokens[index].empty()) return parts_.tokens[index];
-  }
-  throw Error(ExitCode::data, "{} is no token of {}", id, is_bytes() ? "tokenizer bytes" : parts_.source);
+  return bytes;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {

@@ -69,8 +69,11 @@ class Tokenizer {
   // <|eot|>, the first of these that there is.
   std::optional<int32_t> end_of_document_id() const;
 
+  bool has(int64_t id) const;
   // The bytes of a token; throws Error(data) for an id that is none. A special token gives its text.
   std::string_view text_of(int32_t id) const;
+  // Bytes of text that each id stands for: 0 for special tokens, and for ids that are none.
+  std::vector<int32_t> text_bytes() const;
   std::string decode(std::span<const int32_t> ids) const;
 
   // As last_safe_cut(), for this tokenizer's stages; always 0 where none can be known.

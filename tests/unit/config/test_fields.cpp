@@ -38,6 +38,9 @@ const std::map<std::string, Sample> samples = {
     {"model.z_loss", {"1e-4", {}}},
     {"data.train", {R"([{"path":"a","weight":2.0}])", {}}},
     {"data.validation", {R"([{"path":"b","weight":1.0}])", {}}},
+    {"data.temperature", {"2.0", {}}},
+    {"data.phases", {R"([{"until_step":10,"weights":[2.0]}])", {}}},
+    {"data.tokenizer", {R"("bytes")", {}}},
     {"data.checksums", {"false", {}}},
     {"data.mask_documents", {"true", {}}},
     {"data.max_documents", {"16", {"data.mask_documents=true"}}},
@@ -85,6 +88,9 @@ const std::map<std::string, Sample> samples = {
     {"run.max_skipped_steps", {"0", {}}},
     {"run.validate_every_steps", {"50", {R"(data.validation=[{"path": "v"}])"}}},
     {"run.validation_samples", {"8", {R"(data.validation=[{"path": "v"}])"}}},
+    {"run.sample_every_steps", {"20", {}}},
+    {"run.sample_tokens", {"8", {"run.sample_every_steps=20"}}},
+    {"run.sample_prompt", {R"("The ")", {"run.sample_every_steps=20"}}},
 };
 
 }  // namespace

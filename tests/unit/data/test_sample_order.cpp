@@ -1,7 +1,9 @@
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
@@ -11,6 +13,11 @@ namespace gptrain {
 namespace {
 
 std::vector<int64_t> slots_for(const std::vector<double>& weights) { return round_to_slots(weights); }
+
+// An order without phases, whose sources have these slots.
+SampleOrder order_of(const std::vector<int64_t>& slots, std::vector<int64_t> samples, uint64_t seed, bool shuffle) {
+  return {{{0, {slots.begin(), slots.end()}}}, std::move(samples), seed, shuffle};
+}
 
 TEST_CASE("Sample counts are exact where floats are not") {
   CHECK(samples_per_epoch(300'000'000'000, 4096) == 73'242'187);
@@ -43,9 +50,50 @@ TEST_CASE("Every source has a slot, and the slots fill the cycle") {
   CHECK(round_to_slots(std::vector<double>(65536, 0.1)) == std::vector<int64_t>(65536, 1));
 }
 
+TEST_CASE("A weight of 0 gets no slot, a small one does") {
+  CHECK(slots_for({0, 1, 1e-12}) == std::vector<int64_t>{0, 65535, 1});
+  CHECK(slots_for({1, 0, 1, 1}) == std::vector<int64_t>{21846, 0, 21845, 21845});
+}
+
+// What a source gives, over all phases, is its samples in order, epoch after epoch.
+void check_ordinals(const SampleOrder& order, int64_t num_samples, const std::vector<int64_t>& samples) {
+  std::vector<int64_t> taken(samples.size(), 0);
+  for (int64_t n = 0; n < num_samples; ++n) {
+    const SampleLocation location = order.locate(n);
+    const int64_t ordinal = taken[location.source]++;
+    REQUIRE(location.epoch * samples[location.source] + location.index == ordinal);
+    REQUIRE(order.number_of(location.source, ordinal) == n);
+  }
+  CHECK(order.taken_by(num_samples) == taken);
+}
+
+TEST_CASE("Phases have weights of their own, and sources go on where they were") {
+  const std::vector<int64_t> samples = {700, 900, 50};
+  const SampleOrder order({{1000, {1, 0, 3}}, {70'000, {0, 1, 1}}, {0, {1, 1, 1}}}, samples, 7, false);
+  CHECK(order.num_phases() == 3);
+  CHECK(order.num_samples() == std::numeric_limits<int64_t>::max());
+  CHECK(order.taken_by(1000)[1] == 0);
+  CHECK(order.taken_by(70'000)[0] == order.taken_by(1000)[0]);
+  check_ordinals(order, 75'000, samples);
+}
+
+TEST_CASE("A source that has given all it may is left out") {
+  const std::vector<int64_t> samples = {300, 2000, 500};
+  const SampleOrder order({{0, {1, 1, 1}}}, samples, 7, false, {600, 2000, 750});
+  CHECK(order.num_samples() == 600 + 2000 + 750);
+  CHECK(order.taken_by(order.num_samples()) == std::vector<int64_t>{600, 2000, 750});
+  check_ordinals(order, order.num_samples(), samples);
+  CHECK(order.number_of(0, 600) == std::nullopt);
+  // Reading ahead of the end finds samples, too.
+  CHECK(order.locate(order.num_samples() + 70'000).source == 1);
+  const SampleOrder unlimited({{0, {1, 1, 1}}}, samples, 7, true, {600, std::numeric_limits<int64_t>::max(), 750});
+  CHECK(unlimited.num_samples() == std::numeric_limits<int64_t>::max());
+  CHECK(unlimited.taken_by(100'000) == std::vector<int64_t>{600, 98'650, 750});
+}
+
 TEST_CASE("A cycle takes from each source its slots, each sample of an epoch once") {
   const std::vector<int64_t> slots = {40000, 25535, 1};
-  const SampleOrder order(slots, {10000, 30000, 5}, 42, true);
+  const SampleOrder order = order_of(slots, {10000, 30000, 5}, 42, true);
   std::vector<std::multiset<int64_t>> seen(3);
   std::vector<int64_t> taken(3);
   for (int64_t n = 0; n < slots_per_cycle; ++n) {
@@ -62,7 +110,7 @@ TEST_CASE("A cycle takes from each source its slots, each sample of an epoch onc
 
 TEST_CASE("An epoch that ends inside a cycle goes on in the next") {
   const std::vector<int64_t> slots = {3, 65533};
-  const SampleOrder order(slots, {7, 1000}, 1, true);
+  const SampleOrder order = order_of(slots, {7, 1000}, 1, true);
   // Seven cycles of three slots are three epochs of seven samples.
   std::vector<std::set<int64_t>> epochs(3);
   for (int64_t n = 0; n < 7 * slots_per_cycle; ++n) {
@@ -73,7 +121,7 @@ TEST_CASE("An epoch that ends inside a cycle goes on in the next") {
 }
 
 TEST_CASE("Epochs of a source pass one after the other, however short the run") {
-  const SampleOrder order(slots_for({3, 1}), {124, 50}, 9, true);
+  const SampleOrder order = order_of(slots_for({3, 1}), {124, 50}, 9, true);
   std::vector<int64_t> taken(2);
   std::vector<std::set<int64_t>> epoch(2);
   for (int64_t n = 0; n < 700; ++n) {
@@ -92,7 +140,7 @@ TEST_CASE("Epochs of a source pass one after the other, however short the run") 
 TEST_CASE("The order changes with seed, epoch and cycle, and only with those") {
   const std::vector<int64_t> slots = {32768, 32768};
   const auto sequence = [&](uint64_t seed, int64_t first) {
-    const SampleOrder order(slots, {32768, 32768}, seed, true);
+    const SampleOrder order = order_of(slots, {32768, 32768}, seed, true);
     std::vector<int64_t> values;
     for (int64_t n = first; n < first + 200; ++n) {
       const SampleLocation location = order.locate(n);
@@ -114,7 +162,8 @@ TEST_CASE("The order is the documented one") {
     int64_t epoch;
     int64_t index;
   };
-  const SampleOrder order(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
+  const SampleOrder order =
+      order_of(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
   for (const Known& known :
        {Known{0, 1, 0, 930}, Known{1, 0, 0, 663'129'653'532}, Known{2, 0, 0, 702'269'107'905}, Known{3, 1, 0, 356},
         Known{65535, 0, 0, 93'712'732'778}, Known{65536, 1, 21, 273}, Known{1'000'000'007, 0, 0, 811'220'797'286},
@@ -127,7 +176,7 @@ TEST_CASE("The order is the documented one") {
 }
 
 TEST_CASE("Two sources of one size are shuffled differently") {
-  const SampleOrder order(std::vector<int64_t>{32768, 32768}, {32768, 32768}, 3, true);
+  const SampleOrder order = order_of(std::vector<int64_t>{32768, 32768}, {32768, 32768}, 3, true);
   std::vector<std::vector<int64_t>> indices(2);
   for (int64_t n = 0; n < 100; ++n) {
     const SampleLocation location = order.locate(n);
@@ -137,7 +186,7 @@ TEST_CASE("Two sources of one size are shuffled differently") {
 }
 
 TEST_CASE("Without shuffle each source is read in its own order, and the sources are mixed all the same") {
-  const SampleOrder order(slots_for({1, 1}), {30, 1000}, 1, false);
+  const SampleOrder order = order_of(slots_for({1, 1}), {30, 1000}, 1, false);
   std::vector<int64_t> taken(2);
   for (int64_t n = 0; n < 200; ++n) {
     const SampleLocation location = order.locate(n);
@@ -152,7 +201,7 @@ TEST_CASE("Without shuffle each source is read in its own order, and the sources
 
 TEST_CASE("Any part of a shuffled cycle has the mixture's frequencies") {
   const auto slots = round_to_slots(std::vector<double>{0.7, 0.2, 0.1});
-  const SampleOrder order(slots, {1000, 1000, 1000}, 11, true);
+  const SampleOrder order = order_of(slots, {1000, 1000, 1000}, 11, true);
   const auto taken = order.taken_by(slots_per_cycle + 10000);
   for (size_t i = 0; i < slots.size(); ++i) {
     const double share = static_cast<double>(slots[i]) / slots_per_cycle;
@@ -164,7 +213,7 @@ TEST_CASE("Any part of a shuffled cycle has the mixture's frequencies") {
 TEST_CASE("Large sample numbers do not overflow") {
   const std::vector<int64_t> slots = {65535, 1};
   const int64_t trillions = int64_t{1} << 61;
-  const SampleOrder order(slots, {int64_t{1} << 60, 3}, 5, true);
+  const SampleOrder order = order_of(slots, {int64_t{1} << 60, 3}, 5, true);
   for (int64_t n = trillions; n < trillions + 1000; ++n) {
     const SampleLocation location = order.locate(n);
     CHECK(location.index >= 0);

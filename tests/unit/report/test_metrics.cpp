@@ -120,7 +120,7 @@ TEST_CASE("metrics.jsonl reads back with every bit of every value") {
   {
     MetricsWriter writer(out / "deep/run", -1);
     writer.write_step(metrics);
-    writer.write_validation(120, 1.0 / 3);
+    writer.write_validation(120, {1.0 / 3});
   }
   const std::vector<json> records = parse_lines(out / "deep/run/metrics.jsonl");
   REQUIRE(records.size() == 2);
@@ -147,7 +147,7 @@ TEST_CASE("What is not finite is null") {
   metrics.grad_norm = -positive_infinity;
   metrics.skipped = true;
   writer.write_step(metrics);
-  writer.write_validation(3, positive_infinity);
+  writer.write_validation(3, {positive_infinity});
   const std::vector<json> records = parse_lines(out / "metrics.jsonl");
   REQUIRE(records.size() == 2);
   CHECK(records[0].at("loss").is_null());
@@ -179,8 +179,8 @@ TEST_CASE("Resuming drops what came after the checkpoint, and what is no record"
   {
     MetricsWriter writer(out.path(), -1);
     for (int64_t step = 1; step <= 6; ++step) writer.write_step(at_step(step));
-    writer.write_validation(4, 2.5);
-    writer.write_validation(6, 2.25);
+    writer.write_validation(4, {2.5});
+    writer.write_validation(6, {2.25});
   }
   const std::string whole = read_file(out / "metrics.jsonl");
   write_file(out / "metrics.jsonl",
@@ -210,7 +210,7 @@ TEST_CASE("Resuming from step 0 starts over, resuming without a file starts one"
 TEST_CASE("A whole last record is kept though its newline is missing") {
   const TemporaryFolder out;
   write_file(out / "metrics.jsonl", "{\"step\":1}\n{\"step\":2}");
-  MetricsWriter(out.path(), 2).write_validation(3, 1);
+  MetricsWriter(out.path(), 2).write_validation(3, {1});
   CHECK(steps_of(out / "metrics.jsonl") == std::vector<int64_t>{1, 2, 3});
 }
 

@@ -124,7 +124,7 @@ TEST_CASE("An event file starts with its version and holds the scalars of each s
     metrics.mfu = 0.25;
     metrics.peak_bytes = int64_t{1} << 40;
     writer.write_step(metrics);
-    writer.write_validation(301, 2.5);
+    writer.write_validation(301, {2.5});
   }
   const std::vector<std::string> names = file_names(out / "tb");
   REQUIRE(names.size() == 1);

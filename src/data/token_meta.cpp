@@ -1,4 +1,4 @@
-#include "data/checksums.h"
+#include "data/token_meta.h"
 
 #include <algorithm>
 #include <charconv>
@@ -17,19 +17,18 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* format_name = "gptrain tokens";
+constexpr const char* meta_format = "gptrain tokens";
 constexpr int64_t format_version = 1;
 constexpr int64_t max_file_bytes = 100'000'000;  // of a .bin of some 500 TiB
 
-TokenChecksums parse(const std::string& text) {
+TokenMeta parse(const std::string& text) {
   const json root = parse_json(text);
-  if (root.at("format") != format_name || root.at("version") != format_version)
-    throw json::other_error::create(502, fmt::format("it is no \"{}\" of version {}", format_name, format_version),
+  if (root.at("format") != meta_format || root.at("version") != format_version)
+    throw json::other_error::create(502, fmt::format("it is no \"{}\" of version {}", meta_format, format_version),
                                     nullptr);
-  TokenChecksums checksums{root.at("bytes"), root.at("tokens"), {}};
-  if (checksums.bytes < 0 || checksums.tokens < 0)
-    throw json::other_error::create(506, "it gives a negative size", nullptr);
-  const int64_t blocks = checksums.bytes / checksum_block_bytes + (checksums.bytes % checksum_block_bytes != 0 ? 1 : 0);
+  TokenMeta meta{.bytes = root.at("bytes"), .tokens = root.at("tokens"), .blocks = {}};
+  if (meta.bytes < 0 || meta.tokens < 0) throw json::other_error::create(506, "it gives a negative size", nullptr);
+  const int64_t blocks = meta.bytes / checksum_block_bytes + (meta.bytes % checksum_block_bytes != 0 ? 1 : 0);
   if (root.at("block_bytes") != checksum_block_bytes || static_cast<int64_t>(root.at("crc32c").size()) != blocks)
     throw json::other_error::create(503, "its number of blocks does not fit its number of bytes", nullptr);
   for (const json& block : root.at("crc32c")) {
@@ -38,9 +37,10 @@ TokenChecksums parse(const std::string& text) {
     std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
     if (fmt::format("{:08x}", crc) != digits)
       throw json::other_error::create(504, "a checksum is not eight hexadecimal digits", nullptr);
-    checksums.blocks.push_back(crc);
+    meta.blocks.push_back(crc);
   }
-  return checksums;
+  if (root.contains("tokenizer")) meta.tokenizer = parse_tokenizer_record(root["tokenizer"]);
+  return meta;
 }
 
 }  // namespace
@@ -58,16 +58,18 @@ void BlockChecksums::add(const void* data, size_t bytes) {
   }
 }
 
-std::string format_checksums(const TokenChecksums& checksums) {
+std::string format_token_meta(const TokenMeta& meta) {
   std::string text = fmt::format(
       "{{\"format\": \"{}\", \"version\": {}, \"bytes\": {}, \"tokens\": {}, \"block_bytes\": {}, \"crc32c\": [",
-      format_name, format_version, checksums.bytes, checksums.tokens, checksum_block_bytes);
-  for (size_t i = 0; i < checksums.blocks.size(); ++i)
-    fmt::format_to(std::back_inserter(text), "{}\n  \"{:08x}\"", i > 0 ? "," : "", checksums.blocks[i]);
-  return text + "\n]}\n";
+      meta_format, format_version, meta.bytes, meta.tokens, checksum_block_bytes);
+  for (size_t i = 0; i < meta.blocks.size(); ++i)
+    fmt::format_to(std::back_inserter(text), "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
+  text += "\n]";
+  if (meta.tokenizer) text += ",\n \"tokenizer\": " + json_text(tokenizer_record_json(*meta.tokenizer));
+  return text + "}\n";
 }
 
-std::optional<TokenChecksums> read_checksums(const std::filesystem::path& prefix) {
+std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
   const std::filesystem::path path = token_file_path(prefix, ".meta.json");
   std::error_code error;
   if (!std::filesystem::exists(path, error) && !error) return std::nullopt;

@@ -1,5 +1,5 @@
-// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB (data/README.md). Other
-// writers of token files know no such file; where there is none, nothing is compared.
+// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB, and which tokenizer made it
+// (data/README.md). Other writers of token files know no such file; where there is none, nothing is compared.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenizer/record.h"
+
 namespace gptrain {
 
-struct TokenChecksums {
+struct TokenMeta {
   int64_t bytes = 0;  // of PREFIX.bin
   int64_t tokens = 0;
   std::vector<uint32_t> blocks;  // CRC-32C of each block; the last may be shorter
+  std::optional<TokenizerRecord> tokenizer = {};
 };
 
 constexpr int64_t checksum_block_bytes = int64_t{64} << 20;
@@ -31,9 +34,9 @@ class BlockChecksums {
   std::vector<uint32_t> blocks_;
 };
 
-std::string format_checksums(const TokenChecksums& checksums);
+std::string format_token_meta(const TokenMeta& meta);
 
 // Nothing where there is no PREFIX.meta.json. Error(data): it cannot be read, or is none.
-std::optional<TokenChecksums> read_checksums(const std::filesystem::path& prefix);
+std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix);
 
 }  // namespace gptrain

@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/output.h"
+#include "base/progress.h"
+#include "base/units.h"
+#include "cli/commands.h"
+#include "cli/numbers.h"
+#include "config/load.h"
+#include "data/convert.h"
+#include "data/dataset.h"
+#include "data/join.h"
+#include "data/pack.h"
+#include "data/run_tokenizer.h"
+#include "data/tokenizer/files.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Runs what reports its progress, with a bar.
+template <typename Work>
+auto with_bar(const std::string& what, Work work) {
+  std::unique_ptr<Progress> bar;
+  auto result = work([&](int64_t done, int64_t total) {
+    if (!bar) bar = std::make_unique<Progress>(what, total);
+    bar->update(done);
+  });
+  if (bar) bar->finish();
+  return result;
+}
+
+void add_verify_command(CLI::App& data) {
+  auto prefix = std::make_shared<std::string>();
+  CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
+  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  command->callback([prefix] {
+    write_out(with_bar("verifying blocks", [&](const auto& progress) { return verify_tokens(*prefix, progress); }));
+  });
+}
+
+void add_inspect_command(CLI::App& data) {
+  struct Arguments {
+    std::string prefix;
+    std::string tokenizer;
+    int64_t sample = -1;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = data.add_subcommand("inspect", "counts, histogram, entropy and texts of a token file");
+  command->add_option("PREFIX", arguments->prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")
+      ->required();
+  command->add_option("--sample", arguments->sample, "print document N")->check(whole_number_from(0))->type_name("N");
+  command->add_option("--tokenizer", arguments->tokenizer, "as of `data pack`; default: PREFIX.meta.json's")
+      ->type_name("NAME");
+  command->callback([arguments] {
+    const auto tokenizer = arguments->tokenizer.empty() ? nullptr : load_tokenizer(arguments->tokenizer);
+    write_out(inspect(arguments->prefix, arguments->sample, tokenizer));
+  });
+}
+
+// What OUT is where --to does not say: its name decides.
+TokenFormat format_of_name(const fs::path& out) {
+  if (out.extension() == ".npy") return TokenFormat::npy;
+  if (out.extension() != ".bin") return TokenFormat::megatron;
+  throw Error(ExitCode::usage, "{}: a .bin may be llm.c's or nanoGPT's; say which with --to", out.native());
+}
+
+void add_convert_command(CLI::App& data) {
+  struct Arguments {
+    ConvertOptions options;
+    std::string to;
+    int32_t end_token = -1;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = data.add_subcommand("convert", "token files of Megatron-LM, llm.c, nanoGPT and numpy");
+  command->add_option("IN", arguments->options.in, "a PREFIX, or a file; its content says what it is")->required();
+  command->add_option("OUT", arguments->options.out, "the same")->required();
+  static const std::map<std::string, TokenFormat> formats = {{"megatron", TokenFormat::megatron},
+                                                             {"llm.c", TokenFormat::llmc},
+                                                             {"nanogpt", TokenFormat::nanogpt},
+                                                             {"npy", TokenFormat::npy}};
+  command->add_option("--to", arguments->to, "megatron, llm.c, nanogpt, npy; default: as OUT's name says")
+      ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
+      ->type_name("FORMAT");
+  command->add_option("--end-token", arguments->end_token, "to megatron: a document ends behind each of this id")
+      ->check(whole_number_from(0))
+      ->type_name("ID");
+  command->callback([arguments] {
+    ConvertOptions& options = arguments->options;
+    options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
+    if (arguments->end_token >= 0) options.end_token = arguments->end_token;
+    const ConvertResult result =
+        with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });
+    const std::string documents =
+        options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
+    print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
+              format_name(result.from), format_name(options.to));
+  });
+}
+
+void add_join_command(CLI::App& data) {
+  struct Arguments {
+    std::vector<std::string> inputs;
+    std::string out;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = data.add_subcommand("join", "several token files as one");
+  command->add_option("PREFIX", arguments->inputs, "inputs, in their order; PREFIX.idx means PREFIX")->required();
+  command->add_option("--out", arguments->out, "where to write")->required()->type_name("PREFIX");
+  command->callback([arguments] {
+    std::vector<fs::path> inputs;
+    for (const std::string& input : arguments->inputs) {
+      const fs::path path = input;
+      inputs.push_back(path.extension() == ".idx" ? fs::path(path).replace_extension() : path);
+    }
+    const JoinResult result =
+        with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
+    print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),
+              format_grouped(result.tokens), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
+  });
+}
+
+struct MixArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  int64_t steps = 0;  // 0: those of the config
+};
+
+void print_mixture(const MixArguments& arguments) {
+  constexpr double many_epochs = 4;
+  RunConfig config = load_config(arguments.config, arguments.overrides);
+  if (arguments.steps > 0) config.run.steps = arguments.steps;
+  find_run_tokenizer(config);  // refuses what a run would refuse
+  const Dataset dataset = open_training_data(config);
+  const int64_t samples = config.run.steps * config.batch.global;
+  const auto reports = dataset.report(samples);
+  size_t width = 6;
+  for (const auto& source : reports) width = std::max(width, source.path.size());
+  print_out("{:<{}}  {:>17}  {:>7}  {:>7}  {:>17}  {:>8}  {:>12}\n", "source", width, "tokens", "asked", "share",
+            "tokens of run", "epochs", "first repeat");
+  for (const auto& source : reports) {
+    const bool repeats = source.first_repeat && *source.first_repeat < samples;
+    const std::string repeat =
+        repeats ? fmt::format("step {}", *source.first_repeat / config.batch.global + 1) : std::string("-");
+    print_out("{:<{}}  {:>17}  {:>6.2f}%  {:>6.2f}%  {:>17}  {:>8.2f}  {:>12}\n", source.path, width,
+              format_grouped(source.tokens), 100 * source.asked_share, 100 * source.share,
+              format_grouped(source.taken * config.model.sequence_length), source.epochs, repeat);
+  }
+  print_out("{} steps of {}, {} tokens\n", format_grouped(config.run.steps),
+            format_counted(config.batch.global, "sequence"), format_grouped(samples * config.model.sequence_length));
+  for (const auto& source : reports) {
+    if (source.epochs <= many_epochs) continue;
+    print_err("warning: {} is seen {:.1f} times; beyond about {:.0f} a repeated token teaches less than a new one\n",
+              source.path, source.epochs, many_epochs);
+  }
+  if (dataset.num_samples() < samples) {
+    print_err("warning: every source has been seen max_epochs times after step {}: such a run is refused\n",
+              dataset.num_samples() / config.batch.global);
+  }
+}
+
+void add_mix_command(CLI::App& data) {
+  auto arguments = std::make_shared<MixArguments>();
+  CLI::App* command = data.add_subcommand("mix", "how much of each source a run sees");
+  command->add_option("CONFIG", arguments->config, "run config")->required();
+  command->add_option("--steps", arguments->steps, "instead of run.steps")->check(whole_number_from(1))->type_name("N");
+  command->add_option("--set", arguments->overrides, "as of `train`")
+      ->type_name("key.path=value")
+      ->allow_extra_args(false);
+  command->callback([arguments] { print_mixture(*arguments); });
+}
+
+}  // namespace
+
+void add_token_file_commands(CLI::App& data) {
+  add_verify_command(data);
+  add_inspect_command(data);
+  add_convert_command(data);
+  add_join_command(data);
+  add_mix_command(data);
+}
+
+}  // namespace gptrain

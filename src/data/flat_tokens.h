@@ -1,0 +1,43 @@
+// Files that hold tokens and nothing else but a header: those of llm.c and nanoGPT, and arrays of numpy.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/dtype.h"
+#include "data/mapped_file.h"
+
+namespace gptrain {
+
+enum class TokenFormat : uint8_t {
+  megatron,  // PREFIX.bin and PREFIX.idx
+  llmc,      // 256 i32 of header, then u16 (GPT-2) or u32 (Llama 3)
+  nanogpt,   // u16 and nothing else
+  npy,       // numpy.save: one dimension, u16, u32 or i32
+};
+std::string format_name(TokenFormat format);
+
+namespace llmc {
+constexpr int64_t header_bytes = 256 * 4;
+constexpr int32_t magic_u16 = 20240520;  // GPT-2
+constexpr int32_t magic_u32 = 20240801;  // Llama 3
+constexpr int32_t version_u16 = 1;
+constexpr int32_t version_u32 = 7;
+}  // namespace llmc
+
+// The bytes that numpy.save (2.x) writes before an array of so many u16 or, from DType::i32, u32.
+std::string npy_header(DType dtype, int64_t tokens);
+
+struct FlatTokens {
+  MappedFile file;
+  TokenFormat format;
+  DType dtype;         // u16, or i32 for any of four bytes
+  int64_t first_byte;  // of the tokens, a multiple of their size
+};
+
+// Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file
+// and byte for headers that do not fit their file, and for half of a token file with an index.
+FlatTokens open_flat_tokens(const std::filesystem::path& path);
+
+}  // namespace gptrain

@@ -1,0 +1,91 @@
+#include "data/join.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "data/token_file.h"
+#include "data/token_meta.h"
+#include "data/token_writer.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t chunk_tokens = int64_t{1} << 18;
+constexpr int64_t any_vocabulary = int64_t{1} << 31;
+
+// The tokenizer that all inputs agree on; nothing where one of them does not say.
+std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inputs) {
+  std::optional<TokenizerRecord> common;
+  bool all_say = true;
+  for (const fs::path& input : inputs) {
+    std::optional<TokenMeta> meta = read_token_meta(input);
+    if (!meta || !meta->tokenizer) {
+      all_say = false;
+      continue;
+    }
+    TokenizerRecord& own = *meta->tokenizer;
+    if (!common) common = own;
+    if (common->sha256 != own.sha256 || common->end_token != own.end_token) {
+      throw Error(ExitCode::usage, "{} and {} were packed with different tokenizers, or only one with end tokens",
+                  inputs.front().native(), input.native());
+    }
+    if (common->text.empty()) common->text = std::move(own.text);
+  }
+  return all_say ? common : std::nullopt;
+}
+
+std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs::path& out) {
+  std::vector<TokenFile> files;
+  for (const fs::path& input : inputs) {
+    std::error_code ignored;
+    if (fs::equivalent(token_file_path(input, ".bin"), token_file_path(out, ".bin"), ignored))
+      throw Error(ExitCode::usage, "{} is an input and would be overwritten; choose another output prefix",
+                  out.native());
+    const TokenFile& file = files.emplace_back(input);
+    if (file.format() != TokenFormat::megatron)
+      throw Error(ExitCode::usage, "{} has no index; `gptrain data convert` makes one", input.native());
+    if (file.dtype() != files.front().dtype()) {
+      throw Error(ExitCode::usage, "{} holds tokens of {}, {} of {}: they cannot be joined", inputs.front().native(),
+                  dtype_name(files.front().dtype()), input.native(), dtype_name(file.dtype()));
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path& out,
+                            const std::function<void(int64_t, int64_t)>& progress) {
+  const std::vector<TokenFile> files = open_inputs(inputs, out);
+  std::optional<TokenizerRecord> tokenizer = common_tokenizer(inputs);
+  int64_t total = 0;
+  for (const TokenFile& file : files) total += file.num_tokens();
+  TokenWriter writer(out, files.front().dtype());
+  if (tokenizer) writer.set_tokenizer(std::move(*tokenizer));
+  JoinResult result;
+  std::vector<int32_t> ids(chunk_tokens);
+  for (const TokenFile& file : files) {
+    for (int64_t i = 0; i < file.num_documents(); ++i) {
+      const TokenFile::Range document = file.document(i);
+      for (int64_t done = 0; done < document.count; done += chunk_tokens) {
+        const int64_t count = std::min(chunk_tokens, document.count - done);
+        file.read({document.first + done, count}, any_vocabulary, ids.data());
+        writer.append(std::span(ids).first(static_cast<size_t>(count)));
+      }
+      writer.end_document();
+      result.tokens += document.count;
+    }
+    result.documents += file.num_documents();
+    progress(result.tokens, total);
+  }
+  writer.finish();
+  return result;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,83 @@
+#include "data/run_tokenizer.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "data/token_file.h"
+#include "data/token_meta.h"
+#include "data/tokenizer/files.h"
+
+namespace gptrain {
+namespace {
+
+constexpr const char* automatic = "auto";
+
+// A record and who says so.
+struct Claim {
+  TokenizerRecord record;
+  std::string source;
+};
+
+std::string described(const Claim& claim) {
+  constexpr size_t shown_digits = 12;
+  return fmt::format("{} ({} tokens, sha256 {}...)", claim.source, format_grouped(claim.record.vocab_size),
+                     claim.record.sha256.substr(0, shown_digits));
+}
+
+// Makes one claim of two that agree; what the first does not know, the second may.
+void merge(std::optional<Claim>& claim, Claim other) {
+  if (!claim) {
+    claim = std::move(other);
+    return;
+  }
+  if (claim->record.sha256 != other.record.sha256) {
+    throw Error(ExitCode::usage,
+                "tokens of different tokenizers cannot be read by one model:\n  {}\n  {}\npack all texts with one "
+                "tokenizer",
+                described(*claim), described(other));
+  }
+  if (claim->record.text.empty()) claim->record.text = std::move(other.record.text);
+  if (!claim->record.end_token) claim->record.end_token = other.record.end_token;
+}
+
+void check_vocabulary(const RunConfig& config, const Claim& claim) {
+  const int64_t has = config.model.vocab_size;
+  const int64_t needs = claim.record.vocab_size;
+  if (needs <= has && has <= needs + max_spare_ids) return;
+  throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}{}", has,
+              claim.source, needs, needs,
+              has > needs ? fmt::format(" (up to {} more are allowed as padding)", max_spare_ids) : "");
+}
+
+}  // namespace
+
+RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known) {
+  std::optional<Claim> claim;
+  RunTokenizer result;
+  bool data_say = false;
+  if (config.data.tokenizer != automatic) {
+    result.tokenizer = load_tokenizer(config.data.tokenizer);
+    claim = Claim{make_tokenizer_record(*result.tokenizer, std::nullopt),
+                  fmt::format("data.tokenizer = {}", config.data.tokenizer)};
+  }
+  for (const auto* sources : {&config.data.train, &config.data.validation}) {
+    for (const DataSource& source : *sources) {
+      const std::optional<TokenMeta> meta = read_token_meta(source.path);
+      if (!meta || !meta->tokenizer) continue;
+      data_say = true;
+      merge(claim, {*meta->tokenizer, fmt::format("the tokenizer of {}", source.path)});
+    }
+  }
+  if (known) merge(claim, {*known, "the tokenizer of the checkpoint"});
+  if (!claim) return result;
+  check_vocabulary(config, *claim);
+  if (!result.tokenizer && !claim->record.text.empty()) result.tokenizer = tokenizer_of(claim->record, claim->source);
+  result.record = std::move(claim->record);
+  // Data that say nothing are most likely to end their documents as others do.
+  if (!data_say && !known && result.tokenizer) result.record->end_token = result.tokenizer->end_of_document_id();
+  return result;
+}
+
+}  // namespace gptrain
