@@ -4,7 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -40,11 +43,11 @@ struct TimeSpan {
 
 // Goes through a step action by action. Ops run one after another. A collective begins when it is called and the one
 // before on its lane is over; what waits for it waits until then. A copy beside the ops begins when the one before is
-// over, and is awaited by the next copy among the ops. Peers are ready at once.
+// over, and is awaited by the next copy among the ops. Peers are ready at once, so a stage of a pipeline does not wait
+// for what its neighbours compute.
 class PlannedClock {
  public:
-  // `num_units`: of the program.
-  PlannedClock(const StepRates& rates, size_t num_units);
+  explicit PlannedClock(const StepRates& rates) : rates_(rates) {}
 
   // The next block; `action` is null before the first and after the last one. Fills one span for each event, and
   // returns that of the block's ops and waits. A wait for what was over has the length 0.
@@ -59,7 +62,10 @@ class PlannedClock {
   double ops_ = 0;
   double copies_ = 0;
   std::array<double, num_lanes> lanes_{};
-  std::vector<double> gathered_, summed_;  // by unit: when what was begun last is over
+  // What an action begins and another one awaits: kind of work, unit, micro-batch.
+  using Work = std::array<int32_t, 3>;
+  static std::pair<std::optional<Work>, bool> work_of(const Action& action);  // and whether the action begins it
+  std::map<Work, double> ends_;
 };
 
 }  // namespace gptrain

@@ -236,10 +236,6 @@ void walk(const StepLog& log, Clock& clock, const Body& body) {
   visit(nullptr, log.after, -1);
 }
 
-PlannedClock planned_clock(const StepRates& rates, const StepLog& log) {
-  return {rates, static_cast<size_t>(log.program->schedule.num_units())};
-}
-
 }  // namespace
 
 StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates) {
@@ -249,7 +245,7 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Step
                       .bytes_per_second = rates.bytes_per_second,
                       .log = std::move(log),
                       .planned = rates};
-  PlannedClock clock = planned_clock(rates, profile.log);
+  PlannedClock clock(rates);
   walk(profile.log, clock, [](const StepPart&) {});
   profile.end_seconds = clock.end();
   return profile;
@@ -257,7 +253,7 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Step
 
 void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body) {
   if (profile.planned) {
-    PlannedClock clock = planned_clock(*profile.planned, profile.log);
+    PlannedClock clock(*profile.planned);
     walk(profile.log, clock, body);
   } else {
     MeasuredTimes times(profile);
