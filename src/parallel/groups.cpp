@@ -309,11 +309,11 @@ Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
   return group;
 }
 
-void RankGroups::give_up(std::exception_ptr failure) { failure_->set(std::move(failure)); }
-
 void RankGroups::set_log(EventLog* log) {
   for (const RankLane& lane : lanes_) lane.lane->set_log(log);
 }
+
+void RankGroups::give_up(std::exception_ptr failure) { failure_->set(std::move(failure)); }
 
 void RankGroups::wait_all() {
   std::exception_ptr failure;

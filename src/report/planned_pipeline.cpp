@@ -61,7 +61,7 @@ class Walk {
       : log_(*stage.log),
         schedule_(log_.program->schedule),
         stages_(schedule_.options.stages),
-        clock_(stage.rates, static_cast<size_t>(schedule_.num_units())),
+        clock_(stage.rates),
         out_(out) {
     out_.not_before.resize(log_.block_of.size());
     clock_.next(nullptr, log_.before, times_);

@@ -21,33 +21,52 @@ StepRates step_rates(const RunConfig& config, const Target& target, const Mesh& 
   return rates;
 }
 
-PlannedClock::PlannedClock(const StepRates& rates, size_t num_units)
-    : rates_(rates), gathered_(num_units), summed_(num_units) {}
-
 double PlannedClock::seconds_of(const Event& event) const {
   if (event.kind == Event::Kind::wait) return 0;
   if (!rates_.are_known()) return 1e-6;
   if (event.kind == Event::Kind::collective) {
     const double rate = rates_.link_bytes_per_second[static_cast<size_t>(event.place.group)];
-    return rate > 0 ? static_cast<double>(event.sent_bytes) / rate : 0;
+    const bool receives = event.name == operation_name(Operation::receive);
+    return rate > 0 ? static_cast<double>(receives ? event.bytes_moved : event.sent_bytes) / rate : 0;
   }
   const bool in_fp8 = event.name == ScaledProduct::name && rates_.fp8_flops > 0;
   return std::max(static_cast<double>(event.executed_flops) / (in_fp8 ? rates_.fp8_flops : rates_.matrix_flops),
                   static_cast<double>(event.bytes_moved) / rates_.bytes_per_second);
 }
 
+std::pair<std::optional<PlannedClock::Work>, bool> PlannedClock::work_of(const Action& action) {
+  constexpr int32_t gathers = -2;
+  constexpr int32_t sums = -1;
+  switch (action.kind) {
+    case ActionKind::gather:
+      return {Work{gathers, action.unit, -1}, true};
+    case ActionKind::await_weights:
+      return {Work{gathers, action.unit, -1}, false};
+    case ActionKind::reduce:
+      return {Work{sums, action.unit, -1}, true};
+    case ActionKind::await_gradients:
+      return {Work{sums, action.unit, -1}, false};
+    default:
+      break;
+  }
+  const std::optional<Transfer> transfer = transfer_of(action.kind);
+  if (!transfer) return {};
+  const int32_t kind = 2 * static_cast<int32_t>(transfer->operand) + (transfer->sends ? 1 : 0);
+  return {Work{kind, action.unit, action.micro_batch}, transfer->begins};
+}
+
 TimeSpan PlannedClock::next(const Action* action, std::span<const Event> events, std::vector<TimeSpan>& times,
                             double not_before) {
-  // What actions begin for others to wait for, by unit.
   double* begun = nullptr;
-  double awaited = 0;
-  if (action != nullptr && action->unit >= 0) {
-    const auto unit = static_cast<size_t>(action->unit);
-    if (action->kind == ActionKind::gather) begun = &gathered_[unit];
-    if (action->kind == ActionKind::reduce) begun = &summed_[unit];
-    if (action->kind == ActionKind::await_weights) awaited = gathered_[unit];
-    if (action->kind == ActionKind::await_gradients) awaited = summed_[unit];
-    if (transfer_of(action->kind).has_value()) awaited = not_before;
+  double awaited = not_before;
+  if (action != nullptr) {
+    const auto [work, begins] = work_of(*action);
+    if (work && begins) begun = &ends_[*work];
+    if (work && !begins) {
+      const auto end = ends_.find(*work);
+      if (end != ends_.end()) awaited = std::max(awaited, end->second);
+      if (end != ends_.end() && transfer_of(action->kind)) ends_.erase(end);
+    }
   }
   times.assign(events.size(), {});
   TimeSpan span{ops_, ops_};

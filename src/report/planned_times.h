@@ -4,7 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -43,8 +46,7 @@ struct TimeSpan {
 // over, and is awaited by the next copy among the ops. Peers are ready at once, but as `not_before` says.
 class PlannedClock {
  public:
-  // `num_units`: of the program.
-  PlannedClock(const StepRates& rates, size_t num_units);
+  explicit PlannedClock(const StepRates& rates) : rates_(rates) {}
 
   // The next block; `action` is null before the first and after the last one. Fills one span for each event, and
   // returns that of the block's ops and waits. A wait for what was over has the length 0. not_before: of an action that
@@ -62,7 +64,10 @@ class PlannedClock {
   double ops_ = 0;
   double copies_ = 0;
   std::array<double, num_lanes> lanes_{};
-  std::vector<double> gathered_, summed_;  // by unit: when what was begun last is over
+  // What an action begins and another one awaits: kind of work, unit, micro-batch.
+  using Work = std::array<int32_t, 3>;
+  static std::pair<std::optional<Work>, bool> work_of(const Action& action);  // and whether the action begins it
+  std::map<Work, double> ends_;
 };
 
 }  // namespace gptrain

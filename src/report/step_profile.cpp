@@ -237,10 +237,6 @@ void walk(const StepLog& log, const std::vector<double>& not_before, Clock& cloc
   visit(nullptr, log.after, -1, 0);
 }
 
-PlannedClock planned_clock(const StepRates& rates, const StepLog& log) {
-  return {rates, static_cast<size_t>(log.program->schedule.num_units())};
-}
-
 }  // namespace
 
 StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates,
@@ -252,7 +248,7 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Step
                       .log = std::move(log),
                       .planned = rates,
                       .not_before = std::move(not_before)};
-  PlannedClock clock = planned_clock(rates, profile.log);
+  PlannedClock clock(rates);
   walk(profile.log, profile.not_before, clock, [](const StepPart&) {});
   profile.end_seconds = clock.end();
   return profile;
@@ -260,7 +256,7 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Step
 
 void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body) {
   if (profile.planned) {
-    PlannedClock clock = planned_clock(*profile.planned, profile.log);
+    PlannedClock clock(*profile.planned);
     walk(profile.log, profile.not_before, clock, body);
   } else {
     MeasuredTimes times(profile);
