@@ -5,7 +5,7 @@
 namespace gptrain {
 
 ParameterTraffic::ParameterTraffic(Schedule& schedule)
-    : schedule_(schedule), awaited_(schedule.options.units.size(), false), claimed_(schedule.options.units.size(), -1) {}
+    : schedule_(schedule), awaited_(schedule.options.units.size(), false) {}
 
 ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
   const auto found =
@@ -50,14 +50,21 @@ void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
   gathered_.push_back({unit, buffer, false});
 }
 
+std::vector<ParameterTraffic::Claim>::iterator ParameterTraffic::find_claim(int32_t unit, int32_t micro_batch) {
+  return std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
+    return claim.unit == unit && claim.micro_batch == micro_batch;
+  });
+}
+
 int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
   if (schedule_.options.zero < 2) return -1;
-  int32_t& claimed = claimed_[static_cast<size_t>(unit)];
-  if (claimed >= 0) return claimed;
+  const auto claimed = find_claim(unit, micro_batch);
+  if (claimed != claims_.end()) return claimed->buffer;
   make_room_for_sum_of(unit);
-  claimed = static_cast<int32_t>(schedule_.buffers.size());
+  const auto buffer = static_cast<int32_t>(schedule_.buffers.size());
   schedule_.buffers.push_back({.kind = BufferKind::whole_gradients, .micro_batch = micro_batch, .unit = unit});
-  return claimed;
+  claims_.push_back({unit, micro_batch, buffer});
+  return buffer;
 }
 
 void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
@@ -69,8 +76,11 @@ void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
     action[Operand::narrow_gradients] = static_cast<int32_t>(schedule_.buffers.size());
     schedule_.buffers.push_back({.kind = BufferKind::narrow_gradients, .micro_batch = micro_batch, .unit = unit});
   }
-  action[Operand::whole_gradients] = claimed_[static_cast<size_t>(unit)];
-  claimed_[static_cast<size_t>(unit)] = -1;
+  const auto claimed = find_claim(unit, micro_batch);
+  if (claimed != claims_.end()) {
+    action[Operand::whole_gradients] = claimed->buffer;
+    claims_.erase(claimed);
+  }
   schedule_.actions.push_back(action);
   sums_.push_back({unit, micro_batch, action[Operand::whole_gradients], action[Operand::narrow_gradients]});
 }

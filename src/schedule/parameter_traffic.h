@@ -19,7 +19,8 @@ class ParameterTraffic {
   // weights; -1 where the rank holds them all.
   int32_t use(int32_t unit, int32_t following);
 
-  // The gradients of `unit` are written next, in the buffer that is returned; -1 where the rank holds them whole.
+  // The gradients of `unit` are written next, in the buffer that is returned; -1 where the rank holds them whole. The
+  // loss of a tied head may begin those of later micro-batches before the embedding has ended these.
   int32_t claim_gradients(int32_t unit, int32_t micro_batch);
 
   // All gradients that this micro-batch has for `unit` are written.
@@ -35,6 +36,11 @@ class ParameterTraffic {
     int32_t micro_batch;
     int32_t whole, narrow;  // buffers
   };
+  struct Claim {
+    int32_t unit;
+    int32_t micro_batch;
+    int32_t buffer;
+  };
   struct Gathered {
     int32_t unit;
     int32_t buffer;
@@ -43,6 +49,7 @@ class ParameterTraffic {
 
   bool is_block(int32_t unit) const { return schedule_.traits(unit).kind == UnitKind::block; }
   Gathered* find_gathered(int32_t unit);
+  std::vector<Claim>::iterator find_claim(int32_t unit, int32_t micro_batch);
   void begin_gather(int32_t unit, int32_t in_use);
   void make_room_for_sum_of(int32_t unit);
   void await(size_t sum);
@@ -50,7 +57,7 @@ class ParameterTraffic {
   Schedule& schedule_;
   std::vector<bool> awaited_;       // by unit: weights updated in the step before are known to be there (ZeRO 1 and 2)
   std::vector<Gathered> gathered_;  // in the order in which they began
-  std::vector<int32_t> claimed_;    // by unit: the buffer of whole gradients that is being written
+  std::vector<Claim> claims_;       // whole gradients that are being written
   std::vector<Sum> sums_;           // under way, in the order in which they began
 };
 

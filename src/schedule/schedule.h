@@ -119,7 +119,7 @@ struct UnitTraits {
 // What the order of actions depends on.
 struct ScheduleOptions {
   int32_t micro_batches = 1;
-  std::vector<UnitTraits> units;  // of the whole model
+  std::vector<UnitTraits> units = {};  // of the whole model
   // Where the units run; its number of micro-batches is set from the one above. Without units: all on one stage.
   Stages stages = {};
   // ZeRO stage (arXiv 1910.02054), 0 where the data axis has one rank. 0, 1: gradients are summed after the last
