@@ -6,6 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/amount.h"
+
 namespace gptrain {
 namespace {
 
@@ -54,7 +56,8 @@ class PlanObserver : public ActionObserver {
       for (size_t group = 0; group < num_group_kinds; ++group) {
         for (size_t i = 0; i < num_operations; ++i) {
           to[lane][group][i].calls += times * from[lane][group][i].calls;
-          to[lane][group][i].sent_bytes += times * from[lane][group][i].sent_bytes;
+          to[lane][group][i].sent_bytes =
+              (Amount(times) * from[lane][group][i].sent_bytes + to[lane][group][i].sent_bytes).value();
         }
       }
     }
