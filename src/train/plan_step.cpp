@@ -33,7 +33,7 @@ class PlanObserver : public ActionObserver {
     backend_.set_recomputing(false);
     Entry& entry = seen_[key_];
     entry = {backend_.since(ops_before_), traffic_, 0};
-    add(entry.traffic, traffic_before_, -1);
+    subtract(entry.traffic, traffic_before_);
   }
 
   // Counts the repetitions, all at once: a step may have a million actions.
@@ -51,16 +51,27 @@ class PlanObserver : public ActionObserver {
     int64_t repeats = 0;  // beside the first
   };
 
-  static void add(LaneTraffic& to, const LaneTraffic& from, int64_t times) {
+  template <typename Change>
+  static void change(LaneTraffic& to, const LaneTraffic& by, const Change& change_one) {
     for (size_t lane = 0; lane < to.size(); ++lane) {
       for (size_t group = 0; group < num_group_kinds; ++group) {
-        for (size_t i = 0; i < num_operations; ++i) {
-          to[lane][group][i].calls += times * from[lane][group][i].calls;
-          to[lane][group][i].sent_bytes =
-              (Amount(times) * from[lane][group][i].sent_bytes + to[lane][group][i].sent_bytes).value();
-        }
+        for (size_t i = 0; i < num_operations; ++i) change_one(to[lane][group][i], by[lane][group][i]);
       }
     }
+  }
+
+  static void subtract(LaneTraffic& from, const LaneTraffic& traffic) {
+    change(from, traffic, [](Traffic& one, const Traffic& by) {
+      one.calls -= by.calls;
+      one.sent_bytes -= by.sent_bytes;
+    });
+  }
+
+  static void add(LaneTraffic& to, const LaneTraffic& traffic, int64_t times) {
+    change(to, traffic, [times](Traffic& one, const Traffic& by) {
+      one.calls += times * by.calls;
+      one.sent_bytes = (Amount(times) * by.sent_bytes + one.sent_bytes).value();
+    });
   }
 
   // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
