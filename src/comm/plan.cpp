@@ -1,5 +1,7 @@
 #include "comm/plan.h"
 
+#include "base/amount.h"
+
 namespace gptrain {
 namespace {
 
@@ -31,20 +33,22 @@ class PlanCommunicator final : public Communicator {
 }  // namespace
 
 int64_t sent_bytes(const Call& call, int rank, int size) {
-  const int64_t bytes = call.count * dtype_bytes(call.dtype);
-  const int64_t others_share = bytes * (size - 1) / size;
+  const Amount bytes = Amount(call.count) * dtype_bytes(call.dtype);
+  // bytes * (size - 1) / size, whose product may be too large.
+  const Amount others_share =
+      Amount(bytes.value() / size) * (size - 1) + bytes.value() % size * (size - 1) / size;
   switch (call.operation) {
     case Operation::all_reduce:
-      return 2 * others_share;
+      return (2 * others_share).value();
     case Operation::reduce_scatter:
     case Operation::all_gather:
     case Operation::all_to_all:
-      return (size - 1) * bytes;
+      return ((size - 1) * bytes).value();
     case Operation::broadcast:
-      if (size == 2) return rank == call.peer ? bytes : 0;
-      return rank == call.peer ? 2 * others_share : others_share;
+      if (size == 2) return rank == call.peer ? bytes.value() : 0;
+      return (rank == call.peer ? 2 * others_share : others_share).value();
     case Operation::send:
-      return bytes;
+      return bytes.value();
     case Operation::all_to_all_v:
     case Operation::receive:
     case Operation::barrier:
@@ -57,7 +61,7 @@ int64_t sent_bytes(const Call& call, int rank, int size) {
 int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank) {
   int64_t count = -sent[static_cast<size_t>(rank)].count;
   for (const PeerPart& part : sent) count += part.count;
-  return count * dtype_bytes(dtype);
+  return (Amount(count) * dtype_bytes(dtype)).value();
 }
 
 std::unique_ptr<Communicator> make_plan_communicator(int rank, int size) {

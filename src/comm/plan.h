@@ -15,7 +15,7 @@ namespace gptrain {
 // Calls of one operation and the bytes that one rank of the group sends in them.
 struct Traffic {
   int64_t calls = 0;
-  int64_t sent_bytes = 0;
+  int64_t sent_bytes = 0;  // an Amount: of what is too large, 2^63 - 1
 };
 using TrafficTable = std::array<Traffic, num_operations>;
 

@@ -471,7 +471,9 @@ class Settler {
     };
     if (parameters >= limit) return refuse("model.hidden_size", "the weights and their state");
     if (activations >= limit) return refuse(rows > layers * hidden ? "batch.micro" : "model.num_layers", "activations");
-    if (logits >= limit) refuse("memory.loss_chunk_tokens", "logits");
+    if (logits >= limit) return refuse("memory.loss_chunk_tokens", "logits");
+    if ((parameters + activations + logits).too_large())
+      refuse("model.hidden_size", "weights, activations and logits together");
   }
 
   void check_used() {

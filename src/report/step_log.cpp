@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/amount.h"
+
 namespace gptrain {
 namespace {
 
@@ -52,7 +54,7 @@ LaneTraffic lane_traffic(const StepLog& log) {
     if (event.kind != Event::Kind::collective || operation >= static_cast<size_t>(Operation::receive)) return;
     Traffic& traffic = table[static_cast<size_t>(event.place.lane)][static_cast<size_t>(event.place.group)][operation];
     traffic.calls += times;
-    traffic.sent_bytes += times * event.sent_bytes;
+    traffic.sent_bytes = (Amount(times) * event.sent_bytes + traffic.sent_bytes).value();
   });
   return table;
 }

@@ -4,7 +4,7 @@ import os
 import sys
 import unittest
 
-from cli_case import (DEVICE, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config, overrides,
+from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config, overrides,
                       tiny_config)
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
@@ -223,6 +223,37 @@ class DryRun(CliCase):
 
 
 class RealRun(CliCase):
+    def test_the_largest_that_is_accepted_has_sums_that_hold(self):
+        """What the config's check lets through is planned in 64 bits; compared with Python's numbers, which have no end."""
+        for model, precision, ranks in [
+            ({"num_layers": 1000, "hidden_size": 2**20, "num_heads": 2**13, "sequence_length": 16}, "fp32", 1),
+            ({"num_layers": 1, "hidden_size": 2**20, "num_heads": 2**13, "ffn_hidden_size": 2**22, "sequence_length": 2**24}, "bf16", 1),
+            ({"num_layers": 30, "hidden_size": 2**16, "num_heads": 2**9, "sequence_length": 2**16, "vocab_size": 2**31 - 1}, "bf16", 2),
+        ]:
+            model = {"vocab_size": BYTES_VOCABULARY, **model}
+            largest = {}
+            for exponent in range(21):
+                config = tiny_config(batch={"micro": 2**exponent, "global": ranks * 2**exponent})
+                config.update(model=model, precision={"compute": precision}, memory={"recompute": "none"})
+                name = self.write_config(config)
+                result = self.run_gptrain("train", name, "--dry-run", "--json", "--target", "h100", "--world-size", ranks)
+                if result.code != FINISHED:
+                    self.assertEqual(result.code, USAGE, result.err)
+                    self.assertRegex(result.err, "too large for 64-bit sizes of bytes|must be at most .* tokens")
+                    break
+                largest = json.loads(result.out)
+                rows = 2**exponent * model["sequence_length"]
+                width = 4 if precision == "fp32" else 2
+                classes = [largest[f"{kind}_bytes"] for kind in MEMORY_CLASSES]
+                self.assertEqual(sum(classes), largest["peak_bytes"])
+                self.assertLess(largest["peak_bytes"], 2**63)
+                self.assertGreaterEqual(largest["moments_bytes"] * (ranks if ranks > 1 else 1), 8 * largest["total_parameters"])
+                # Each layer keeps its input and more, each feature of a row in `width` bytes.
+                kept = rows * model["hidden_size"] * width * model["num_layers"]
+                self.assertGreaterEqual(largest["activations_bytes"], kept)
+                self.assertLess(largest["activations_bytes"], 64 * (kept + rows * model.get("ffn_hidden_size", 0) * width) + 2**40)
+            self.assertTrue(largest, model)
+
     def test_takes_the_bytes_that_the_dry_run_announced(self):
         for name, sections in {
             "fp32": {},

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import unittest
 
-from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite,
+from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite,
                       tiny_config, write_tokens)
 
 ENDLESS = overrides("run.steps=100000000")
@@ -177,6 +177,23 @@ class Folder(CliCase):
         self.assertRegex(done.stderr, r"gptrain: cannot write \S+: File too large; the state after step \d+ is saved in "
                          r"out/checkpoints\n$")
         self.saved_step("out")
+
+
+class Reports(CliCase):
+    """What is written beside the state is not worth the state."""
+
+    def test_a_trace_that_cannot_be_written(self):
+        config = self.write_run()
+        (self.path("out") / "trace-step3.json").mkdir(parents=True)
+        self.refuse(CHECKPOINT, "cannot replace out/trace-step3.json: Is a directory; the state after step 3 is saved in ",
+                    "train", config, "--profile-step", "3")
+        self.assertEqual(self.checkpoint_steps(), [3])
+
+    def test_a_page_that_cannot_be_written_hides_no_divergence(self):
+        # Decay multiplies the weights by 1 - 10 * 10 each step, until they overflow.
+        config = self.write_run(run={"steps": 100, "max_skipped_steps": 2}, optimizer={"lr": 10, "weight_decay": 10})
+        (self.path("out") / "report.html.tmp").mkdir(parents=True)
+        self.refuse(DIVERGED, "training diverged", "train", config)
 
 
 class Metrics(CliCase):

@@ -1,11 +1,12 @@
 """Files that somebody made up: checkpoints whose parts do not belong together, JSON without end, values that cannot be."""
 import json
+import os
 import re
 import shutil
 import struct
 import time
 
-from cli_case import CHECKPOINT, FINISHED, USAGE, overrides
+from cli_case import CHECKPOINT, DATA, FINISHED, USAGE, overrides
 from checkpoints_cases import RANK_FILE, CheckpointCase
 
 DEEP = 100_000
@@ -118,6 +119,95 @@ class ForeignConfig(HostileCase):
         self.refuse_by_all(["manifest.json cannot be used: its config is not valid:\nmodel.hidden_size = -3: must be"])
 
 
+class Contradictions(HostileCase):
+    """Manifests and headers that say two things."""
+
+    def test_manifests(self):
+        sound = (self.checkpoint(6) / "manifest.json").read_bytes()
+        cannot = "manifest.json cannot be used: "
+        for change, messages, readers in [
+            (lambda body: body.replace('"step": 6', '"step": 6, "step": 6'), '"step" is given twice', self.READERS),
+            (lambda body: body.replace('"files"', '"files": [], "files"'), '"files" is given twice', self.READERS),
+            (lambda body: re.sub(r'"world_size": \d+', '"world_size": 0', body), '"world_size" is 0', self.READERS),
+            (lambda body: re.sub(r'"seed": \d+', f'"seed": {2**64 - 1}', body), "is not that of its config", self.READERS[3:]),
+            (lambda body: re.sub(r'"updates": \d+', f'"updates": {2**63 - 1}', body), "are not 6 steps", self.READERS[3:]),
+            (lambda body: re.sub(r'"updates": \d+', '"updates": 5', body), "5 updates and 0 skipped steps", self.READERS[3:]),
+            (lambda body: re.sub(r'"skipped_in_a_row": \d+', '"skipped_in_a_row": 1', body), "1 in a row", self.READERS[3:]),
+        ]:
+            (self.checkpoint(6) / "manifest.json").write_bytes(sound)
+            self.edit_manifest(change)
+            for command in readers:
+                with self.subTest(messages=messages, command=command):
+                    self.refuse(CHECKPOINT, [cannot, messages], *command)
+
+    def edit_places(self, change):
+        """Puts change(places by key) in place of the header's metadata."""
+        def edit(text):
+            header = json.loads(text)
+            places = {key: json.loads(place) for key, place in header["__metadata__"].items()}
+            change(places)
+            header["__metadata__"] = {key: json.dumps(place) for key, place in places.items()}
+            return json.dumps(header)
+        self.edit_header(edit)
+
+    def test_a_slice_with_the_place_of_another(self):
+        """A reader of safetensors files goes by the key; it would see other weights than gptrain."""
+        one, other = "weight/blocks.0.norm1.weight", "weight/head.norm.weight"
+        def change(places):
+            places[one], places[other] = places[other], places[one]
+        self.edit_places(change)
+        self.refuse_by_all([RANK_FILE, f'slice "{one}" has the place of another one'])
+
+    def test_a_place_between_two_elements(self):
+        self.edit_places(lambda places: places["weight/head.norm.weight"].update(offset=[0.5]))
+        self.refuse_by_all([RANK_FILE, 'slice "weight/head.norm.weight" is not an F32 or BF16 box'])
+
+    def test_what_is_shown_of_them(self):
+        self.edit_manifest(lambda body: re.sub(r'"build": "[^"]*"', r'"build": "\\u001b[31m\\u0000"', body))
+        self.assertIn(r"build        \x1b[31m\x00", self.succeed("checkpoint", "inspect", "out"))
+
+
+class NoFiles(HostileCase):
+    """Pipes, devices and links that lead nowhere, where files should be: nobody waits for them."""
+
+    def replace(self, path, make):
+        path.unlink()
+        make(path)
+
+    def test_in_a_checkpoint(self):
+        for name in ("manifest.json", RANK_FILE):
+            whole = (self.checkpoint(6) / name).read_bytes()
+            for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+                self.replace(self.checkpoint(6) / name, make)
+                self.refuse_by_all([f"{name} is not a regular file"])
+            self.replace(self.checkpoint(6) / name, lambda path, whole=whole: path.write_bytes(whole))
+
+    def test_among_the_data(self):
+        for suffix in (".idx", ".bin"):
+            whole = self.path(f"corpus{suffix}").read_bytes()
+            self.replace(self.path(f"corpus{suffix}"), os.mkfifo)
+            self.refuse(DATA, f"cannot read corpus{suffix}: not a regular file", "data", "verify", "corpus")
+            self.replace(self.path(f"corpus{suffix}"), lambda path, whole=whole: path.write_bytes(whole))
+
+    def test_metrics(self):
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/full")):
+            self.replace(self.path("out") / "metrics.jsonl", make)
+            self.refuse(USAGE, "cannot read out/metrics.jsonl: not a regular file", "train", "run.json", "--resume",
+                        *overrides("run.steps=8"))
+            self.succeed("train", "run.json", "--dry-run")
+
+    def test_checkpoints_on_a_disk_that_is_not_mounted(self):
+        shutil.rmtree(self.path("out") / "checkpoints")
+        (self.path("out") / "checkpoints").symlink_to("/nosuch/disk")
+        for command in (["train", "run.json", "--resume"], ["train", "run.json"], ["checkpoint", "verify", "out"]):
+            self.refuse(CHECKPOINT, "cannot read out/checkpoints: No such file or directory", *command)
+
+    def test_a_tokenizer_that_has_no_such_name(self):
+        os.symlink("loop", self.path("loop"))
+        for name in ("x" * 5000, "loop"):
+            self.assertNotIn("internal", self.refuse(USAGE, "cannot read ", "data", "tokenize", "--tokenizer", name, "x"))
+
+
 class Depth(HostileCase):
     """Brackets that open without end."""
 
@@ -183,6 +273,26 @@ class Scale(HostileCase):
             with self.subTest(text=text[:30]):
                 error = self.refuse_soon(messages, "config", "check", "many.json")
                 self.assertLess(len(error), 50_000)
+
+    def test_many_slices(self):
+        """Neither the header's reader nor the search for overlaps compares each with all the others."""
+        count = 30_000
+        header, listed = {"__metadata__": {}}, []
+        zero = f"{crc32c(bytes(4)):08x}"
+        for i in range(count):
+            key = f"weight/t@0,{i}"
+            header[key] = {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * i, 4 * i + 4]}
+            header["__metadata__"][key] = json.dumps({"tensor": "weight/t", "global_shape": [1, count], "offset": [0, i]})
+            listed.append(f'"{key}": "{zero}"')
+        path = self.checkpoint(6) / RANK_FILE
+        end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        path.write_bytes(path.read_bytes()[:end] + bytes(4 * count))
+        self.edit_manifest(lambda body: re.sub(r'"slices": \{[^}]*\}', '"slices": {' + ",".join(listed) + "}",
+                                               re.sub(r'"tensors": \d+', '"tensors": 1', body)))
+        self.edit_header(lambda text: json.dumps(header))
+        start = time.monotonic()
+        self.refuse(CHECKPOINT, 'tensor "weight/t" is none of the model', "checkpoint", "verify", "out")
+        self.assertLess(time.monotonic() - start, self.SECONDS)
 
     def test_a_config_beyond_its_limit(self):
         self.write_config(" " * 1_000_000 + "{}", "large.json")

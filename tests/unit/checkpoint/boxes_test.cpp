@@ -1,6 +1,7 @@
 #include "checkpoint/boxes.h"
 
 #include <algorithm>
+#include <random>
 
 #include "catch.h"
 #include "helpers.h"
@@ -41,6 +42,26 @@ TEST_CASE("Intersections and overlaps", "[boxes]") {
   CHECK(find_overlap({{{}, {}}, {{}, {}}}) == std::pair<size_t, size_t>{0, 1});
   // A wide box that begins first overlaps one that begins much later.
   CHECK(find_overlap({{{5}, {1}}, {{0}, {9}}, {{20}, {2}}}) == std::pair<size_t, size_t>{0, 1});
+}
+
+TEST_CASE("overlaps of random boxes are those of all pairs") {
+  std::mt19937 random(1);
+  for (int round = 0; round < 3000; ++round) {
+    const size_t dims = 1 + random() % 3;
+    std::vector<Box> boxes(1 + random() % 6);
+    for (Box& box : boxes) {
+      for (size_t d = 0; d < dims; ++d) {
+        box.offset.push_back(static_cast<int64_t>(random() % 6));
+        box.shape.push_back(static_cast<int64_t>(random() % 4));
+      }
+    }
+    bool overlap = false;
+    for (size_t i = 0; i < boxes.size(); ++i)
+      for (size_t j = i + 1; j < boxes.size(); ++j) overlap = overlap || intersect(boxes[i], boxes[j]);
+    const auto found = find_overlap(boxes);
+    REQUIRE(found.has_value() == overlap);
+    if (found) CHECK(intersect(boxes[found->first], boxes[found->second]));
+  }
 }
 
 TEST_CASE("BoxCopy copies what two random boxes share, whatever the pieces", "[boxes]") {
