@@ -1,7 +1,9 @@
 // Choices that a run config names and that model code and ops implement.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace gptrain {
 
@@ -11,6 +13,10 @@ enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, block, every_nth };
 enum class OptimizerKind : uint8_t { adamw };  // arXiv 1711.05101
+// The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
+enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
+constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",
+                                                                  "varuna", "zero-bubble", "zero-bubble-v"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

@@ -40,6 +40,7 @@ class Settler {
     check_attention_window();
     check_max_documents();
     check_tensor_parallel();
+    settle_pipeline();
     settle_batch();
     settle_precision();
     check_lr_curve();
@@ -151,6 +152,70 @@ class Settler {
             fmt::format("must divide model.num_kv_heads = {}, or be a multiple of it", model.num_kv_heads), nearest);
     } else if (!divides_ffn(tensor)) {
       fault("parallel.tensor", fmt::format("must divide model.ffn_hidden_size = {}", model.ffn_hidden_size), nearest);
+    }
+  }
+
+  void settle_pipeline() {
+    ParallelConfig& parallel = config_.parallel;
+    if (parallel.pipeline == 1) return;
+    if (!sound({"parallel.pipeline", "parallel.pipeline_schedule", "parallel.virtual_stages", "model.num_layers"}))
+      return;
+    const auto [least, most] = chunks_of(parallel.pipeline_schedule);
+    const std::string schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
+    if (!is_given("parallel.virtual_stages")) parallel.virtual_stages = least;
+    if (parallel.virtual_stages < least || parallel.virtual_stages > most) {
+      const std::string range = least == most ? fmt::format("{}", least) : fmt::format("at least {}", least);
+      return fault("parallel.virtual_stages",
+                   fmt::format("must be {} with parallel.pipeline_schedule = {}", range, schedule),
+                   fmt::format("{}", least));
+    }
+    const int64_t chunks = parallel.pipeline * parallel.virtual_stages;
+    if (!parallel.layers_per_stage.empty()) return check_layers_per_stage(chunks);
+    const int64_t layers = config_.model.num_layers;
+    if (chunks > layers) {
+      const int64_t stages = layers / parallel.virtual_stages;
+      fault("parallel.pipeline",
+            parallel.virtual_stages > 1
+                ? fmt::format("times parallel.virtual_stages = {} must be at most model.num_layers = {}",
+                              parallel.virtual_stages, layers)
+                : fmt::format("must be at most model.num_layers = {}", layers),
+            fmt::format("{}", std::max<int64_t>(stages, 1)));
+    }
+  }
+
+  struct ChunkRange {
+    int64_t least, most;
+  };
+  static ChunkRange chunks_of(PipelineOrder order) {
+    switch (order) {
+      case PipelineOrder::interleaved:
+        return {2, max_int64};
+      case PipelineOrder::zero_bubble_v:
+        return {2, 2};
+      default:
+        return {1, 1};
+    }
+  }
+
+  // The first and the last chunk have the embedding and the head as well.
+  void check_layers_per_stage(int64_t chunks) {
+    const std::vector<int64_t>& layers = config_.parallel.layers_per_stage;
+    if (!sound({"parallel.layers_per_stage"})) return;
+    if (std::ssize(layers) != chunks) {
+      return fault("parallel.layers_per_stage",
+                   fmt::format("must have one number for each of parallel.pipeline * parallel.virtual_stages = {} chunks",
+                               chunks),
+                   "[]");
+    }
+    int64_t sum = 0;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      sum += layers[i];
+      if (layers[i] == 0 && i > 0 && i + 1 < layers.size())
+        return fault("parallel.layers_per_stage", "may have 0 as its first and its last number only", "[]");
+    }
+    if (sum != config_.model.num_layers) {
+      fault("parallel.layers_per_stage",
+            fmt::format("adds up to {}, must add up to model.num_layers = {}", sum, config_.model.num_layers), "[]");
     }
   }
 

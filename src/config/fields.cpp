@@ -103,6 +103,30 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
   return builder;
 }
 
+const Words<PipelineOrder>& pipeline_orders() {
+  static const Words<PipelineOrder> orders = [] {
+    Words<PipelineOrder> words;
+    for (size_t i = 0; i < pipeline_order_names.size(); ++i)
+      words.emplace_back(std::string(pipeline_order_names[i]), static_cast<PipelineOrder>(i));
+    return words;
+  }();
+  return orders;
+}
+
+Builder layers_per_stage_field() {
+  Builder builder;
+  builder.path = "parallel.layers_per_stage";
+  builder.description =
+      "layers of each chunk, in forward order; with virtual_stages one number for each of pipeline * virtual_stages "
+      "chunks; []: spread so that the slowest chunk is as fast as can be";
+  builder.rule = IntegerListRule{{0, 1 << 16, {}}};
+  builder.get = [](const RunConfig& config) -> Json { return config.parallel.layers_per_stage; };
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.parallel.layers_per_stage = json.get<std::vector<int64_t>>();
+  };
+  return builder.usually("[2, 2]");
+}
+
 constexpr const char* pure = "bf16-pure";
 
 // "bf16-pure" is bf16 and a flag. Only the update reads the flag.
@@ -258,6 +282,8 @@ void add_data_and_batch(std::vector<Field>& table) {
 
 void add_parallel_and_precision(std::vector<Field>& table) {
   using P = ParallelConfig;
+  const Dependency pipelined{"parallel.pipeline", "parallel.pipeline is greater than 1",
+                             [](const RunConfig& config) { return config.parallel.pipeline > 1; }};
   const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
   const Dependency fp16{"precision.compute", "precision.compute is fp16",
                         [](const RunConfig& config) { return config.precision.scales_loss(); }};
@@ -275,7 +301,21 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "ranks that share each layer; divides num_heads and ffn_hidden_size")
               .changeable(),
           field("parallel.pipeline", &RunConfig::parallel, &P::pipeline,
-                IntegerRule{1, 1, "this build has no pipeline parallelism"}, "stages that share the layers"),
+                IntegerRule{1, 1 << 16, {}}, "stages that share the layers; at most model.num_layers")
+              .changeable(),
+          field("parallel.virtual_stages", &RunConfig::parallel, &P::virtual_stages, IntegerRule{1, 1 << 12, {}},
+                "chunks of layers on each stage; default: 2 where pipeline_schedule is interleaved or zero-bubble-v, "
+                "else 1")
+              .derived("2")
+              .only_with(pipelined)
+              .changeable(),
+          words<P, PipelineOrder>("parallel.pipeline_schedule", &RunConfig::parallel, &P::pipeline_schedule,
+                                  pipeline_orders(), {},
+                                  "order of forward and backward passes on the stages; it changes memory and time, and "
+                                  "no result")
+              .only_with(pipelined)
+              .changeable(),
+          layers_per_stage_field().only_with(pipelined).changeable(),
           field("parallel.zero", &RunConfig::parallel, &P::zero, IntegerRule{0, 3, {}},
                 "what the data ranks hold in pieces (ZeRO): 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
                 "weights")

@@ -31,6 +31,8 @@ Json rule_schema(const NumberPairRule& rule) {
   return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 2}, {"maxItems", 2}};
 }
 
+Json rule_schema(const IntegerListRule& rule) { return {{"type", "array"}, {"items", rule_schema(rule.each)}}; }
+
 Json rule_schema(const SourcesRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();

@@ -115,6 +115,12 @@ void check(const NumberPairRule& rule, const Subject& subject) {
   }
 }
 
+void check(const IntegerListRule& rule, const Subject& subject) {
+  if (!subject.value.is_array()) return subject.fault("must be an array of integers", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i)
+    check(rule.each, {fmt::format("{}[{}]", subject.path, i), subject.value[i], "1", subject.faults});
+}
+
 void check_source(const std::string& path, const Json& source, Faults& faults) {
   if (!source.is_object()) {
     return faults.add(path, show_value(source), "must be an object with path and weight",

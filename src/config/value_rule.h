@@ -44,12 +44,18 @@ struct NumberPairRule {
   NumberRule each;
 };
 
+// An array of any length.
+struct IntegerListRule {
+  IntegerRule each;
+};
+
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
 };
 
-using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, SourcesRule>;
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
+                               SourcesRule>;
 
 struct SourceKey {
   std::string key;

@@ -44,14 +44,13 @@ void Embedding::backward(const LayerCall& call, BackwardPart part) {
   const Matrix rows = context_.stream(call.d_output);
   TensorRows& tensor = context_.tensor;
   const Matrix dx = tensor.wait(tensor.begin_gather(rows, tensor.room_for_all_rows(frame, rows)));
-  // With a tied head the loss has already written this micro-batch's share of the token table's gradient.
   context_.backend.run(EmbeddingBackward{.tokens = call.tokens,
                                          .sequence_length = context_.shape.sequence_length,
                                          .dx = dx,
                                          .dropout = dropout(call),
                                          .d_token_table = tokens_.gradient(call),
                                          .d_position_table = positions_.gradient(call),
-                                         .accumulate_token = call.accumulate || context_.shape.model.tied_head,
+                                         .accumulate_token = call.accumulate || call.table_begun,
                                          .accumulate_position = call.accumulate,
                                          .first_token = first_token(),
                                          .num_tokens = num_tokens()});

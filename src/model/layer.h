@@ -72,6 +72,7 @@ struct LayerCall {
   std::byte* d_output = nullptr;     // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
                                      // [1, amax_parts] f32, where the layer wants that
   std::byte* d_input = nullptr;      // carrier, likewise for the layer before
+  bool table_begun = false;          // the loss has written the micro-batch's share of the token table's gradient
   bool accumulate = false;           // gradients are added to; false for a step's first micro-batch
   std::byte* fp8_weights = nullptr;  // the record of FP8 linears' weights
   bool prepare_weights = false;      // that record is filled first: the weights are new, or other ones were there

@@ -23,6 +23,9 @@ class Model {
   Head& head() const { return *head_; }
   const LayerRecords& records(int64_t unit) const { return layer(unit).records(); }
   int64_t stream_bytes() const { return context_.stream_bytes(); }  // of one [N, h] R matrix: inputs and outputs
+  int64_t stream_elements() const { return tensor_.own_rows() * shape_.model.hidden_size; }
+  // Whether tensor ranks have rows of their own of such matrices (sequence parallelism).
+  bool splits_rows() const { return tensor_.has_own_rows(); }
   int64_t carrier_bytes() const;  // of the gradient of one, and behind it, where a layer wants that, its amax
 
  private:

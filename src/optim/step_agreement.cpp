@@ -103,10 +103,8 @@ void StepAgreement::agree() {
     put_stop(stop_wanted_ && stop_wanted_());
   }
   Lane& lane = groups_.lane(LaneKind::gradients);
-  const auto group = [&](GroupKind kind) { return groups_.group(LaneKind::gradients, kind); };
-  lane.all_reduce(group(GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
-  // Ranks of a tensor group have the same loss.
-  lane.all_reduce(group(GroupKind::copies), &context_.state->loss_sum, 1, DType::f64);
+  lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
+  lane.all_reduce(groups_.loss_group(), &context_.state->loss_sum, 1, DType::f64);
   lane.wait_all();
   context_.backend.run(PrepareUpdate{.partials = partials,
                                      .clip_norm = clip_norm_,

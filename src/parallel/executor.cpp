@@ -14,6 +14,8 @@ GroupKind kind_of(ReductionGroup group) {
       return GroupKind::replicas;
     case ReductionGroup::data:
       return GroupKind::copies;
+    case ReductionGroup::tied:
+      return GroupKind::tied;
   }
   return GroupKind::count;
 }
@@ -27,6 +29,7 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       parameters_(parameters),
       place_(place),
       sums_(program.schedule.options.units.size(), Lane::done),
+      links_(program.schedule.options.stages, *place.groups),
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
@@ -69,6 +72,7 @@ LayerCall Executor::call_of(const Action& action) const {
                 .gradients = at(action, Operand::gradients),
                 .d_output = at(action, Operand::d_output),
                 .d_input = at(action, Operand::d_input),
+                .table_begun = options.tied_head && options.stages.last(),
                 // From ZeRO 2 on a unit's gradients leave after every micro-batch.
                 .accumulate = options.zero < 2 && action.micro_batch > 0,
                 .fp8_weights = at(action, Operand::prepared_weights),
@@ -118,8 +122,9 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     compute(action, [&](const LayerCall& call) { model_.layer(action.unit).backward(call, part); });
   };
   switch (action.kind) {
+    case ActionKind::load:
+      return upload_micro_batch(action, source);
     case ActionKind::forward:
-      if (program_.schedule.traits(action.unit).kind == UnitKind::embedding) upload_micro_batch(action, source);
       return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).forward(call); });
     case ActionKind::recompute:
       return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).recompute(call); });
@@ -143,11 +148,51 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       return reduce(action);
     case ActionKind::await_gradients:
       return await_gradients(action);
+    case ActionKind::send_output:
+    case ActionKind::await_output_sent:
+    case ActionKind::receive_input:
+    case ActionKind::await_input:
+    case ActionKind::send_d_input:
+    case ActionKind::await_d_input_sent:
+    case ActionKind::receive_d_output:
+    case ActionKind::await_d_output:
+      return transfer(action);
+    case ActionKind::sum_tied:
+      return sum_tied();
     case ActionKind::norm:
       return update_->norm();
     case ActionKind::update:
       return update_->update(action.unit);
   }
+}
+
+void Executor::transfer(const Action& action) {
+  const Transfer transfer = transfer_of(action.kind).value();
+  const StageMessage message = message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
+  const DType dtype = model_.shape().precision.residual;
+  // What lies behind a gradient for FP8 goes with it.
+  const bool with_amax = message.gradient && model_.carrier_bytes() > model_.stream_bytes();
+  links_.play(transfer, message,
+                  {.data = at(action, transfer.operand),
+                   .count = with_amax ? model_.carrier_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
+                   .dtype = dtype,
+                   .alike = !with_amax && !model_.splits_rows()});
+}
+
+// Of the table, what this rank has the sum of: the same part on both stages, whose layouts of the unit are equal.
+void Executor::sum_tied() {
+  const UpdateRange held = parameters_.update_range(0);
+  Lane& lane = place_.groups->lane(LaneKind::gradients);
+  for (const Reduction& sum : parameters_.layout().units[0].reductions) {
+    if (sum.group != ReductionGroup::tied) continue;
+    const int64_t first = std::max(sum.first, held.first);
+    const int64_t end = std::min(sum.first + sum.count, held.first + held.elements);
+    if (first < end) {
+      lane.all_reduce(place_.groups->group(LaneKind::gradients, kind_of(sum.group)),
+                      held.gradients + first - held.first, end - first, DType::f32);
+    }
+  }
+  lane.wait_all();
 }
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
@@ -195,6 +240,7 @@ void Executor::reduce(const Action& action) {
   const Sharding& sharding = parameters_.sharding();
   ticket = Lane::done;
   for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
+    if (sum.group == ReductionGroup::tied) continue;
     Communicator* const group = place_.groups->group(LaneKind::gradients, kind_of(sum.group));
     const bool in_pieces = sum.group == ReductionGroup::data;
     if (in_pieces && sharding.narrows_gradients()) {

@@ -11,6 +11,7 @@
 #include "parallel/micro_batch_uploads.h"
 #include "parallel/parameters.h"
 #include "parallel/program.h"
+#include "parallel/stage_links.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
@@ -79,12 +80,16 @@ class Executor {
   Lane::Ticket reduce_narrow(const Action& action);
   void widen(const Action& action);
   void await_gradients(const Action& action);
+  // Begins or ends a transfer between stages.
+  void transfer(const Action& action);
+  void sum_tied();
 
   Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
   const Workplace place_;
   UnitTickets sums_;  // by unit
+  StageLinks links_;
   UpdateRule* update_;
 };
 

@@ -31,6 +31,21 @@ std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, i
 
 }  // namespace
 
+namespace {
+
+// The same place on the stage after (1) or before (-1), in the ring of stages; the rank itself where nothing goes there:
+// only stages with several chunks close the ring.
+int64_t neighbour(const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
+  MeshPoint point = mesh.coordinates(rank);
+  const int64_t stages = mesh.size(MeshAxis::pipeline);
+  const int64_t stage = point[MeshAxis::pipeline] + step;
+  if (config.parallel.virtual_stages == 1 && (stage < 0 || stage == stages)) return rank;
+  point[MeshAxis::pipeline] = (stage + stages) % stages;
+  return mesh.rank_of(point);
+}
+
+}  // namespace
+
 Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
   const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (world_size % model_ranks != 0) {
@@ -56,8 +71,14 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
       return mesh.group(rank, {MeshAxis::tensor});
     case GroupKind::copies:
       return mesh.group(rank, copy_axes);
-    case GroupKind::pipeline:
-      return mesh.group(rank, {MeshAxis::pipeline});
+    case GroupKind::loss:
+      return mesh.group(rank, {MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline});
+    case GroupKind::next:
+    case GroupKind::previous: {
+      const int64_t other = neighbour(config, mesh, rank, kind == GroupKind::next ? 1 : -1);
+      if (other == rank) return {rank};
+      return kind == GroupKind::next ? std::vector{rank, other} : std::vector{other, rank};
+    }
     case GroupKind::tied: {
       const std::vector<int64_t> stages = mesh.group(rank, {MeshAxis::pipeline});
       if (stages.size() == 1 || (rank != stages.front() && rank != stages.back())) return {rank};
@@ -83,14 +104,32 @@ std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
   groups.push_back({LaneKind::gradients, GroupKind::copies, true});
+  if (config.parallel.pipeline > 1) groups.push_back({LaneKind::gradients, GroupKind::loss, true});
   if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
   groups.push_back({LaneKind::gradients, GroupKind::world, true});
   // What is gathered in a 16-bit type leaves out the norms, which are summed from zeros and one rank's own.
   if (config.parallel.zero > 0)
     groups.push_back({LaneKind::weights, GroupKind::copies, config.precision.compute != DType::f32});
-  groups.push_back({LaneKind::pipeline_forward, GroupKind::pipeline, false});
-  groups.push_back({LaneKind::pipeline_backward, GroupKind::pipeline, false});
   return groups;
+}
+
+std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh& mesh) {
+  std::vector<NeighbourGroup> groups;
+  if (mesh.size(MeshAxis::pipeline) == 1) return groups;
+  for (const bool to_next : {true, false}) {
+    // Ranks are in the order of their stages, and so each rank meets its groups in the order of the stages.
+    for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+      const int64_t next = neighbour(config, mesh, rank, 1);
+      if (next == rank) continue;
+      groups.push_back(to_next ? NeighbourGroup{{rank, next}, LaneKind::send_next, LaneKind::receive_previous}
+                               : NeighbourGroup{{next, rank}, LaneKind::send_previous, LaneKind::receive_next});
+    }
+  }
+  return groups;
+}
+
+GroupKind neighbours_of(LaneKind lane) {
+  return lane == LaneKind::send_next || lane == LaneKind::receive_next ? GroupKind::next : GroupKind::previous;
 }
 
 namespace {
@@ -139,15 +178,23 @@ void RankGroups::note_sizes(const RunConfig& config) {
     lane.ranks = std::max(lane.ranks, ranks);
     if (group.reduces) lane.ranks_that_reduce = std::max(lane.ranks_that_reduce, ranks);
   }
+  for (const NeighbourGroup& group : neighbour_groups(config, mesh_)) {
+    for (const bool sends : {true, false}) {
+      if (group.ranks[sends ? 0 : 1] != rank_) continue;
+      const LaneKind kind = sends ? group.send : group.receive;
+      on(kind).ranks = 2;
+      neighbour_lanes_.push_back(kind);
+    }
+  }
 }
 
 void RankGroups::start_lanes(bool threaded) {
-  const auto failure = std::make_shared<LaneFailure>();
+  failure_ = std::make_shared<LaneFailure>();
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     RankLane& lane = lanes_[kind];
     lane.lane.reset();
     lane.lane = std::make_unique<Lane>(std::string(lane_names[kind]),
-                                       Lane::Options{threaded && lane.ranks > 1, lane.queue.get(), failure});
+                                       Lane::Options{threaded && lane.ranks > 1, lane.queue.get(), failure_});
   }
 }
 
@@ -170,6 +217,12 @@ RankGroups::RankGroups(const RunConfig& config, World& world)
     make(group.group, {std::string(lane_names[static_cast<size_t>(group.lane)]), lane.scratch, group.reduces},
          lane.host[index(group.group)]);
   }
+  for (const NeighbourGroup& group : neighbour_groups(config, mesh_)) {
+    const LaneKind kind = group.ranks[0] == rank_ ? group.send : group.receive;
+    auto made = world.make_group({static_cast<int>(group.ranks[0]), static_cast<int>(group.ranks[1])},
+                                 {.lane = std::string(lane_names[static_cast<size_t>(group.send)]), .reduces = false});
+    if (made) on(kind).host[index(neighbours_of(kind))] = std::move(made);
+  }
   for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::copies})
     make(kind, {.reduces = false}, groups_[index(kind)]);
   start_lanes(true);
@@ -186,6 +239,11 @@ RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank
         make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()),
                                traffic[static_cast<size_t>(group.lane)][index(group.group)]);
   }
+  for (const LaneKind lane : neighbour_lanes_) {
+    const GroupKind kind = neighbours_of(lane);
+    on(lane).host[index(kind)] =
+        make_plan_communicator(1 - peer_on(lane), 2, traffic[static_cast<size_t>(lane)][index(kind)]);
+  }
   start_lanes(false);
 }
 
@@ -195,10 +253,9 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
   linked_ = own_devices && has_device_links();
   std::vector<LinkedGroup> groups;
   std::vector<std::unique_ptr<Communicator>*> made;
-  for (RankLane& lane : lanes_) {
-    if (lane.ranks == 1) continue;
+  const auto use = [&](RankLane& lane) {
     lane.queue = backend.make_side_queue();
-    if (lane.queue == nullptr) break;
+    if (lane.queue == nullptr) return;
     const int64_t share = share_of_lane(linked_ ? device_exchange_bytes : staging_bytes, working, groups.empty());
     lane.exchanged = linked_ ? backend.allocate(share) : lane.queue->allocate_host(share);
     for (size_t kind = 0; kind < num_group_kinds; ++kind) {
@@ -206,7 +263,11 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
       groups.push_back({lane.host[kind].get(), lane.queue.get(), lane.exchanged.get()});
       made.push_back(&lane.device[kind]);
     }
+  };
+  for (const LaneKind kind : {LaneKind::tensor, LaneKind::gradients, LaneKind::weights}) {
+    if (works(kind)) use(on(kind));
   }
+  for (const LaneKind kind : neighbour_lanes_) use(on(kind));
   if (groups.empty()) {
     linked_ = false;
     return;
@@ -242,6 +303,8 @@ Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
   }
   return group;
 }
+
+void RankGroups::give_up(std::exception_ptr failure) { failure_->set(std::move(failure)); }
 
 void RankGroups::wait_all() {
   std::exception_ptr failure;

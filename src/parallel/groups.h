@@ -26,27 +26,33 @@ enum class GroupKind : uint8_t {
   tensor,    // share each layer
   replicas,  // hold the same key/value heads, inside a tensor group
   copies,    // hold the same parameters, and see other samples or tokens: gradients and losses are summed over them
-  pipeline,  // the stages of one pipeline: rank i of the group is stage i, its neighbours are i - 1 and i + 1
+  loss,      // have the same slice of each layer they hold, on whatever stage: losses are summed over them
   tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
+  next,      // a stage and the one after it in the ring: the first of the two sends on to_next lanes
+  previous,  // a stage and the one before it: the second of the two sends
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // In reports.
-constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor",   "replicas",
-                                                                       "data",  "pipeline", "tied"};
+constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas", "data",
+                                                                       "loss",  "tied",   "next",     "previous"};
 
 // What a rank's communication in a step is for; each kind has a lane (comm/lane.h).
 enum class LaneKind : uint8_t {
   tensor,             // inside layers
   gradients,          // sums of gradients, and what the update needs: the norm, losses
   weights,            // whole weights from pieces
-  pipeline_forward,   // outputs of a stage to the next
-  pipeline_backward,  // their gradients to the one before
+  // Between the stages of a pipeline, each way by itself, so that what comes never waits for what goes, nor what goes one
+  // way for what goes the other.
+  send_next,
+  receive_previous,
+  send_previous,
+  receive_next,
   count
 };
 constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
-constexpr std::array<std::string_view, num_lanes> lane_names = {"tensor", "gradients", "weights", "pipeline_forward",
-                                                                "pipeline_backward"};
+constexpr std::array<std::string_view, num_lanes> lane_names = {
+    "tensor", "gradients", "weights", "send_next", "receive_previous", "send_previous", "receive_next"};
 
 // A group that works on a lane.
 struct LaneGroup {
@@ -63,11 +69,22 @@ using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 // the nearest ones that do. It is a fault of the command line that asks for so many, or of what has started them.
 Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
-// The ranks of `rank`'s group of a kind, in rising order; a rank without one is alone.
+// The ranks of `rank`'s group of a kind, in rising order, but of neighbours: those in the order of the ring. A rank
+// without one is alone.
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
-// The groups that the config's lanes work in, in the order in which all ranks make them. Those of one rank are never
-// made.
+// The groups that the config's lanes work in, in the order in which all ranks make them, but for those between stages,
+// which come last: neighbour_groups. Those of one rank are never made.
 std::vector<LaneGroup> lane_groups(const RunConfig& config);
+
+// A group of two neighbours and the lane that it works on at each: the sender, rank 0 of the group, and the receiver.
+struct NeighbourGroup {
+  std::array<int64_t, 2> ranks;
+  LaneKind send, receive;
+};
+// All of the world, in an order in which each could be made by its two ranks where it stands.
+std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh& mesh);
+// The group of a lane between stages.
+GroupKind neighbours_of(LaneKind lane);
 
 using ExchangeBytes = std::array<int64_t, num_memory_places>;
 
@@ -81,6 +98,8 @@ class RankGroups {
 
   const Mesh& mesh() const { return mesh_; }
   int64_t rank() const { return rank_; }
+  int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
+  int64_t stage() const { return at_[MeshAxis::pipeline]; }
   TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
   // Among the ranks that see other samples: whose share of a batch is this rank's.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
@@ -106,6 +125,14 @@ class RankGroups {
   // The same ranks on the host's memory, while the lane has nothing to do.
   Communicator* host_group(LaneKind lane, GroupKind kind) const { return on(lane).host[index(kind)].get(); }
   Lane& lane(LaneKind kind) { return *on(kind).lane; }
+  // Over which losses are summed, as ranks of a tensor group have the same.
+  Communicator* loss_group() const {
+    return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::copies);
+  }
+  // The peer on a lane between stages, in the lane's group.
+  static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
+  // Ends what any lane waits for: this rank cannot go on. To be called before what is under way is waited for.
+  void give_up(std::exception_ptr failure);
   // Waits for everything on all lanes, also where one of them has failed; throws what it has failed with.
   void wait_all();
 
@@ -150,6 +177,8 @@ class RankGroups {
   GroupHandles groups_;
   std::array<int64_t, num_group_kinds> sizes_{};
   std::array<RankLane, num_lanes> lanes_;
+  std::vector<LaneKind> neighbour_lanes_;  // of this rank, in the order in which their groups are made
+  std::shared_ptr<LaneFailure> failure_;
 };
 
 // What exchanged_bytes of a rank with such groups will be on that target.

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@ class Checker {
       : schedule_(schedule),
         head_(schedule.num_units() - 1),
         content_(schedule.buffers.size()),
+        sending_(schedule.buffers.size(), false),
         last_weight_gradient_(schedule.options.units.size(), -1),
         done_(static_cast<size_t>(num_action_kinds) * static_cast<size_t>(schedule.options.micro_batches + 1) *
                   (schedule.options.units.size() + 1),
@@ -54,6 +57,12 @@ class Checker {
   bool done(ActionKind kind, int32_t m, int32_t unit) const { return done_[place_in_done(kind, m, unit)]; }
   bool has_weight_gradients(int32_t m, int32_t unit) const {
     return done(ActionKind::backward_weight, m, unit) || done(ActionKind::backward, m, unit);
+  }
+
+  // The table of a tied head on a last stage that does not run its unit has the loss' gradients alone.
+  bool has_all_gradients(int32_t m, int32_t unit) const {
+    if (!schedule_.options.stages.runs(unit)) return done(ActionKind::loss, m, head_);
+    return has_weight_gradients(m, unit);
   }
 
   // The buffer that an operand of the action has to be.
@@ -97,6 +106,11 @@ class Checker {
                      a.unit <= head_,
                  "there is no such micro-batch or unit"))
       return;
+    const bool of_parameters = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights ||
+                               a.kind == ActionKind::reduce || a.kind == ActionKind::await_gradients ||
+                               a.kind == ActionKind::sum_tied || a.kind == ActionKind::update;
+    require(a.unit < 0 || (of_parameters ? schedule_.options.holds(a.unit) : schedule_.options.stages.runs(a.unit)),
+            "the unit is not on stage {}", schedule_.options.stages.stage);
     require(repeats || !done(a.kind, a.micro_batch, a.unit), "done twice");
     done_[place_in_done(a.kind, a.micro_batch, a.unit)] = true;
     check_order(a);
@@ -125,10 +139,12 @@ class Checker {
       require(there == Content::whole, "its {} {}", operand_name(operand),
                                                    there == Content::under_way ? "is not awaited" : "is not there");
     require(there != Content::being_summed, "its {} is still being summed", operand_name(operand));
+    require(use == Access::read || !sending_[static_cast<size_t>(index)], "its {} is still being sent",
+            operand_name(operand));
   }
 
   static bool is_async(ActionKind kind) {
-    return kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
+    return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
            kind == ActionKind::await_gradients;
   }
 
@@ -138,7 +154,9 @@ class Checker {
       const Access use = access(schedule_, a.kind, a.unit, operand);
       if (use == Access::none) continue;
       Content& left = content(a[operand]);
-      if (a.kind == ActionKind::gather) {
+      if (const std::optional<Transfer> transfer = transfer_of(a.kind)) {
+        leave_transfer(*transfer, a[operand]);
+      } else if (a.kind == ActionKind::gather) {
         left = Content::under_way;
       } else if (a.kind == ActionKind::await_weights) {
         require(left == Content::under_way, "before the gathering begins");
@@ -154,11 +172,25 @@ class Checker {
     }
   }
 
+  void leave_transfer(const Transfer& transfer, int32_t buffer) {
+    Content& left = content(buffer);
+    const auto place = static_cast<size_t>(buffer);
+    if (transfer.sends) {
+      require(left == Content::whole, "what it sends is not there");
+      require(sending_[place] != transfer.begins, "its send has {}", transfer.begins ? "begun before" : "not begun");
+      sending_[place] = transfer.begins;
+    } else {
+      require(left == (transfer.begins ? Content::nothing : Content::under_way), "its receive {}",
+              transfer.begins ? "has begun before" : "has not begun");
+      left = transfer.begins ? Content::under_way : Content::whole;
+    }
+  }
+
   // What buffers do not show.
   void check_order(const Action& a) {
     const int32_t zero = schedule_.options.zero;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
-                               a.kind != ActionKind::update;
+                               a.kind != ActionKind::sum_tied && a.kind != ActionKind::update;
     if (reads_weights && (zero == 1 || zero == 2)) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
       for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
@@ -178,16 +210,21 @@ class Checker {
         return;
       case ActionKind::reduce:
         for (int32_t m = zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m)
-          require(has_weight_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
+          require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
         return;
       case ActionKind::await_gradients:
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
         return;
+      case ActionKind::sum_tied:
+        require(schedule_.options.table_twice() && a.unit == 0, "there is one table");
+        return check_all_summed(0);
       case ActionKind::norm:
         for (int32_t unit = 0; unit <= head_; ++unit) {
-          for (int32_t m = zero < 2 ? schedule_.options.micro_batches - 1 : 0; m < schedule_.options.micro_batches; ++m)
-            require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
+          if (schedule_.options.holds(unit)) check_all_summed(unit);
         }
+        require(!schedule_.options.table_twice() || !schedule_.options.holds(0) || done(ActionKind::sum_tied, -1, 0),
+                "before the tables' gradients are summed");
+        require(std::find(sending_.begin(), sending_.end(), true) == sending_.end(), "before everything is sent");
         return;
       case ActionKind::update:
         require(done(ActionKind::norm, -1, -1), "before the norm");
@@ -195,6 +232,12 @@ class Checker {
       default:
         return;
     }
+  }
+
+  void check_all_summed(int32_t unit) {
+    const int32_t first = schedule_.options.zero < 2 ? schedule_.options.micro_batches - 1 : 0;
+    for (int32_t m = first; m < schedule_.options.micro_batches; ++m)
+      require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
   }
 
   // Sums of gradients are made in the order of micro-batches, the first of which overwrites.
@@ -218,18 +261,22 @@ class Checker {
 
   void check_complete() {
     const bool training = done(ActionKind::norm, -1, -1);
-    for (int32_t m = 0; m < schedule_.options.micro_batches; ++m) {
-      require(done(ActionKind::forward, m, head_), "micro-batch {} does not reach the head", m);
-      for (int32_t unit = 0; training && unit <= head_; ++unit)
-        require(has_weight_gradients(m, unit), "micro-batch {} has no gradients of unit {}", m, unit);
+    for (int32_t unit = 0; unit <= head_; ++unit) {
+      const bool runs = schedule_.options.stages.runs(unit);
+      for (int32_t m = 0; runs && m < schedule_.options.micro_batches; ++m) {
+        require(done(ActionKind::forward, m, unit), "micro-batch {} does not reach unit {}", m, unit);
+        require(!training || has_weight_gradients(m, unit), "micro-batch {} has no gradients of unit {}", m, unit);
+      }
+      require(!training || !schedule_.options.holds(unit) || done(ActionKind::update, -1, unit),
+              "unit {} is never updated", unit);
     }
-    for (int32_t unit = 0; training && unit <= head_; ++unit)
-      require(done(ActionKind::update, -1, unit), "unit {} is never updated", unit);
+    require(std::find(sending_.begin(), sending_.end(), true) == sending_.end(), "what is sent is not awaited");
   }
 
   const Schedule& schedule_;
   const int32_t head_;
   std::vector<Content> content_;               // by buffer
+  std::vector<bool> sending_;                  // by buffer: between a send and the action that awaits it
   std::vector<int32_t> last_weight_gradient_;  // by unit: the last micro-batch
   std::vector<bool> done_;                     // by kind, micro-batch and unit
   std::string fault_;

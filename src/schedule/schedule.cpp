@@ -7,9 +7,11 @@ namespace gptrain {
 
 std::string_view action_name(ActionKind kind) {
   constexpr std::array<std::string_view, num_action_kinds> names = {
-      "forward",  "loss",   "evaluate",      "recompute", "backward_input",  "backward_weight",
-      "backward", "gather", "await_weights", "reduce",    "await_gradients", "norm",
-      "update"};
+      "load",          "forward",      "loss",         "evaluate",           "recompute",
+      "backward_input", "backward_weight", "backward", "gather",             "await_weights",
+      "reduce",        "await_gradients", "send_output", "await_output_sent", "receive_input",
+      "await_input",   "send_d_input", "await_d_input_sent", "receive_d_output", "await_d_output",
+      "sum_tied",      "norm",         "update"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -62,8 +64,6 @@ std::optional<Passes> passes_of(ActionKind kind) {
 }
 
 Access access_by_unit(const UnitTraits& unit, Passes passes, Operand operand) {
-  if (unit.kind == UnitKind::embedding && passes.first == UnitPass::forward && operand == Operand::batch)
-    return Access::write;  // it brings the micro-batch in
   const auto access_in = [&](UnitPass pass) { return access_of(unit.uses[static_cast<size_t>(pass)], operand); };
   const Access first = access_in(passes.first);
   // What the first half leaves for the second is written in between.
@@ -111,8 +111,46 @@ bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand op
 
 }  // namespace
 
+std::optional<Transfer> transfer_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::send_output:
+    case ActionKind::await_output_sent:
+      return Transfer{Operand::output, true, kind == ActionKind::send_output};
+    case ActionKind::receive_input:
+    case ActionKind::await_input:
+      return Transfer{Operand::input, false, kind == ActionKind::receive_input};
+    case ActionKind::send_d_input:
+    case ActionKind::await_d_input_sent:
+      return Transfer{Operand::d_input, true, kind == ActionKind::send_d_input};
+    case ActionKind::receive_d_output:
+    case ActionKind::await_d_output:
+      return Transfer{Operand::d_output, false, kind == ActionKind::receive_d_output};
+    default:
+      return std::nullopt;
+  }
+}
+
+StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_batch, int32_t unit) {
+  const Operand operand = transfer_of(kind).value().operand;
+  const int32_t chunk = stages.chunk_of(unit);
+  switch (operand) {
+    case Operand::input:
+      return {false, chunk - 1, micro_batch};
+    case Operand::d_output:
+      return {true, chunk + 1, micro_batch};
+    default:
+      return {operand == Operand::d_input, chunk, micro_batch};
+  }
+}
+
 Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand) {
+  if (kind == ActionKind::load) return operand == Operand::batch ? Access::write : Access::none;
   if (unit < 0) return Access::none;
+  if (const std::optional<Transfer> transfer = transfer_of(kind)) {
+    if (operand != transfer->operand) return Access::none;
+    if (transfer->sends) return Access::read;
+    return transfer->begins ? Access::write : Access::read_write;
+  }
   const UnitTraits& traits = schedule.traits(unit);
   const std::optional<Passes> passes = passes_of(kind);
   if (passes.has_value() && operand <= Operand::d_input) return access_by_unit(traits, *passes, operand);

@@ -1,20 +1,23 @@
-// Pipeline schedules as data: what one stage does in a step, action by action, and the buffers that each action reads
-// and writes. The executor plays the list, the dry run simulates it, `check` proves it sound. A new schedule is a new
-// generator and nothing else.
+// Schedules as data: what one stage does in a step, action by action, and the buffers that each action reads and writes.
+// The executor plays the list, the dry run simulates it, `check` proves it sound. The order of passes is a pipeline
+// schedule's (schedule/pipeline); what a pass is made of is the same for all.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "model/spec/spec.h"
 #include "schedule/operands.h"
+#include "schedule/stages.h"
 
 namespace gptrain {
 
 enum class ActionKind : uint8_t {
+  load,             // brings a micro-batch in
   forward,          // unit u from its input to its output; the head: up to its norm
   loss,             // head: logits chunk by chunk, the loss, and both products of their gradients (logits are not kept)
   evaluate,         // head: logits and loss only
@@ -26,12 +29,33 @@ enum class ActionKind : uint8_t {
   await_weights,    // unit u: waits until they are there
   reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
   await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
+  // Transfers between stages: the first of two begins one, the second waits until it is over.
+  send_output,         // unit u: its output to the stage of unit u + 1
+  await_output_sent,
+  receive_input,       // unit u: the output of unit u - 1
+  await_input,
+  send_d_input,        // unit u: the gradient of its input to the stage of unit u - 1
+  await_d_input_sent,
+  receive_d_output,    // unit u: the gradient of its output
+  await_d_output,
+  sum_tied,            // unit 0: its gradients over the first and the last stage, which both hold a tied head's table
   norm,             // global gradient norm; decides clipping and skipping
   update,           // unit u: optimizer
 };
 constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 
 std::string_view action_name(ActionKind kind);
+
+// The direction of a transfer, its operand, and whether the action begins it.
+struct Transfer {
+  Operand operand;
+  bool sends;
+  bool begins;
+};
+// None for actions that are no transfers.
+std::optional<Transfer> transfer_of(ActionKind kind);
+// The message that the transfer of such an action moves.
+StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_batch, int32_t unit);
 
 // What an action works on besides memory that lasts for the whole run (the rank's own weights, gradients and optimizer
 // state). A buffer belongs to a unit, and all kinds but weights and prepared_weights to a micro-batch of it.
@@ -96,14 +120,23 @@ struct UnitTraits {
 struct ScheduleOptions {
   int32_t micro_batches = 1;
   std::vector<UnitTraits> units;  // of the whole model
+  // Where the units run; its number of micro-batches is set from the one above. Without units: all on one stage.
+  Stages stages = {};
   // ZeRO stage (arXiv 1910.02054), 0 where the data axis has one rank. 0, 1: gradients are summed after the last
   // micro-batch; 1, 2: updated weights are gathered for the next step; 2, 3: gradients are summed after every
   // micro-batch; 3: weights are gathered before use.
   int32_t zero = 0;
   bool narrow_sums = false;  // gradients are summed in a narrower dtype than they are kept in
   bool tied_head = false;
-  bool joint_backward = false;  // `backward` in place of its two halves
+  bool joint_backward = false;  // `backward` in place of its two halves, where the pipeline's schedule has them together
 
+  // Whether this stage holds the unit's parameters: it runs the unit, or is the last one, whose loss reads the table of
+  // a tied head.
+  bool holds(int32_t unit) const {
+    return stages.runs(unit) || (unit == 0 && tied_head && stages.last());
+  }
+  // Whether the first and the last stage both hold the table.
+  bool table_twice() const { return tied_head && stages.shape.stages > 1 && stages.first() != stages.last(); }
   bool operator==(const ScheduleOptions&) const = default;
 };
 
@@ -123,9 +156,10 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
 // Sets every buffer's first and last action from the actions' operands.
 void set_lifetimes(Schedule& schedule);
 
-// Training on one stage: for each micro-batch all forwards, the loss, all backwards, each unit's weight gradients right
-// after its input gradient; a unit's sum begins as soon as its backward is done; then norm and updates.
-Schedule one_stage_schedule(const ScheduleOptions& options);
+// A stage's training step: its passes as the pipeline's schedule orders them, each unit's weight gradients right after
+// its input gradient where the schedule does not have them apart; a unit's sum begins as soon as its last gradient is
+// there; then norm and updates. Receives begin one message ahead of what is needed, sends end when a third is to begin.
+Schedule training_schedule(const ScheduleOptions& options);
 
 // Forward and loss of one micro-batch, nothing kept for a backward pass.
 Schedule evaluation_schedule(const ScheduleOptions& options);

@@ -103,6 +103,20 @@ namespace {
 // and positions, and whether the keys and values are another rank's as well.
 using RankKind = std::tuple<bool, int64_t, bool>;
 
+// Of a stage with `stages`.
+StagePlan stage_plan(const Stages& stages, int64_t rank) {
+  StagePlan plan{.rank = rank, .memory = {}};
+  bool first = true;
+  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
+    if (stages.stage_of_chunk(chunk) != stages.stage) continue;
+    const int32_t begin = std::max(stages.first_unit(chunk) - 1, 0);
+    const int32_t end = std::min(stages.end_unit(chunk) - 1, stages.num_units() - 2);
+    if (std::exchange(first, false)) plan.first_layer = begin;
+    plan.num_layers += std::max(end - begin, 0);
+  }
+  return plan;
+}
+
 RankKind kind_of(const RunConfig& config, TensorPlace place) {
   const int64_t rows = vocabulary_rows(config.model.vocab_size, place.size);
   return {place.rank == 0, std::clamp<int64_t>(config.model.vocab_size - place.rank * rows, 0, rows),
@@ -119,29 +133,41 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     StepMemory memory;
     OpTable ops{};
   };
-  std::map<RankKind, Planned> plans;
-  std::shared_ptr<const Program> program;  // of rank 0
-  for (int64_t rank = 0; rank < tensor_size; ++rank) {
-    const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, rank}));
+  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  std::map<RankKind, Planned> plans;       // of a stage
+  std::shared_ptr<const Program> program;  // of the stage's first rank
+  for (int64_t i = 0; i < num_stages * tensor_size; ++i) {
+    const int64_t tensor_rank = i % tensor_size;
+    const int64_t rank = i / tensor_size * (world_size / num_stages) + tensor_rank;
+    if (tensor_rank == 0) plans.clear();
+    const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      const StepPlan step = plan_step(config, target, world_size, rank, program);
+      const StepPlan step = plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program);
       plan = {step.memory(), step.ops};
-      if (rank == 0) {
+      if (tensor_rank == 0) {
         program = step.design->training;
+        world.stages.push_back(stage_plan(step.design->stages, rank));
+      }
+      if (rank == 0) {
         world.spec = step.design->spec;
         world.traffic = step.traffic;
         world.warnings = step.warnings;
       }
+    }
+    StagePlan& stage = world.stages.back();
+    if (tensor_rank == 0 || plan.memory.arenas.total() > stage.memory.arenas.total()) {
+      stage.rank = rank;
+      stage.memory = plan.memory;
     }
     if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
       world.largest_rank = rank;
       world.largest = plan.memory;
     }
     const auto times = static_cast<Flops>(mesh.size(MeshAxis::data));
-    for (size_t i = 0; i < num_ops; ++i) {
-      world.ops[i] += {plan.ops[i].calls * mesh.size(MeshAxis::data), plan.ops[i].model_flops * times,
-                       plan.ops[i].executed_flops * times, plan.ops[i].bytes_moved * times};
+    for (size_t op = 0; op < num_ops; ++op) {
+      world.ops[op] += {plan.ops[op].calls * mesh.size(MeshAxis::data), plan.ops[op].model_flops * times,
+                        plan.ops[op].executed_flops * times, plan.ops[op].bytes_moved * times};
     }
   }
   return world;

@@ -22,6 +22,13 @@ struct StepPlan {
   OpTotals total() const;
 };
 
+// What the ranks of one pipeline stage take.
+struct StagePlan {
+  int64_t rank = 0;  // that takes the most memory
+  StepMemory memory;
+  int64_t first_layer = 0, num_layers = 0;  // of the stage's first chunk; of all its chunks
+};
+
 // What all ranks of a world take: ranks of one kind are planned once.
 struct WorldPlan {
   ModelSpec spec;
@@ -29,6 +36,7 @@ struct WorldPlan {
   std::string warnings;      // of rank 0
   int64_t largest_rank = 0;  // a rank that takes the most memory, and its plan
   StepMemory largest;
+  std::vector<StagePlan> stages;
   OpTable ops{};  // of all ranks
 };
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size);

@@ -7,6 +7,7 @@
 #include "ops/plan/plan_backend.h"
 #include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "train/step_readback.h"
 
@@ -61,6 +62,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   const std::vector<bool> recomputed = recomputed_units(design.config);
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(design.layout.units.size()),
+                          .stages = design.stages,
                           .zero = static_cast<int32_t>(design.sharding.zero),
                           .narrow_sums = design.sharding.narrows_gradients(),
                           .tied_head = design.config.model.tied_head,
@@ -101,15 +103,22 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
 }
 
 // The model as this rank holds it.
-StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Sharding& sharding) {
+StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding) {
   StepDesign design;
   design.config = config;
   design.tensor = tensor;
+  design.stages = stages;
   design.sequence = tensor.size > 1 && config.parallel.sequence;
   design.spec = make_spec(config.model);
   design.shards = shard_tensors(design.spec, tensor);
   design.sharding = sharding;
-  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence);
+  ScheduleOptions held;
+  held.stages = stages;
+  held.tied_head = config.model.tied_head;
+  if (held.table_twice() && stages.last()) keep_table_copy(design.spec, design.shards);
+  std::vector<bool> holds(design.spec.units.size());
+  for (size_t unit = 0; unit < holds.size(); ++unit) holds[unit] = held.holds(static_cast<int32_t>(unit));
+  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence, holds, held.table_twice());
   return design;
 }
 
@@ -175,7 +184,9 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
                        const std::shared_ptr<const Program>& like) {
-  StepDesign design = begin_design(config, groups.tensor_place(), make_sharding(config, groups));
+  StepDesign design =
+      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), config.batch.accumulation),
+                   make_sharding(config, groups));
   design.training_shape = step_shape(config, target, true);
   design.evaluation_shape = step_shape(config, target, false);
   PlanBackend backend(target);
@@ -185,7 +196,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
-    design.training = is_like ? like : make_program(one_stage_schedule(options), std::move(bytes));
+    design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes));
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
@@ -215,7 +226,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 }
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
-  StepDesign design = begin_design(config, groups.tensor_place(), Sharding{});
+  const Stages all = Stages::one(static_cast<int32_t>(config.model.num_layers) + 2, 1);
+  StepDesign design = begin_design(config, groups.tensor_place(), all, Sharding{});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,

@@ -28,6 +28,7 @@ struct StepMemory {
 struct StepDesign {
   RunConfig config;
   TensorPlace tensor;
+  Stages stages;
   bool sequence = false;  // sequence parallelism
   ModelSpec spec;
   std::vector<TensorShard> shards;

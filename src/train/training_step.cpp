@@ -21,6 +21,7 @@ class ComputeOnly final : public ActionObserver {
  public:
   bool before(const Action& action) override {
     switch (action.kind) {
+      case ActionKind::load:
       case ActionKind::forward:
       case ActionKind::recompute:
       case ActionKind::loss:
@@ -238,7 +239,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 void TrainingStep::weights_changed() {
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const UpdateRange range = parameters_->update_range(unit);
-    if (range.weights != nullptr && range.master != nullptr)
+    if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
@@ -268,7 +269,13 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
   agreement_->ask_for_stop(stop_wanted);
-  executor_->play(source, observer);
+  try {
+    executor_->play(source, observer);
+  } catch (...) {
+    // A receive that has begun ahead of its need would be waited for without end.
+    if (design_->stages.shape.stages > 1) groups_.give_up(std::current_exception());
+    throw;
+  }
   readback_.queue(state_, agreement_->stops());
 }
 
@@ -295,8 +302,7 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
   Lane& lane = groups_.lane(LaneKind::gradients);
-  Communicator* const copies = groups_.group(LaneKind::gradients, GroupKind::copies);
-  lane.wait(lane.all_reduce(copies, &state_->loss_sum, 1, DType::f64));
+  lane.wait(lane.all_reduce(groups_.loss_group(), &state_->loss_sum, 1, DType::f64));
   backend_.download(&host_state_, state_, sizeof(StepState));
   backend_.synchronize();
   return host_state_.loss_sum;

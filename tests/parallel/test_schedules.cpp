@@ -45,7 +45,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   const auto model = make_model(design, design.training_shape, *backend, groups);
   ScheduleOptions options = design.training->schedule.options;
   options.joint_backward = joint;
-  Schedule schedule = one_stage_schedule(options);
+  Schedule schedule = training_schedule(options);
   std::erase_if(schedule.actions, [](const Action& action) {
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });

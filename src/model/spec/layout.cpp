@@ -27,7 +27,7 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
 }  // namespace
 
 ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
-                            bool sequence_parallel) {
+                            bool sequence_parallel, const std::vector<bool>& held, bool table_twice) {
   ParameterLayout layout;
   layout.pieces = pieces;
   layout.segments.resize(spec.tensors.size());
@@ -38,6 +38,11 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
     const size_t first = tensor;
     while (tensor < spec.tensors.size() && spec.tensors[tensor].unit == static_cast<int64_t>(unit)) ++tensor;
     range.num_tensors = static_cast<int64_t>(tensor - first);
+    if (!held.empty() && !held[unit]) {
+      for (size_t i = first; i < tensor; ++i) layout.segments[i] = {layout.elements, 0};
+      layout.units.push_back(std::move(range));
+      continue;
+    }
     for (const bool norms : {true, false}) {
       for (size_t i = first; i < tensor; ++i) {
         if ((spec.tensors[i].norm_use != NormUse::no_norm) != norms) continue;
@@ -49,6 +54,11 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
     range.elements = round_up(layout.elements - range.offset, segment_multiple * pieces);
     layout.elements = range.offset + range.elements;
     range.reductions = reductions_of(spec, shards, layout.segments, range, sequence_parallel);
+    for (size_t i = first; table_twice && unit == 0 && i < tensor; ++i) {
+      if (spec.tensors[i].split == Split::vocabulary)
+        range.reductions.push_back(
+            {ReductionGroup::tied, layout.segments[i].offset - range.offset, layout.segments[i].count});
+    }
     layout.units.push_back(std::move(range));
   }
   return layout;

@@ -26,6 +26,7 @@ enum class ReductionGroup : uint8_t {
   tensor,    // share each layer: each has the gradients of its own rows or heads (see NormUse)
   kv_heads,  // hold the same keys' and values' heads (see TensorShard::replicas_first)
   data,      // see other samples; cut the sum into ParameterLayout::pieces
+  tied,      // the first and the last stage, which both hold the table of a tied head
 };
 
 // Elements [first, first + count) of a unit, whose gradients are a sum over the group.
@@ -43,8 +44,8 @@ struct UnitRange {
   int64_t norm_elements;  // of which the first hold the norms, padding included
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
-  // In the order in which they are played: parts of the unit that are sums over tensor ranks, and at last, over the data
-  // axis, all of it.
+  // In the order in which they are played: parts of the unit that are sums over tensor ranks, then, over the data axis,
+  // all of it, and at last, when every micro-batch is in, the table that two stages hold.
   std::vector<Reduction> reductions;
 };
 
@@ -59,8 +60,10 @@ struct ParameterLayout {
   int64_t piece_elements(const UnitRange& unit) const { return unit.elements / pieces; }
 };
 
-// sequence_parallel: ranks of the tensor axis have rows of the residual stream of their own.
+// sequence_parallel: ranks of the tensor axis have rows of the residual stream of their own. `held`: by unit, whether the
+// rank holds it; empty: it holds all. table_twice: two stages hold the token table.
 ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
-                            bool sequence_parallel = false);
+                            bool sequence_parallel = false, const std::vector<bool>& held = {},
+                            bool table_twice = false);
 
 }  // namespace gptrain

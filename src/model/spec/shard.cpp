@@ -117,6 +117,13 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place)
   return shards;
 }
 
+void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards) {
+  for (size_t i = 0; i < spec.tensors.size() && spec.tensors[i].unit == 0; ++i) {
+    if (spec.tensors[i].split != Split::vocabulary) shards[i].boxes.clear();
+    for (ShardBox& box : shards[i].boxes) box.owned = false;
+  }
+}
+
 int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size) {
   const int64_t multiple = vocab_multiple * tensor_size;
   return (vocab_size + multiple - 1) / multiple * vocab_multiple;

@@ -40,6 +40,11 @@ struct TensorShard {
 // checked before.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place);
 
+// Makes the embedding's shards those of a last stage that has a copy of the token table for a tied head: another rank
+// writes and counts what it holds of the table, and the rest of the unit is padding, so that both stages have the table
+// at one place.
+void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards);
+
 // Rows of the vocabulary that each of `tensor_size` ranks stores: a multiple of vocab_multiple.
 int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size);
 

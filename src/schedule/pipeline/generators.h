@@ -5,8 +5,12 @@
 
 namespace gptrain {
 
-PipelineSchedule gpipe();        // Huang et al., arXiv 1811.06965
-PipelineSchedule one_f_one_b();  // Narayanan et al., arXiv 1806.03377, flushed every step: arXiv 2104.04473
+PipelineSchedule gpipe();          // Huang et al., arXiv 1811.06965
+PipelineSchedule one_f_one_b();    // Narayanan et al., arXiv 1806.03377, flushed every step: arXiv 2104.04473
+PipelineSchedule interleaved();    // 1F1B over several chunks a stage: arXiv 2104.04473
+PipelineSchedule varuna();         // Athlur et al., EuroSys 2022
+PipelineSchedule zero_bubble();    // ZB-H1 of Qi et al., arXiv 2401.10241, without the optimizer's rollback
+PipelineSchedule zero_bubble_v();  // ZB-V of the same
 
 // Chunk c is on stage c, counted round the stages.
 int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk);

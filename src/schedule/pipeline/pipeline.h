@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace gptrain {
 // What a stage does with one micro-batch and one chunk at a time.
 enum class PassKind : uint8_t {
   forward,
-  backward,         // gradients of the input and of the weights
-  backward_input,   // the two halves apart (Qi et al., arXiv 2401.10241)
+  backward,        // gradients of the input and of the weights
+  backward_input,  // the two halves apart (Qi et al., arXiv 2401.10241)
   backward_weight,
 };
 
@@ -26,20 +27,25 @@ struct Pass {
   bool operator==(const Pass&) const = default;
 };
 
+// "backward_input of micro-batch 3 through chunk 1".
+std::string pass_text(const Pass& pass);
+
 // The model is cut into stages x chunks_per_stage chunks, numbered in forward order.
 struct PipelineShape {
   int32_t stages = 1;
   int32_t chunks_per_stage = 1;
   int32_t micro_batches = 1;
+  bool recompute = false;  // backward passes run the forward again first
 
   int32_t chunks() const { return stages * chunks_per_stage; }
+  bool operator==(const PipelineShape&) const = default;
 };
 
 struct PipelineSchedule {
-  std::string_view name;           // as in configs
-  int32_t least_chunks = 1;        // per stage
-  int32_t most_chunks = 1;         // per stage; 0: any number
-  bool splits_backward = false;    // has backward_input and backward_weight in place of backward
+  std::string_view name;         // as in configs
+  int32_t least_chunks = 1;      // per stage
+  int32_t most_chunks = 1;       // per stage; 0: any number
+  bool splits_backward = false;  // has backward_input and backward_weight in place of backward
   // The stage that holds a chunk.
   int32_t (*stage_of)(const PipelineShape& shape, int32_t chunk) = nullptr;
   // The passes of every stage, in order. Forwards of a chunk come in the order of micro-batches, and so do the passes

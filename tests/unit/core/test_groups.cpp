@@ -38,7 +38,11 @@ TEST_CASE("stages of a pipeline are far apart, and its ends hold a tied table") 
   const Mesh mesh = make_mesh(config, 12);
   CHECK(mesh.size(MeshAxis::pipeline) == 3);
   CHECK(mesh.size(MeshAxis::data) == 2);
-  CHECK(group_ranks(config, mesh, 6, GroupKind::pipeline) == Ranks{2, 6, 10});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::next) == Ranks{6, 10});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::previous) == Ranks{2, 6});
+  CHECK(group_ranks(config, mesh, 10, GroupKind::next) == Ranks{10});
+  CHECK(group_ranks(config, mesh, 2, GroupKind::previous) == Ranks{2});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::loss) == Ranks{0, 2, 4, 6, 8, 10});
   CHECK(group_ranks(config, mesh, 6, GroupKind::copies) == Ranks{4, 6});
   CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{6, 7});
   CHECK(group_ranks(config, mesh, 3, GroupKind::tied) == Ranks{3, 11});
@@ -46,36 +50,44 @@ TEST_CASE("stages of a pipeline are far apart, and its ends hold a tied table") 
   CHECK(group_ranks(config, mesh, 7, GroupKind::tied) == Ranks{7});
 }
 
-TEST_CASE("stages pass numbers on and back, and sum what both ends of a pipeline hold") {
-  RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2", "model.tied_head=true"}, 4);
-  config.parallel.pipeline = 3;
-  run_local_ranks(12, [&](World& world) {
-    RankGroups groups(config, world);
-    Communicator* const forward = groups.group(LaneKind::pipeline_forward, GroupKind::pipeline);
-    Communicator* const backward = groups.group(LaneKind::pipeline_backward, GroupKind::pipeline);
-    Lane& to_next = groups.lane(LaneKind::pipeline_forward);
-    Lane& to_previous = groups.lane(LaneKind::pipeline_backward);
-    Lane& gradients = groups.lane(LaneKind::gradients);
-    const int stage = forward->rank();
-    int64_t output = 100 * world.rank(), gradient = output, input = -1, d_output = -1;
-    float table = static_cast<float>(world.rank());
-    Communicator* const ends = groups.group(LaneKind::gradients, GroupKind::tied);
-    gradients.all_reduce(ends, &table, 1, DType::f32);
-    if (stage < 2) to_next.send(forward, &output, 1, DType::i64, stage + 1);
-    if (stage > 0) to_previous.send(backward, &gradient, 1, DType::i64, stage - 1);
-    // After the sends: on each lane the next stage's receive comes behind its own send, down to the last one's.
-    if (stage > 0) to_next.receive(forward, &input, 1, DType::i64, stage - 1);
-    if (stage < 2) to_previous.receive(backward, &d_output, 1, DType::i64, stage + 1);
-    groups.wait_all();
-    const auto expect = [](bool condition) {
-      if (!condition) throw Error(ExitCode::device, "a wrong number");
-    };
-    expect((ends == nullptr) == (stage == 1));
-    expect(table == static_cast<float>(stage == 1 ? world.rank() : 2 * (world.rank() % 4) + 8));
-    expect(stage == 0 || input == 100 * (world.rank() - 4));
-    expect(stage == 2 || d_output == 100 * (world.rank() + 4));
-    expect(groups.exchanged_bytes() == ExchangeBytes{});  // threads reduce where the data are
-  });
+TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what both ends of a pipeline hold") {
+  for (const int64_t chunks : {1, 2}) {
+    RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2", "model.tied_head=true"}, 4);
+    config.parallel.pipeline = 3;
+    config.parallel.virtual_stages = chunks;
+    run_local_ranks(12, [&](World& world) {
+      RankGroups groups(config, world);
+      const int64_t stage = groups.stage();
+      const int64_t number = 100 * world.rank();
+      int64_t from_previous = -1, from_next = -1;
+      float table = static_cast<float>(world.rank());
+      Communicator* const ends = groups.group(LaneKind::gradients, GroupKind::tied);
+      groups.lane(LaneKind::gradients).all_reduce(ends, &table, 1, DType::f32);
+      const auto receive = [&](LaneKind lane, int64_t* to) {
+        groups.lane(lane).receive(groups.group(lane, neighbours_of(lane)), to, 1, DType::i64, RankGroups::peer_on(lane));
+      };
+      const auto send = [&](LaneKind lane) {
+        groups.lane(lane).send(groups.group(lane, neighbours_of(lane)), &number, 1, DType::i64,
+                               RankGroups::peer_on(lane));
+      };
+      // Receives first: no lane waits for another one's.
+      receive(LaneKind::receive_previous, &from_previous);
+      receive(LaneKind::receive_next, &from_next);
+      send(LaneKind::send_next);
+      send(LaneKind::send_previous);
+      groups.wait_all();
+      const auto expect = [](bool condition) {
+        if (!condition) throw Error(ExitCode::device, "a wrong number");
+      };
+      const bool ring = chunks > 1;
+      const int64_t at_stage = number - 400 * stage;
+      expect((ends == nullptr) == (stage == 1));
+      expect(table == static_cast<float>(stage == 1 ? world.rank() : 2 * (world.rank() % 4) + 8));
+      expect(from_previous == (stage == 0 && !ring ? -1 : at_stage + 400 * ((stage + 2) % 3)));
+      expect(from_next == (stage == 2 && !ring ? -1 : at_stage + 400 * ((stage + 1) % 3)));
+      expect(groups.exchanged_bytes() == ExchangeBytes{});  // threads reduce where the data are
+    });
+  }
 }
 
 TEST_CASE("ranks along the context, expert and data axes hold the same parameters") {
@@ -93,7 +105,7 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   CHECK(groups.ranks_that_reduce(LaneKind::tensor) == 4);
   CHECK(groups.ranks_that_reduce(LaneKind::gradients) == 8);
   CHECK(groups.ranks_that_reduce(LaneKind::weights) == 2);
-  CHECK_FALSE(groups.works(LaneKind::pipeline_forward));
+  CHECK_FALSE(groups.works(LaneKind::send_next));
   Target processes;
   processes.of_processes = true;
   const int64_t scratch = (4 + 8 + 2) * (int64_t{256} << 10);
@@ -110,8 +122,9 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   RunConfig in_stages = config;
   in_stages.parallel.pipeline = 2;
   const RankGroups staged(in_stages, 16, 5, traffic);
-  CHECK(staged.works(LaneKind::pipeline_backward));
-  CHECK(staged.ranks_that_reduce(LaneKind::pipeline_backward) == 1);
+  CHECK(staged.works(LaneKind::receive_next));
+  CHECK_FALSE(staged.works(LaneKind::send_previous));
+  CHECK(staged.ranks_that_reduce(LaneKind::receive_next) == 1);
   CHECK(planned_exchange_bytes(processes, staged) == ExchangeBytes{(4 + 16 + 2) * (int64_t{256} << 10), 0});
 }
 
@@ -161,7 +174,7 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
   CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->size() == 2);
   // A group that a lane does not work in must not pass for one of a single rank.
   CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
-  CHECK(groups.group(LaneKind::pipeline_forward, GroupKind::pipeline) == nullptr);
+  CHECK(groups.group(LaneKind::send_next, GroupKind::next) == nullptr);
   LaneTraffic none{};
   const RankGroups alone(small_config(Family::llama), 1, 0, none);
   for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::copies})

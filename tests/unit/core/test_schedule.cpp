@@ -10,7 +10,7 @@ using namespace gptrain::testing;
 namespace {
 
 Schedule with_recompute() {
-  return one_stage_schedule({.micro_batches = 3, .units = units_of({false, true, false, true, false})});
+  return training_schedule({.micro_batches = 3, .units = units_of({false, true, false, true, false})});
 }
 
 // The most buffers of a kind that are alive in one action.
@@ -29,7 +29,7 @@ int most_alive(const Schedule& schedule, BufferKind kind) {
 
 TEST_CASE("generated schedules are sound and keep no more than they need") {
   for (const int32_t micro_batches : {1, 2, 5}) {
-    const Schedule plain = one_stage_schedule({.micro_batches = micro_batches, .units = plain_units(6)});
+    const Schedule plain = training_schedule({.micro_batches = micro_batches, .units = plain_units(6)});
     CHECK(check(plain).empty());
     CHECK(most_alive(plain, BufferKind::batch) == 1);
     CHECK(most_alive(plain, BufferKind::stream) == 5);
@@ -66,7 +66,7 @@ TEST_CASE("the gradient of a unit's output lives as long as the unit says") {
       OperandSet& reads = unit.uses[static_cast<size_t>(UnitPass::backward_weight)].reads;
       if (unit.kind == UnitKind::block && !weight_reads) reads = {Operand::saved_for_weight, Operand::gradients};
     }
-    const Schedule schedule = one_stage_schedule({.units = units});
+    const Schedule schedule = training_schedule({.units = units});
     CHECK(check(schedule) == "");
     for (const Buffer& buffer : schedule.buffers) {
       if (buffer.kind != BufferKind::stream_gradient || buffer.unit == 0) continue;
@@ -80,7 +80,7 @@ TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action")
   for (const int32_t zero : {0, 3}) {
     std::vector<UnitTraits> units = plain_units(5);
     for (UnitTraits& unit : units) unit.prepares_weights = unit.kind == UnitKind::block;
-    const Schedule schedule = one_stage_schedule({.micro_batches = 2, .units = units, .zero = zero});
+    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .zero = zero});
     CHECK(check(schedule) == "");
     const auto copies = std::count_if(schedule.buffers.begin(), schedule.buffers.end(),
                                       [](const Buffer& b) { return b.kind == BufferKind::prepared_weights; });

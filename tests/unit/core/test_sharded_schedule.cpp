@@ -26,7 +26,7 @@ std::vector<ScheduleOptions> variants() {
               std::vector<bool> recomputed(layers + 2, false);
               for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
               for (const bool narrow : {false, true})
-                result.push_back({micro_batches, units_of(recomputed), zero, narrow, tied, joint});
+                result.push_back({micro_batches, units_of(recomputed), {}, zero, narrow, tied, joint});
             }
           }
         }
@@ -43,7 +43,7 @@ std::string describe(const ScheduleOptions& o) {
 }
 
 Schedule schedule_of(int32_t zero, bool tied = false) {
-  return one_stage_schedule({.micro_batches = 2, .units = plain_units(6), .zero = zero, .tied_head = tied});
+  return training_schedule({.micro_batches = 2, .units = plain_units(6), .zero = zero, .tied_head = tied});
 }
 
 bool uses_weights(ActionKind kind) {
@@ -113,7 +113,7 @@ std::string misused_sums(const Schedule& schedule) {
 TEST_CASE("schedules of every ZeRO stage are sound") {
   for (const ScheduleOptions& options : variants()) {
     INFO(describe(options));
-    const Schedule schedule = one_stage_schedule(options);
+    const Schedule schedule = training_schedule(options);
     CHECK(check(schedule) == "");
     if (options.zero == 3) CHECK(misused_weights(schedule) == "");
     if (options.zero >= 2 || options.narrow_sums) CHECK(misused_sums(schedule) == "");
@@ -127,7 +127,7 @@ TEST_CASE("schedules of every ZeRO stage are sound") {
 TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch, right after their backward") {
   for (const ScheduleOptions& options : variants()) {
     INFO(describe(options));
-    const Schedule schedule = one_stage_schedule(options);
+    const Schedule schedule = training_schedule(options);
     const int32_t sums = options.zero >= 2 ? options.micro_batches : 1;
     for (int32_t unit = 0; unit < schedule.num_units(); ++unit) {
       int32_t found = 0;

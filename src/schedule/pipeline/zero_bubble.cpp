@@ -1,0 +1,38 @@
+#include <algorithm>
+
+#include "schedule/pipeline/generators.h"
+
+namespace gptrain {
+namespace {
+
+// 1F1B's forwards and input gradients. Stage i makes the weight gradients of a micro-batch i micro-batches later: input
+// gradients go up the pipeline without waiting for weight gradients, and each stage has as many of those left as it
+// takes the last input gradient to get to the first stage. With F, B and W the times of a forward and of the input and
+// weight gradients, W <= min(F, B) and no fewer micro-batches than stages, a stage is idle for
+// (stages - 1) * (F + B - W). Stage i holds min(stages - i, micro-batches) micro-batches whose input gradients are to
+// come, and up to i more whose weight gradients are: on no stage more than 1F1B on its first.
+std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  for (int32_t stage = 0; stage < shape.stages; ++stage) {
+    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    list.reserve(3 * static_cast<size_t>(shape.micro_batches));
+    const int32_t ahead = std::min(shape.stages - 1 - stage, shape.micro_batches);
+    for (int32_t m = 0; m < ahead; ++m) list.push_back({PassKind::forward, stage, m});
+    for (int32_t m = 0; m < shape.micro_batches; ++m) {
+      if (m + ahead < shape.micro_batches) list.push_back({PassKind::forward, stage, m + ahead});
+      list.push_back({PassKind::backward_input, stage, m});
+      if (m >= stage) list.push_back({PassKind::backward_weight, stage, m - stage});
+    }
+    for (int32_t m = std::max(0, shape.micro_batches - stage); m < shape.micro_batches; ++m)
+      list.push_back({PassKind::backward_weight, stage, m});
+  }
+  return stages;
+}
+
+}  // namespace
+
+PipelineSchedule zero_bubble() {
+  return {.name = "zero-bubble", .splits_backward = true, .stage_of = stage_in_turn, .passes = passes};
+}
+
+}  // namespace gptrain

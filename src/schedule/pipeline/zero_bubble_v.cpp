@@ -1,0 +1,80 @@
+#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/list_schedule.h"
+
+namespace gptrain {
+namespace {
+
+// Down the stages and up again: the first stage holds the first chunk and the last.
+int32_t stage_in_v(const PipelineShape& shape, int32_t chunk) {
+  return chunk < shape.stages ? chunk : shape.chunks() - 1 - chunk;
+}
+
+using Choice = std::optional<std::pair<PassKind, int32_t>>;
+
+// A rule that fills every tick of forwards, input gradients and weight gradients that take a tick each, in place of the
+// paper's search, with its placement and its bound of memory:
+// - forwards and input gradients take turns; weight gradients, oldest first, go where no forward can;
+// - of a stage's two chunks, the later goes first forward and the earlier backward: what is furthest on its way;
+// - a stage has no more than 2 * stages chunk activations in flight, which is 1F1B's memory: as many forwards as it can
+//   start before the first gradient comes back to it.
+class Rule {
+ public:
+  Rule(const PipelineShape& shape, const PassBoard& board)
+      : shape_(shape), board_(board), oldest_(static_cast<size_t>(shape.stages), 0) {}
+
+  Choice operator()(int32_t stage) {
+    const std::vector<Pass>& list = board_.list(stage);
+    const int32_t earlier = stage, later = shape_.chunks() - 1 - stage;
+    const bool forwards_left = board_.started(PassKind::forward, later) < shape_.micro_batches;
+    const bool room = in_flight(earlier) + in_flight(later) < 2 * shape_.stages;
+    Choice choice;
+    if (!forwards_left || (!list.empty() && list.back().kind == PassKind::forward))
+      choice = first_ready(PassKind::backward_input, earlier, later);
+    if (!choice && room) choice = first_ready(PassKind::forward, later, earlier);
+    if (!choice) choice = weights(stage);
+    if (!choice) choice = first_ready(PassKind::backward_input, earlier, later);
+    return choice;
+  }
+
+ private:
+  int32_t in_flight(int32_t chunk) const {
+    return board_.started(PassKind::forward, chunk) - board_.started(PassKind::backward_weight, chunk);
+  }
+
+  Choice first_ready(PassKind kind, int32_t first, int32_t second) const {
+    for (const int32_t chunk : {first, second}) {
+      if (board_.ready(kind, chunk)) return std::pair(kind, chunk);
+    }
+    return std::nullopt;
+  }
+
+  Choice weights(int32_t stage) {
+    const std::vector<Pass>& list = board_.list(stage);
+    size_t& oldest = oldest_[static_cast<size_t>(stage)];
+    while (oldest < list.size() && list[oldest].kind != PassKind::backward_input) ++oldest;
+    if (oldest == list.size()) return std::nullopt;
+    return std::pair(PassKind::backward_weight, list[oldest++].chunk);
+  }
+
+  const PipelineShape& shape_;
+  const PassBoard& board_;
+  std::vector<size_t> oldest_;  // by stage: all input gradients before this place have their weight gradients
+};
+
+std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+  PassBoard board(shape, {});
+  return std::move(board).play(Rule(shape, board));
+}
+
+}  // namespace
+
+PipelineSchedule zero_bubble_v() {
+  return {.name = "zero-bubble-v",
+          .least_chunks = 2,
+          .most_chunks = 2,
+          .splits_backward = true,
+          .stage_of = stage_in_v,
+          .passes = passes};
+}
+
+}  // namespace gptrain

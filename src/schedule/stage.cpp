@@ -1,0 +1,393 @@
+#include <algorithm>
+#include <utility>
+
+#include "schedule/parameter_traffic.h"
+#include "schedule/schedule.h"
+#include "schedule/transfers.h"
+
+namespace gptrain {
+namespace {
+
+using PassLists = std::vector<std::vector<Pass>>;
+
+ScheduleOptions with_stages(ScheduleOptions options) {
+  if (options.stages.first_units.empty())
+    options.stages = Stages::one(static_cast<int32_t>(options.units.size()), options.micro_batches);
+  options.stages.shape.micro_batches = options.micro_batches;
+  return options;
+}
+
+PassLists training_passes(const Stages& stages) { return stages.schedule->passes(stages.shape); }
+
+// Every chunk's forward, in the order of the chunks.
+PassLists forward_passes(const Stages& stages) {
+  PassLists passes(static_cast<size_t>(stages.shape.stages));
+  for (int32_t m = 0; m < stages.shape.micro_batches; ++m) {
+    for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk)
+      passes[static_cast<size_t>(stages.stage_of_chunk(chunk))].push_back({PassKind::forward, chunk, m});
+  }
+  return passes;
+}
+
+// Turns the passes of one stage into actions.
+class Stage {
+ public:
+  Stage(const ScheduleOptions& options, const PassLists& passes)
+      : schedule_{.options = options, .actions = {}, .buffers = {}},
+        stages_(schedule_.options.stages),
+        passes_(passes[static_cast<size_t>(stages_.stage)]),
+        prepared_(options.units.size(), -1),
+        transfers_(schedule_, passes),
+        traffic_(schedule_) {}
+
+  Schedule training() {
+    reserve();
+    play_passes();
+    traffic_.await_all_gradients();
+    if (schedule_.options.table_twice() && schedule_.options.holds(0))
+      schedule_.actions.push_back({.kind = ActionKind::sum_tied, .unit = 0});
+    schedule_.actions.push_back({.kind = ActionKind::norm});
+    for (int32_t unit = 0; unit < schedule_.num_units(); ++unit) {
+      if (!schedule_.options.holds(unit)) continue;
+      schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
+      if (schedule_.options.zero == 1 || schedule_.options.zero == 2)
+        schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
+    }
+    return finished();
+  }
+
+  // The forward passes, and with_loss the loss.
+  Schedule without_backward(bool with_loss) {
+    with_loss_ = with_loss;
+    play_passes();
+    return finished();
+  }
+
+ private:
+  // What a unit has of one micro-batch.
+  struct UnitBuffers {
+    int32_t saved_for_input = -1;
+    int32_t saved_for_weight = -1;
+    int32_t gradients = -1;
+    int32_t output = -1;
+    int32_t d_output = -1;
+  };
+
+  // A micro-batch in a chunk, from its forward pass to its last backward pass.
+  struct InFlight {
+    int32_t chunk;
+    int32_t micro_batch;
+    int32_t batch;
+    int32_t input;
+    std::vector<UnitBuffers> units;  // of the chunk
+  };
+
+  struct Named {
+    ActionKind kind;
+    UnitTraits unit;
+    std::array<bool, num_operands> operands;
+  };
+
+  // Room for what the passes of units take; what parameters take beside them is little where there is much.
+  void reserve() {
+    const ScheduleOptions& options = schedule_.options;
+    size_t actions = 0;
+    size_t buffers = 0;
+    for (int32_t u = 0; u < schedule_.num_units(); ++u) {
+      if (!stages_.runs(u)) continue;
+      const UnitTraits& unit = schedule_.traits(u);
+      actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
+      buffers += 5 + (unit.recomputed ? 2 : 0);  // the stream and its gradient, what is saved, what is left for weights
+    }
+    schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
+    schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
+  }
+
+  Schedule finished() {
+    set_lifetimes(schedule_);
+    return std::move(schedule_);
+  }
+
+  void play_passes() {
+    transfers_.begin();
+    for (pass_ = 0; pass_ < passes_.size(); ++pass_) {
+      const Pass& pass = passes_[pass_];
+      switch (pass.kind) {
+        case PassKind::forward:
+          forward(pass);
+          break;
+        case PassKind::backward:
+          backward(in_flight(pass.chunk, pass.micro_batch), true);
+          end(pass);
+          break;
+        case PassKind::backward_input:
+          backward(in_flight(pass.chunk, pass.micro_batch), false);
+          break;
+        case PassKind::backward_weight:
+          backward_weight(in_flight(pass.chunk, pass.micro_batch));
+          end(pass);
+          break;
+      }
+    }
+    transfers_.finish();
+  }
+
+  int32_t head() const { return schedule_.num_units() - 1; }
+  bool is_block(int32_t unit) const { return schedule_.traits(unit).kind == UnitKind::block; }
+
+  int32_t new_buffer(BufferKind kind, int32_t m, int32_t unit) {
+    schedule_.buffers.push_back({.kind = kind, .micro_batch = m, .unit = unit});
+    return static_cast<int32_t>(schedule_.buffers.size()) - 1;
+  }
+
+  InFlight& in_flight(int32_t chunk, int32_t m) {
+    return *std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& flight) {
+      return flight.chunk == chunk && flight.micro_batch == m;
+    });
+  }
+  void end(const Pass& pass) {
+    const InFlight* const done = &in_flight(pass.chunk, pass.micro_batch);
+    in_flight_.erase(in_flight_.begin() + (done - in_flight_.data()));
+  }
+  UnitBuffers& of(InFlight& flight, int32_t unit) const {
+    return flight.units[static_cast<size_t>(unit - stages_.first_unit(flight.chunk))];
+  }
+
+  // The micro-batch's tokens, which all chunks of the stage share.
+  int32_t batch_of(int32_t m) {
+    const auto there = std::find_if(in_flight_.begin(), in_flight_.end(),
+                                    [m](const InFlight& flight) { return flight.micro_batch == m; });
+    if (there != in_flight_.end()) return there->batch;
+    Action load{.kind = ActionKind::load, .micro_batch = m};
+    load[Operand::batch] = new_buffer(BufferKind::batch, m, -1);
+    schedule_.actions.push_back(load);
+    return load[Operand::batch];
+  }
+
+  // An action of a unit's own ops, with what there is of the micro-batch so far.
+  Action action_of(ActionKind kind, InFlight& flight, int32_t unit) {
+    const UnitBuffers& own = of(flight, unit);
+    Action action{.kind = kind, .micro_batch = flight.micro_batch, .unit = unit};
+    action[Operand::batch] = flight.batch;
+    action[Operand::output] = own.output;
+    action[Operand::input] =
+        unit > stages_.first_unit(flight.chunk) ? of(flight, unit - 1).output : flight.input;
+    action[Operand::saved_for_input] = own.saved_for_input;
+    action[Operand::saved_for_weight] = own.saved_for_weight;
+    action[Operand::gradients] = own.gradients;
+    action[Operand::d_output] = own.d_output;
+    action[Operand::prepared_weights] = prepared(unit);
+    return action;
+  }
+
+  // Adds the action with those of its buffers that it accesses.
+  void add(Action action) {
+    const std::array<bool, num_operands>& named = named_by(action);
+    for (size_t i = 0; i < num_operands; ++i) {
+      if (!named[i]) action.buffers[i] = -1;
+    }
+    schedule_.actions.push_back(action);
+  }
+
+  // Which operands such an action names: worked out once for units that are alike, as a schedule has many actions.
+  const std::array<bool, num_operands>& named_by(const Action& action) {
+    const UnitTraits& unit = schedule_.traits(action.unit);
+    for (const Named& known : named_) {
+      if (known.kind == action.kind && known.unit == unit) return known.operands;
+    }
+    Named& named = named_.emplace_back(Named{action.kind, unit, {}});
+    for (size_t i = 0; i < num_operands; ++i)
+      named.operands[i] = access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) != Access::none;
+    return named.operands;
+  }
+
+  // What the unit saves gets buffers of its own.
+  void save(InFlight& flight, int32_t unit) {
+    if (schedule_.traits(unit).kind == UnitKind::embedding) return;
+    of(flight, unit).saved_for_input = new_buffer(BufferKind::saved_for_input, flight.micro_batch, unit);
+    of(flight, unit).saved_for_weight = new_buffer(BufferKind::saved_for_weight, flight.micro_batch, unit);
+  }
+
+  // Copies of weights stay as long as the weights do: with ZeRO 3 for one action.
+  int32_t prepared(int32_t unit) {
+    if (!schedule_.traits(unit).prepares_weights) return -1;
+    int32_t& buffer = prepared_[static_cast<size_t>(unit)];
+    if (buffer < 0 || schedule_.options.zero == 3) buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
+    return buffer;
+  }
+
+  // The block that the next pass begins with; -1 where it begins with none, or reads no weights.
+  int32_t first_block_of_next_pass() const {
+    if (pass_ + 1 >= passes_.size() || passes_[pass_ + 1].kind == PassKind::backward_weight) return -1;
+    const Pass& next = passes_[pass_ + 1];
+    const int32_t unit =
+        next.kind == PassKind::forward ? stages_.first_unit(next.chunk) : stages_.end_unit(next.chunk) - 1;
+    return is_block(unit) ? unit : -1;
+  }
+
+  void forward(const Pass& pass) {
+    const int32_t first = stages_.first_unit(pass.chunk);
+    const int32_t end = stages_.end_unit(pass.chunk);
+    const int32_t m = pass.micro_batch;
+    const int32_t batch = batch_of(m);
+    int32_t input = -1;
+    if (pass.chunk > 0) {
+      const StageMessage message{false, pass.chunk - 1, m};
+      const Route route = route_of(stages_, message);
+      input = route.from == route.to ? of(in_flight(pass.chunk - 1, m), first - 1).output : transfers_.receive(message);
+    }
+    InFlight& flight = in_flight_.emplace_back(
+        InFlight{pass.chunk, m, batch, input, std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
+    for (int32_t unit = first; unit < end; ++unit) {
+      const int32_t following = unit + 1 < end ? unit + 1 : is_block(unit) ? first_block_of_next_pass() : -1;
+      const int32_t weights = traffic_.use(unit, following);
+      if (unit < head()) of(flight, unit).output = new_buffer(BufferKind::stream, m, unit);
+      save(flight, unit);
+      Action action = action_of(ActionKind::forward, flight, unit);
+      action[Operand::weights] = weights;
+      add(action);
+    }
+    if (end <= head()) send({false, pass.chunk, m}, of(flight, end - 1).output);
+    if (end > head() && with_loss_) add_loss(ActionKind::evaluate, flight);
+  }
+
+  // Sends what the chunk beside it needs, where that is on another stage.
+  void send(const StageMessage& message, int32_t buffer) {
+    const Route route = route_of(stages_, message);
+    if (route.from != route.to) transfers_.send(message, buffer);
+  }
+
+  int32_t matrix_unit() const { return schedule_.options.tied_head ? 0 : head(); }
+
+  void add_loss(ActionKind kind, InFlight& flight) {
+    const int32_t weights = traffic_.use(matrix_unit(), -1);
+    Action action = action_of(kind, flight, head());
+    action[Operand::weights] = weights;
+    if (kind == ActionKind::loss) {
+      UnitBuffers& own = of(flight, head());
+      action[Operand::gradients] = own.gradients = new_buffer(BufferKind::gradients, flight.micro_batch, head());
+      action[Operand::whole_gradients] = traffic_.claim_gradients(matrix_unit(), flight.micro_batch);
+    }
+    add(action);
+  }
+
+  // The gradient of the output of the chunk's last unit.
+  int32_t gradient_of_output(InFlight& flight) {
+    const StageMessage message{true, flight.chunk + 1, flight.micro_batch};
+    const Route route = route_of(stages_, message);
+    const int32_t last = stages_.end_unit(flight.chunk) - 1;
+    return route.from == route.to ? of(flight, last).d_output : transfers_.receive(message);
+  }
+
+  // Hands the gradient of a unit's input to the unit before.
+  void hand_down(InFlight& flight, int32_t unit, int32_t gradient) {
+    if (unit > stages_.first_unit(flight.chunk)) {
+      of(flight, unit - 1).d_output = gradient;
+      return;
+    }
+    const StageMessage message{true, flight.chunk, flight.micro_batch};
+    const Route route = route_of(stages_, message);
+    if (route.from != route.to) return transfers_.send(message, gradient);
+    of(in_flight(flight.chunk - 1, flight.micro_batch), unit - 1).d_output = gradient;
+  }
+
+  // The backward pass of a chunk; without weights only their gradients are left for later, but for the head's, which has
+  // few beside those that the loss makes.
+  void backward(InFlight& flight, bool with_weights) {
+    const int32_t first = stages_.first_unit(flight.chunk);
+    const int32_t last = stages_.end_unit(flight.chunk) - 1;
+    const int32_t m = flight.micro_batch;
+    if (last == head()) {
+      add_loss(ActionKind::loss, flight);
+    } else {
+      of(flight, last).d_output = gradient_of_output(flight);
+    }
+    for (int32_t unit = last; unit >= first && unit > 0; --unit) {
+      int32_t following = -1;
+      if (is_block(unit)) following = unit > std::max(first, 1) ? unit - 1 : first_block_of_next_pass();
+      const int32_t weights = traffic_.use(unit, following);
+      const bool both = with_weights || unit == head();
+      const int32_t whole_gradients = both ? traffic_.claim_gradients(unit, m) : -1;
+      if (schedule_.traits(unit).recomputed) {
+        save(flight, unit);
+        Action recompute = action_of(ActionKind::recompute, flight, unit);
+        recompute[Operand::weights] = weights;
+        add(recompute);
+      }
+      if (unit != head()) of(flight, unit).gradients = new_buffer(BufferKind::gradients, m, unit);
+      Action action = action_of(ActionKind::backward, flight, unit);
+      action[Operand::weights] = weights;
+      action[Operand::d_input] = new_buffer(BufferKind::stream_gradient, m, unit - 1);
+      action[Operand::whole_gradients] = whole_gradients;
+      add_backward(action, both);
+      if (both) weights_done(unit, m);
+      hand_down(flight, unit, action[Operand::d_input]);
+    }
+    if (first == 0 && with_weights) add_weight_gradients(flight, 0);
+  }
+
+  // The gradients of a chunk's weights that its backward pass has left.
+  void backward_weight(InFlight& flight) {
+    for (int32_t unit = stages_.end_unit(flight.chunk) - 1; unit >= stages_.first_unit(flight.chunk); --unit) {
+      if (unit != head()) add_weight_gradients(flight, unit);
+    }
+  }
+
+  void add_weight_gradients(InFlight& flight, int32_t unit) {
+    const int32_t whole_gradients = traffic_.claim_gradients(unit, flight.micro_batch);
+    Action action = action_of(ActionKind::backward_weight, flight, unit);
+    action[Operand::whole_gradients] = whole_gradients;
+    add(action);
+    weights_done(unit, flight.micro_batch);
+  }
+
+  // The unit's own gradients are made. The table of a tied head, which is not this stage's but for its loss, has its
+  // own, too, then.
+  void weights_done(int32_t unit, int32_t m) {
+    traffic_.gradients_done(unit, m);
+    if (unit == head() && matrix_unit() != head() && !stages_.runs(matrix_unit())) traffic_.gradients_done(0, m);
+  }
+
+  // Both halves of a unit's backward, in one action or in two, or the first alone.
+  void add_backward(Action action, bool both) {
+    if (both && schedule_.options.joint_backward) return add(action);
+    action.kind = ActionKind::backward_input;
+    add(action);
+    if (!both) return;
+    action.kind = ActionKind::backward_weight;
+    add(action);
+  }
+
+  Schedule schedule_;
+  const Stages& stages_;
+  const std::vector<Pass>& passes_;  // of this stage
+  size_t pass_ = 0;                  // that is being played
+  bool with_loss_ = false;           // at the end of a forward pass
+  std::vector<InFlight> in_flight_;
+  std::vector<int32_t> prepared_;    // by unit
+  std::vector<Named> named_;
+  StageTransfers transfers_;
+  ParameterTraffic traffic_;
+};
+
+}  // namespace
+
+Schedule training_schedule(const ScheduleOptions& options) {
+  const ScheduleOptions staged = with_stages(options);
+  const PassLists passes = training_passes(staged.stages);
+  return Stage(staged, passes).training();
+}
+
+Schedule evaluation_schedule(const ScheduleOptions& options) {
+  const ScheduleOptions staged = with_stages(options);
+  const PassLists passes = forward_passes(staged.stages);
+  return Stage(staged, passes).without_backward(true);
+}
+
+Schedule inference_schedule(const ScheduleOptions& options) {
+  const ScheduleOptions staged = with_stages(options);
+  const PassLists passes = forward_passes(staged.stages);
+  return Stage(staged, passes).without_backward(false);
+}
+
+}  // namespace gptrain
