@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -93,11 +94,20 @@ int64_t write_weights(const fs::path& path, const Contents& contents, const HfMo
   return writer.file_bytes();
 }
 
-void write_config(const fs::path& path, const HfModel& model) {
+void write_text(const fs::path& path, const std::string& text) {
   SyncedFile file(path);
-  const std::string text = json_text(model.config, 2) + '\n';
   file.write(text.data(), static_cast<int64_t>(text.size()));
   file.sync_and_close();
+}
+
+// The tokenizer's own file, and what makes AutoTokenizer load it.
+void write_tokenizer(const fs::path& folder, const TokenizerRecord& record, const RunConfig& config) {
+  nlohmann::ordered_json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                  {"model_max_length", config.model.sequence_length},
+                                  {"clean_up_tokenization_spaces", false}};
+  if (record.end_token) about["eos_token"] = tokenizer_of(record, tokenizer_name.data())->text_of(*record.end_token);
+  write_text(folder / tokenizer_name, record.text);
+  write_text(folder / "tokenizer_config.json", json_text(about, 2) + '\n');
 }
 
 }  // namespace
@@ -108,7 +118,13 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   const Contents contents = read_contents(checkpoint);
   const RunConfig config = saved_config(checkpoint, contents.stored.manifest);
   check_model(contents, config);
-  const HfModel model = hf_model(config, dtype);
+  HfModel model = hf_model(config, dtype);
+  const std::optional<TokenizerRecord> tokenizer = read_tokenizer(checkpoint);
+  const bool has_tokenizer = tokenizer && !tokenizer->text.empty() && !tokenizer->is_bytes();
+  if (has_tokenizer && tokenizer->end_token) {
+    model.config["bos_token_id"] = *tokenizer->end_token;
+    model.config["eos_token_id"] = *tokenizer->end_token;
+  }
   const fs::path target = plain_path(out);
   const fs::path temporary = target.parent_path() / (std::string(temporary_prefix) + target.filename().string());
   if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
@@ -119,7 +135,8 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   try {
     create_folders(temporary);
     result.bytes = write_weights(temporary / "model.safetensors", contents, model, dtype, progress);
-    write_config(temporary / "config.json", model);
+    write_text(temporary / "config.json", json_text(model.config, 2) + '\n');
+    if (has_tokenizer) write_tokenizer(temporary, *tokenizer, config);
     sync_folder(temporary);
     refuse_existing(target);
     publish_folder(temporary, target);

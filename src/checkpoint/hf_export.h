@@ -3,6 +3,7 @@
 // OUT/
 //   config.json         class, shape and eps of the model; see hf_model.h
 //   model.safetensors   the weights under transformers' names
+//   tokenizer.json, tokenizer_config.json   where the checkpoint holds a tokenizer that is not "bytes"
 #pragma once
 
 #include <cstdint>

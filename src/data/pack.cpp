@@ -35,10 +35,10 @@ fs::path shard_prefix(const PackOptions& options, int64_t shard) {
 fs::path state_path(const PackOptions& options) { return token_file_path(options.out_prefix, ".pack.json"); }
 
 // Everything that can be refused before any output exists.
-std::vector<InputFile> find_inputs(const PackOptions& options) {
+std::vector<TextInput> find_inputs(const PackOptions& options) {
   if (options.inputs.empty()) throw Error(ExitCode::usage, "no input file to pack");
-  const std::vector<InputFile> all = expand_inputs(options.inputs);
-  std::vector<InputFile> own;
+  const std::vector<TextInput> all = expand_inputs(options.inputs);
+  std::vector<TextInput> own;
   for (size_t i = static_cast<size_t>(options.part) - 1; i < all.size(); i += static_cast<size_t>(options.num_parts)) {
     own.push_back(all[i]);
   }
@@ -46,7 +46,7 @@ std::vector<InputFile> find_inputs(const PackOptions& options) {
     throw Error(ExitCode::usage, "part {}/{} has no input: there are {} files", options.part, options.num_parts,
                 all.size());
   }
-  for (const InputFile& input : own) {
+  for (const TextInput& input : own) {
     if (input.path == "-" && options.resume) {
       throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time");
     }
@@ -63,10 +63,10 @@ std::vector<InputFile> find_inputs(const PackOptions& options) {
 }
 
 // What must be the same for a pack to go on.
-nlohmann::json identity_of(const PackOptions& options, const std::vector<InputFile>& inputs,
+nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInput>& inputs,
                            const TokenizerRecord& tokenizer) {
   auto files = nlohmann::json::array();
-  for (const InputFile& input : inputs) {
+  for (const TextInput& input : inputs) {
     files.push_back({{"path", input.path.native()}, {"bytes", input.size_bytes}, {"modified", input.modified}});
   }
   return {{"inputs", std::move(files)},
@@ -115,7 +115,7 @@ class Packer {
       }
     }
     tokenizer_ = make_tokenizer_record(*options.tokenizer, encode_.end_token);
-    for (const InputFile& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
+    for (const TextInput& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
     identity_ = identity_of(options, inputs_, tokenizer_);
     if (options.resume) {
       remove_leftovers(options);
@@ -254,7 +254,7 @@ class Packer {
 
   const PackOptions& options_;
   const std::function<void(int64_t, int64_t)>& progress_;
-  std::vector<InputFile> inputs_;
+  std::vector<TextInput> inputs_;
   EncodeOptions encode_;
   TokenizerRecord tokenizer_;
   nlohmann::json identity_;

@@ -32,7 +32,10 @@ void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& t
 
 Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                  const RunTokenizer& tokenizer)
-    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {}
+    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
+  // What a run that was killed has left.
+  if (context.leads()) remove_folder(sampling_folder(folder.out()));
+}
 
 bool Samples::is_due(int64_t step) const {
   const int64_t every = context_.config.run.sample_every_steps;

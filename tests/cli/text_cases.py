@@ -104,6 +104,34 @@ class EndToEnd(TextCase):
         self.assertEqual(self.generate("--prompt", "the dog", "--stream"), alone)
         self.assertEqual(self.generate("--prompt", "the dog", "--tokenizer", "t.json"), alone)
         self.assertEqual(self.generate("--prompt-file", "a.txt"), alone)
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        self.assertEqual(self.path("hf/tokenizer.json").read_bytes(), self.path("t.json").read_bytes())
+        self.assertEqual(json.loads(self.path("hf/tokenizer_config.json").read_text())["eos_token"], "<|endoftext|>")
+        self.assertEqual(json.loads(self.path("hf/config.json").read_text())["eos_token_id"], 0)
+
+
+class Samples(TextCase):
+    def test_ranks_that_share_the_weights(self):
+        settings = ["run.steps=4", "run.sample_every_steps=2", "run.sample_tokens=5", "parallel.tensor=2",
+                    "parallel.zero=3", "checkpoint.every_steps=2"]
+        self.path("out/.sampling/left").mkdir(parents=True)
+        out = self.train(self.config(), "--ranks", "4", *overrides(*settings))
+        self.assertIn("sample after step 4: ", out)
+        samples = [json.loads(line) for line in self.path("out/samples.jsonl").read_text(encoding="utf-8").splitlines()]
+        self.assertEqual([(sample["step"], sample["prompt"]) for sample in samples], [(2, ""), (4, "")])
+        self.assertFalse(self.path("out/.sampling").exists())
+        # The same models, out of their checkpoints: that of step 2 was saved before the text was written.
+        for sample in samples:
+            text = self.succeed("generate", "--checkpoint", self.checkpoint(sample["step"]), "--prompt", "", "--tokens",
+                                "5", "--seed", "1")
+            self.assertEqual(text, sample["text"] + "\n")
+
+    def test_a_model_of_bytes_writes_what_it_likes(self):
+        self.write_corpus("bytes")
+        config = tiny_config(data={"train": [{"path": "bytes"}]}, run={"steps": 1, "sample_every_steps": 1})
+        self.train(self.write_config(config))
+        sample = json.loads(self.path("out/samples.jsonl").read_text(encoding="utf-8"))
+        self.assertGreater(len(sample["text"]), 10)
 
 
 class TokenizerOfARun(TextCase):
@@ -130,8 +158,8 @@ class TokenizerOfARun(TextCase):
         self.assertNotIn("text", self.meta("s-00001")["tokenizer"])
         config = self.config(data={"train": [{"path": "s-00001"}]}, run={"steps": 2})
         self.train(config)
-        self.refuse(USAGE, f"holds no tokenizer for its vocabulary of {self.size}: name it with --tokenizer", "generate",
-                    "--checkpoint", "out", "--prompt", "x")
+        self.refuse(USAGE, f"holds no tokenizer for its vocabulary of {self.size}: name it with --tokenizer",
+                    "generate", "--checkpoint", "out", "--prompt", "x")
         self.assertTrue(self.generate("--prompt", "fox", "--tokenizer", "t.json").startswith("fox"))
         self.refuse(USAGE, ["run.sample_every_steps = 1", "name it in data.tokenizer"], "train", config,
                     *overrides("run.sample_every_steps=1", "run.out=other"))
@@ -142,8 +170,8 @@ class TokenizerOfARun(TextCase):
         self.pack("docs.jsonl", "other", tokenizer="u.json")
         config = self.config(run={"steps": 2})
         for messages, settings in [
-            (["tokens of different tokenizers cannot be read by one model", "the tokenizer of corpus (", "the tokenizer of "
-              "other ("], ['data.train=[{"path": "corpus"}, {"path": "other"}]']),
+            (["tokens of different tokenizers cannot be read by one model", "the tokenizer of corpus (",
+              "the tokenizer of other ("], ['data.train=[{"path": "corpus"}, {"path": "other"}]']),
             (["tokens of different tokenizers", "other"], ['data.validation=[{"path": "other"}]']),
             (["tokens of different tokenizers", "data.tokenizer = u.json"], ["data.tokenizer=u.json"]),
             ("cannot read absent.json", ["data.tokenizer=absent.json"]),
@@ -159,11 +187,11 @@ class TokenizerOfARun(TextCase):
         self.train(config)
         self.refuse(USAGE, ["tokens of different tokenizers", "the tokenizer of the checkpoint"], "train", config,
                     "--resume", *overrides("run.steps=4", 'data.train=[{"path": "other"}]'))
-        self.refuse(USAGE, "--tokenizer u.json: is not the tokenizer that", "generate", "--checkpoint", "out", "--prompt",
-                    "x", "--tokenizer", "u.json")
+        self.refuse(USAGE, "--tokenizer u.json: is not the tokenizer that", "generate", "--checkpoint", "out",
+                    "--prompt", "x", "--tokenizer", "u.json")
         self.path("latin").write_bytes(b"caf\xe9")
-        self.refuse(USAGE, "a prompt is not UTF-8: byte 0xe9 at 3", "generate", "--checkpoint", "out", "--prompt-file",
-                    "latin")
+        self.refuse(USAGE, "a prompt is not UTF-8: byte 0xe9 at 3", "generate", "--checkpoint", "out",
+                    "--prompt-file", "latin")
         self.refuse(USAGE, "cannot read nothing: No such file", "generate", "--checkpoint", "out", "--prompt-file",
                     "nothing")
         self.succeed("data", "pack", "docs.jsonl", "--out", "endless", "--tokenizer", "t.json")
@@ -204,8 +232,9 @@ class OtherFormats(TextCase):
         for source in narrow.values():
             for name in narrow:
                 self.convert(source, "b", "--to", name)
-                self.convert("b" if name != "nanogpt" else self.path("b").rename(self.path("b.bin")).name, "c.bin", "--to",
-                             "nanogpt")
+                # Nothing but its name tells nanoGPT's format.
+                path = "b" if name != "nanogpt" else self.path("b").rename(self.path("b.bin")).name
+                self.convert(path, "c.bin", "--to", "nanogpt")
                 self.assertEqual(self.path("c.bin").read_bytes(), raw, f"{source} by {name}")
             out = self.convert(source, "back", "--end-token", "0")
             self.assertIn("in 200 documents", out)
@@ -261,16 +290,28 @@ class OtherFormats(TextCase):
             (DATA, "absent.idx does not exist", ["absent", "y.npy"]),
         ]:
             self.refuse(code, messages, "data", "convert", *arguments)
-        self.path("big.bin").write_bytes(struct.pack("<3i", 20240801, 7, 2) + bytes(1012) + struct.pack("<2I", 1, 70000))
-        self.refuse(DATA, "token 70000 does not fit into 16 bits", "data", "convert", "big.bin", "y.bin", "--to", "nanogpt")
+        self.path("big.bin").write_bytes(struct.pack("<3i", 20240801, 7, 2) + bytes(1012) +
+                                         struct.pack("<2I", 1, 70000))
+        self.refuse(DATA, "token 70000 does not fit into 16 bits", "data", "convert", "big.bin", "y.bin", "--to",
+                    "nanogpt")
         self.assertEqual(list(self.folder.glob("y*")), [])
+
+
+class Refusals(TextCase):
+    def test_what_is_not_read_is_named(self):
+        self.path("a.parquet").write_bytes(b"PAR1" + bytes(60) + b"PAR1")
+        self.refuse(USAGE, ["a.parquet is a Parquet file", "tools/parquet_to_jsonl.py"], "data", "pack", "a.parquet",
+                    "--out", "x", "--tokenizer", "bytes")
+        self.path("t.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>")
+        self.refuse(USAGE, "t.model is a SentencePiece model", "data", "tokenize", "--tokenizer", "t.model", "x")
 
 
 class Looking(TextCase):
     def test_inspect_knows_the_tokenizer(self):
         text = self.succeed("data", "inspect", "corpus")
-        for pattern in [r'(?m)^ +\d+ +[\d,]+ +\d+\.\d\d%  " fox"$', r"(?m)^rarest$", r"\d+ of the tokenizer's \d+ tokens never occur",
-                        r"(?m)^ +letters +[\d,]+ +8\d\.\d\d%$", r"[\d,]+ bytes of text, \d\.\d{3} a token"]:
+        for pattern in [r'(?m)^ +\d+ +[\d,]+ +\d+\.\d\d%  " fox"$', r"(?m)^rarest$",
+                        r"\d+ of the tokenizer's \d+ tokens never occur", r"(?m)^ +letters +[\d,]+ +8\d\.\d\d%$",
+                        r"[\d,]+ bytes of text, \d\.\d{3} a token"]:
             self.assertRegex(text, pattern)
         total = sum(len(document) for document in texts(200))
         self.assertIn(f"{total:,} bytes of text", text)
@@ -297,7 +338,8 @@ class Looking(TextCase):
             self.assertEqual(self.path(f"all{suffix}").read_bytes(), self.path(f"whole{suffix}").read_bytes())
         self.pack("docs.jsonl", "bytes", tokenizer="bytes")
         self.succeed("data", "convert", "corpus", "flat.npy")
-        for messages, arguments in [("different tokenizers", ["part1", "bytes"]), ("would be overwritten", ["all", "part1"]),
+        for messages, arguments in [("different tokenizers", ["part1", "bytes"]),
+                                    ("would be overwritten", ["all", "part1"]),
                                     ("flat.npy has no index", ["flat.npy"])]:
             self.refuse(USAGE, messages, "data", "join", *arguments, "--out", "all")
 
@@ -325,11 +367,13 @@ class Mixtures(TextCase):
         self.assertAlmostEqual(by_size["corpus"][0], 100 * ratio / (ratio + 1), delta=1.5)
         softer = self.shares("data.temperature=2")
         self.assertAlmostEqual(softer["corpus"][0], 100 * ratio ** 0.5 / (ratio ** 0.5 + 1), delta=1.5)
-        twice = self.shares('data.train=[{"path": "corpus", "epochs": 1}, {"path": "few", "epochs": 2}]', "run.steps=16384")
+        twice = self.shares('data.train=[{"path": "corpus", "epochs": 1}, {"path": "few", "epochs": 2}]',
+                            "run.steps=16384")
         self.assertAlmostEqual(twice["few"][2] / twice["corpus"][2], 2, delta=0.01)
 
     def test_phases_and_a_resume_across_them(self):
-        phases = ['data.phases=[{"until_step": 4, "weights": [1, 0]}, {"until_step": 8, "weights": [0, 1]}]', "run.steps=10"]
+        phases = ['data.phases=[{"until_step": 4, "weights": [1, 0]}, {"until_step": 8, "weights": [0, 1]}]',
+                  "run.steps=10"]
         self.assertEqual(self.shares(*phases[:1], "run.steps=4")["few"][2], 0)
         self.assertEqual(self.shares(*phases[:1], "run.steps=8")["few"][1], 50)
         self.train(self.two, *overrides(*phases, "run.out=whole"))
@@ -340,7 +384,8 @@ class Mixtures(TextCase):
         for messages, setting in [
             ("data.phases[0].weights = [1.0]: must hold a weight for each of the 2 sources",
              'data.phases=[{"until_step": 4, "weights": [1]}]'),
-            ("data.phases[0].weights = [0.0,0.0]: must not all be 0", 'data.phases=[{"until_step": 4, "weights": [0, 0]}]'),
+            ("data.phases[0].weights = [0.0,0.0]: must not all be 0",
+             'data.phases=[{"until_step": 4, "weights": [0, 0]}]'),
             ("data.phases[1].until_step = 4: must be greater than 4",
              'data.phases=[{"until_step": 4, "weights": [0, 1]}, {"until_step": 4, "weights": [1, 0]}]'),
             ("data.phases[0] = 3: must be an object with until_step and weights", "data.phases=[3]"),
@@ -358,7 +403,7 @@ class Mixtures(TextCase):
         self.assertAlmostEqual(row[2], 1, delta=0.01)
         self.assertEqual(row[3], "-")
         both = 'data.train=[{"path": "corpus", "max_epochs": 1}, {"path": "few", "max_epochs": 1}]'
-        error = self.refuse(USAGE, ["run.steps = 4000: every source of data.train has been seen max_epochs times after"],
+        error = self.refuse(USAGE, "run.steps = 4000: every source of data.train has been seen max_epochs times after",
                             "train", self.two, *overrides(both, "run.steps=4000"))
         last = int(re.search(r"set run.steps to (\d+)", error).group(1))
         result = self.run_gptrain("data", "mix", self.two, "--steps", str(last + 1), *overrides(both))

@@ -121,7 +121,7 @@ void read_frames(std::string_view bytes) {
 // Documents of whatever format the content has.
 void read_documents(std::string_view bytes) {
   write(scratch() / "in.jsonl", bytes);
-  const std::vector<InputFile> inputs = {{scratch() / "in.jsonl", static_cast<int64_t>(bytes.size()), 0}};
+  const std::vector<TextInput> inputs = {{scratch() / "in.jsonl", static_cast<int64_t>(bytes.size()), 0}};
   BlockReader reader(inputs, "text", [](std::string_view text) { return text.size(); });
   BlockTexts texts("text", false);
   while (const auto block = reader.next()) {

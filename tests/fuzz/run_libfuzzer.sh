@@ -15,14 +15,15 @@ sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*
   "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
   "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,json_texts_plain,xz,zstd}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
   "$root"/src/report/{run_page,svg_plot}.cpp)
+object_of() { local path=${1#"$root"/}; echo "$work/${path//\//-}.o"; }
 # shellcheck disable=SC2016  # expanded by the shell that xargs starts
 for source in "${sources[@]}"; do
-  object=$work/$(basename "$source").o
+  object=$(object_of "$source")
   [[ $object -nt $source ]] || echo "$source $object"
 done | xargs -r -P "$(nproc)" -L 1 bash -c 'clang++ -std=c++20 -O1 -g1 -DGPTRAIN_LIBFUZZER -DFMT_HEADER_ONLY -I "$0/src" -I "$0/tests/fuzz" \
   -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -c "$1" -o "$2"' "$root"
 objects=()
-for source in "${sources[@]}"; do objects+=("$work/$(basename "$source").o"); done
+for source in "${sources[@]}"; do objects+=("$(object_of "$source")"); done
 clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$work/fuzz" -lsodium -lpcre2-8 -lz -lzstd -llzma
 
 [[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames documents tokenizer flat

@@ -53,7 +53,7 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
   return at_end ? text.size() : 0;
 }
 
-BlockReader::BlockReader(const std::vector<InputFile>& inputs, std::string field,
+BlockReader::BlockReader(const std::vector<TextInput>& inputs, std::string field,
                          std::function<size_t(std::string_view)> safe_cut, BlockPosition from)
     : inputs_(inputs), field_(std::move(field)), safe_cut_(std::move(safe_cut)), position_(from) {
   for (size_t i = 0; i < from.input; ++i) bytes_before_ += inputs_[i].size_bytes;
@@ -93,6 +93,12 @@ void BlockReader::recognize() {
   const std::filesystem::path& path = inputs_[position_.input].path;
   const std::string suffix = format_suffix(path);
   std::string_view start = pending_;
+  if (start.starts_with("PAR1")) {
+    throw Error(ExitCode::usage,
+                "{} is a Parquet file, which gptrain does not read; `python3 -m pip install pyarrow`, then "
+                "tools/parquet_to_jsonl.py FILE... | gptrain data pack - ... packs it",
+                path.native());
+  }
   if (start.starts_with(byte_order_mark)) start.remove_prefix(byte_order_mark.size());
   const std::string_view line = first_line_with_text(start);
   form_ = {};

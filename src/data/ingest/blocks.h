@@ -27,7 +27,7 @@ constexpr size_t block_padding = 64;
 // A piece of an input: whole lines of JSONL, whole records of CSV, the whole of a JSON input, or a part of a text that
 // ends where a tokenizer parts it anyway.
 struct Block {
-  size_t input = 0;  // number of the InputFile
+  size_t input = 0;  // number of the TextInput
   InputKind kind = InputKind::text;
   std::string bytes;            // with block_padding behind
   int64_t first_line = 1;       // of the input, from 1
@@ -52,7 +52,7 @@ struct BlockPosition {
 class BlockReader {
  public:
   // `safe_cut` gives where a text may be cut, as last_safe_cut(). `field` is the member or column with the text.
-  BlockReader(const std::vector<InputFile>& inputs, std::string field, std::function<size_t(std::string_view)> safe_cut,
+  BlockReader(const std::vector<TextInput>& inputs, std::string field, std::function<size_t(std::string_view)> safe_cut,
               BlockPosition from = {});
 
   // The next block; none at the end. Throws Error(data) naming the file, and the line where there is one.
@@ -66,7 +66,7 @@ class BlockReader {
   size_t last_csv_record();
   Block take(size_t size);
 
-  const std::vector<InputFile>& inputs_;
+  const std::vector<TextInput>& inputs_;
   std::string field_;
   std::function<size_t(std::string_view)> safe_cut_;
   BlockPosition position_;

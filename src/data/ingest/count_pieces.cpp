@@ -70,9 +70,9 @@ class Counter {
 }  // namespace
 
 PieceCounts count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
-  const std::vector<InputFile> inputs = expand_inputs(options.inputs);
+  const std::vector<TextInput> inputs = expand_inputs(options.inputs);
   int64_t total_bytes = 0;
-  for (const InputFile& input : inputs) total_bytes += input.size_bytes;
+  for (const TextInput& input : inputs) total_bytes += input.size_bytes;
   // Any text may be cut between a word and the space of the next; a regular expression is its own matter.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.field, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });

@@ -15,19 +15,19 @@ namespace fs = std::filesystem;
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
-InputFile input_file(const fs::path& path) {
+TextInput input_file(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (error) throw_unreadable(path, error.message());
   if (!fs::is_regular_file(status)) throw_unreadable(path, "not a regular file");
-  InputFile file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
+  TextInput file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
   if (error) throw_unreadable(path, error.message());
   file.modified = fs::last_write_time(path, error).time_since_epoch().count();
   if (error) throw_unreadable(path, error.message());
   return file;
 }
 
-void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
+void add_folder(const fs::path& folder, std::vector<TextInput>& files) {
   std::vector<fs::path> found;
   std::error_code error;
   for (auto entry = fs::recursive_directory_iterator(folder, error); entry != fs::recursive_directory_iterator();
@@ -43,7 +43,7 @@ void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
   for (const fs::path& path : found) files.push_back(input_file(path));
 }
 
-void add_matches(const std::string& pattern, std::vector<InputFile>& files) {
+void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
   glob_t matches{};
   const int result = ::glob(pattern.c_str(), 0, nullptr, &matches);
   std::vector<std::string> found;
@@ -62,8 +62,8 @@ void add_matches(const std::string& pattern, std::vector<InputFile>& files) {
 
 }  // namespace
 
-std::vector<InputFile> expand_inputs(const std::vector<std::string>& words) {
-  std::vector<InputFile> files;
+std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
+  std::vector<TextInput> files;
   for (const std::string& word : words) {
     std::error_code ignored;
     if (word == "-") {

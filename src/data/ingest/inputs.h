@@ -8,7 +8,7 @@
 
 namespace gptrain {
 
-struct InputFile {
+struct TextInput {
   std::filesystem::path path;  // "-" is the standard input
   int64_t size_bytes = 0;      // 0 for the standard input
   int64_t modified = 0;        // the file system's time of the last change, in its own unit
@@ -17,6 +17,6 @@ struct InputFile {
 // Each word is a file, "-", a folder (all files below it whose names do not begin with a dot, in the order of their
 // paths) or, where no such file is there, a pattern with * ? [...] (its matches, in order). Throws Error(data) naming a
 // word that is nothing of these, or a file that cannot be read.
-std::vector<InputFile> expand_inputs(const std::vector<std::string>& words);
+std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
 }  // namespace gptrain

@@ -137,6 +137,12 @@ bool looks_like_ranks(std::string_view text) {
          line[space + 1] <= '9' && decode_base64(line.substr(0, space), bytes);
 }
 
+// A protocol buffer whose first pieces are those that SentencePiece gives every model.
+bool looks_like_sentencepiece(std::string_view text) {
+  constexpr size_t start_bytes = 64;
+  return text.starts_with('\n') && text.substr(0, start_bytes).find("<unk>") != std::string_view::npos;
+}
+
 Stage stage_of(const std::string& pattern) {
   if (const auto kind = pattern_of_name(pattern)) return *kind;
   if (const auto kind = pattern_of_regex(pattern)) return *kind;
@@ -237,6 +243,13 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   }
   const std::string text = read_text(path);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
+  if (looks_like_sentencepiece(text)) {
+    throw Error(
+        ExitCode::usage,
+        "{} is a SentencePiece model, which gptrain does not read: take a tokenizer with byte-level BPE, or train "
+        "one (gptrain data train-tokenizer)",
+        path.native());
+  }
   if (!pattern.empty()) throw Error(ExitCode::usage, "--pattern is for rank files; {} says its own", path.native());
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos || text[first] != '{') {

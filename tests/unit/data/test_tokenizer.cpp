@@ -2,12 +2,16 @@
 // refused.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
+#include "base/sha256.h"
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/files.h"
+#include "data/tokenizer/record.h"
 #include "data/tokenizer/unicode.h"
 #include "support.h"
 
@@ -233,6 +237,46 @@ TEST_CASE("Training merges the most frequent pair, of equals the one with the sm
   // ab 7 times; then cd 6 times; then abab; then xy; nothing is left.
   CHECK(learned == std::vector<std::string>{"ab", "cd", "abab", "xy"});
   CHECK(contains(error_of(ExitCode::usage, [] { train_bpe({}, 256, {"<s>"}, nullptr); }), "at least 257"));
+}
+
+TEST_CASE("A tokenizer's record reads back, and not with another text") {
+  CHECK(sha256_hex("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  const TokenizerRecord bytes = make_tokenizer_record(Tokenizer(), end_of_document);
+  CHECK(bytes.sha256 == "277089d91c0bdf4f2e6862ba7e4a07605119431f5d13f726dd352b06f1b206a9");
+  CHECK(bytes.is_bytes());
+  CHECK(tokenizer_of(bytes, "here")->is_bytes());
+  const auto tokenizer = golden_tokenizer("gpt2");
+  const TokenizerRecord record = make_tokenizer_record(*tokenizer, std::nullopt);
+  const json object = parse_json(json_text(tokenizer_record_json(record)));
+  const TokenizerRecord again = parse_tokenizer_record(object);
+  CHECK(again.sha256 == record.sha256);
+  CHECK(again.vocab_size == tokenizer->vocab_size());
+  CHECK_FALSE(again.end_token.has_value());
+  CHECK(make_tokenizer_record(*tokenizer_of(again, "here"), std::nullopt).text == record.text);
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"text", "bytes"},
+                                                                            {"sha256", "00"},
+                                                                            {"vocab_size", 0},
+                                                                            {"end_token", -1},
+                                                                            {"end_token", tokenizer->vocab_size()}}) {
+    json changed = object;
+    changed[key] = value;
+    CHECK_THROWS_AS(parse_tokenizer_record(changed), json::exception);
+  }
+}
+
+TEST_CASE("Special tokens stand for no bytes of text") {
+  const auto tokenizer = golden_tokenizer("gpt2");
+  const std::vector<int32_t> bytes = tokenizer->text_bytes();
+  REQUIRE(bytes.size() == static_cast<size_t>(tokenizer->vocab_size()));
+  for (int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
+    const auto size = static_cast<size_t>(bytes[static_cast<size_t>(id)]);
+    if (size > 0) CHECK(tokenizer->text_of(id).size() == size);
+  }
+  for (const AddedToken& token : tokenizer->parts().added) {
+    if (token.special) CHECK(bytes[static_cast<size_t>(token.id)] == 0);
+  }
+  CHECK(Tokenizer().text_bytes()[end_of_document] == 0);
+  CHECK(Tokenizer().text_bytes()[65] == 1);
 }
 
 }  // namespace
