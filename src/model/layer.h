@@ -12,8 +12,8 @@
 //                     (the head), d_output (not the head)
 //   backward_weight   saved_for_weight, gradients, d_output (where weight_reads_output_gradient)
 //
-// less what a layer has not: the embedding has no input, saves nothing and has no backward_input; the head has neither
-// output nor d_output.
+// A layer leaves out what it does not have: the embedding has no input, saves nothing and has no backward_input; the
+// head has neither output nor d_output.
 #pragma once
 
 #include <cstdint>

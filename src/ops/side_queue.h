@@ -10,9 +10,9 @@
 namespace gptrain {
 
 // Two threads use it: the backend's marks where the ops are, and one other, or the same, queues work here. Each of
-// `num_marks` marks keeps what was last marked with it; that one thread's call on a mark comes before the other's on
-// the same mark is the callers' affair. Nothing is waited for by what only queues. A queue may be destroyed after its
-// backend, but not be used.
+// `num_marks` marks keeps what was last marked with it. Callers see to it that one thread's call on a mark comes before
+// the other's on the same mark. A call that only queues waits for nothing. A queue may be destroyed after its backend,
+// but not be used.
 class SideQueue {
  public:
   static constexpr int num_marks = 64;

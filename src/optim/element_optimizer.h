@@ -19,8 +19,8 @@ class ElementUpdates {
   // tensors', as the spec says. Borrows what the context names.
   ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables);
 
-  // Calls run(operands) for this rank's part of the unit: once, or where only norms have masters (see Sharding::pure)
-  // for the norms and for the rest. Where it has nothing, not at all.
+  // Calls run(operands) for this rank's part of the unit: once, or, where only norms have masters (Sharding::pure), once
+  // for the norms and once for the rest. A rank without a part of the unit makes no call.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 
  private:

@@ -31,13 +31,13 @@ class StepAgreement {
   // first. So the norm's bits are the same for ZeRO 0 and 1, and for 2 and 3. Collective over the world.
   void agree();
 
-  // Asked as late as the ranks can still agree: whether this rank wants to stop, and from then on it does. Where the
-  // host goes on while a device works, that is asked in every wait for the device, and the device looks for the answer
-  // when it comes to the norm. Empty: it does not.
+  // `stop_wanted` says whether this rank wants to stop. A step asks it as late as the ranks can still agree. Once it has
+  // said yes, the rank goes on wanting to stop. Where the host runs ahead of a device, it is asked in every wait for the
+  // device, and the device reads the answer when it comes to the norm. Empty: the rank does not want to stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
-  // How many ranks want to, as `agree` found last: device memory.
+  // The number of ranks that want to stop, which `agree` found last. Device memory.
   const double* stops() const { return tables_.partials + num_tensors_; }
-  // Whether any rank wants to, apart from a step. Collective over the world.
+  // Whether any rank wants to stop. Not part of a step. Collective over the world.
   bool agree_to_stop(bool wanted);
 
  private:
