@@ -16,7 +16,8 @@ class Checker {
       : schedules_(stages), next_(stages.size(), 0), links_(stages.size()) {}
 
   std::string run() {
-    const int32_t count = std::ssize(schedules_) > 0 ? schedules_[0].options.stages.shape.stages : 0;
+    if (schedules_.empty()) return "no schedules";
+    const int32_t count = schedules_[0].options.stages.shape.stages;
     if (std::cmp_not_equal(schedules_.size(), count))
       return fmt::format("{} schedules for {} stages", schedules_.size(), count);
     for (int32_t stage = 0; stage < count; ++stage) {

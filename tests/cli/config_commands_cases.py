@@ -50,7 +50,6 @@ FAULTS = [
 
 # What later work brings, and the reason that is given.
 REFUSED = [
-    ("parallel.pipeline", "4", "this build has no pipeline parallelism (try 1)"),
     ("precision.compute", '"fp8"', 'only the linears of blocks have fp8: precision.linears (try "bf16")'),
     ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),
 ]

@@ -25,21 +25,36 @@ namespace fs = std::filesystem;
 struct Layout {
   int tensor, data, zero;
   bool sequence = false;
+  std::string schedule = "";  // with a number of stages
+  int stages = 1;
 
-  int world_size() const { return tensor * data; }
+  int world_size() const { return tensor * data * stages; }
   std::string name() const {
-    return fmt::format("tensor {} x data {}, ZeRO {}{}", tensor, data, zero, sequence ? ", sequence" : "");
+    return fmt::format("tensor {} x data {} x {} stages {}, ZeRO {}{}", tensor, data, stages, schedule, zero,
+                       sequence ? ", sequence" : "");
   }
 };
 
-const std::vector<Layout> layouts = {{1, 1, 0},       {1, 2, 0}, {1, 3, 1},       {1, 5, 3}, {2, 1, 0, true},
-                                     {2, 2, 2, true}, {3, 2, 3}, {6, 1, 0, true}, {2, 4, 1}};
+const std::vector<Layout> layouts = {{1, 1, 0},
+                                     {1, 2, 0},
+                                     {1, 3, 1},
+                                     {1, 5, 3},
+                                     {2, 1, 0, true},
+                                     {2, 2, 2, true},
+                                     {3, 2, 3},
+                                     {6, 1, 0, true},
+                                     {2, 4, 1},
+                                     {1, 1, 0, false, "gpipe", 3},
+                                     {1, 2, 3, false, "interleaved", 2},
+                                     {2, 2, 1, true, "zero-bubble", 2},
+                                     {1, 3, 2, false, "zero-bubble-v", 2}};
 
 RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
   std::vector<std::string> overrides = {"model.num_heads=6",
                                         "model.hidden_size=48",
                                         "model.ffn_hidden_size=60",
                                         "model.sequence_length=12",
+                                        "model.num_layers=4",
                                         "batch.micro=1",
                                         fmt::format("batch.global={}", layout.data),
                                         "precision.compute=" + compute,
@@ -49,6 +64,10 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
                                         "run.out=" + out.string()};
   if (family == Family::llama) overrides.push_back("model.num_kv_heads=2");  // 3 ranks cannot share them
   if (layout.sequence) overrides.push_back("parallel.sequence=true");
+  if (layout.stages > 1) {
+    overrides.push_back(fmt::format("parallel.pipeline={}", layout.stages));
+    overrides.push_back("parallel.pipeline_schedule=" + layout.schedule);
+  }
   return small_config(family, overrides, layout.world_size());
 }
 
@@ -153,7 +172,8 @@ namespace {
 void check_layouts(Family family, const std::string& compute, const std::vector<Layout>& fitting) {
   const Folder folder;
   for (const Layout& saved : fitting) {
-    const fs::path out = folder.path / fmt::format("{}-{}-{}", saved.tensor, saved.data, saved.zero);
+    const fs::path out =
+        folder.path / fmt::format("{}-{}-{}-{}{}", saved.tensor, saved.data, saved.zero, saved.stages, saved.schedule);
     save_under(config_of(family, saved, compute, out), saved);
     const std::vector<CheckpointInfo> found = list_checkpoints(out);
     REQUIRE(found.size() == 1);
@@ -183,7 +203,7 @@ TEST_CASE("every layout loads the bits that every layout saved") {
 }
 
 TEST_CASE("so it is with weights of bf16 without masters") {
-  check_layouts(Family::gpt2, "bf16-pure", {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}});
+  check_layouts(Family::gpt2, "bf16-pure", {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}, {1, 2, 2, false, "1f1b", 3}});
 }
 
 TEST_CASE("a part that is missing or damaged is named") {

@@ -144,8 +144,9 @@ class Ranks:
 class RanksRun(test_crash.Run):
     """A run's folder, as for one rank; the mesh comes from the command line."""
 
-    def __init__(self, folder, corpus):
+    def __init__(self, folder, corpus, mesh):
         super().__init__(folder, "fp32", corpus)
+        self.mesh = mesh
         self.save_every = SAVE_EVERY
         self.change(run={"steps": STEPS}, checkpoint={"every_steps": SAVE_EVERY},
                     comm={"timeout_seconds": COMM_TIMEOUT_SECONDS})
@@ -156,8 +157,8 @@ class RanksRun(test_crash.Run):
             config[name] = {**config.get(name, {}), **values}
         self.config_path.write_text(json.dumps(config), encoding="utf-8")
 
-    def command(self, *arguments, mesh=MESH):
-        return [options.gptrain, "train", str(self.config_path), *arguments, *overrides(*mesh)]
+    def command(self, *arguments, mesh=None):
+        return [options.gptrain, "train", str(self.config_path), *arguments, *overrides(*(mesh or self.mesh))]
 
     def start_ranks(self, case, mode, *arguments, **prefix):
         return Ranks(case, mode, self.command("--resume", "latest", *arguments), self.log, **prefix)
@@ -167,6 +168,7 @@ class RanksRun(test_crash.Run):
 
 
 class RanksTest(unittest.TestCase):
+    MESH = MESH
     maxDiff = 2000
 
     @classmethod
@@ -181,14 +183,14 @@ class RanksTest(unittest.TestCase):
                 raise RuntimeError(f"data pack: {packed.stderr}")
         cls.reference = cls.new_run("reference")
         began = time.monotonic()
-        done = cls.reference.train("--ranks", RANKS, *overrides(*MESH))
+        done = cls.reference.train("--ranks", RANKS, *overrides(*cls.MESH))
         if done.returncode != 0:
             raise RuntimeError(f"train: {done.stderr}")
         cls.seconds = time.monotonic() - began
 
     @classmethod
     def new_run(cls, name):
-        return RanksRun(cls.folder / name, cls.folder)
+        return RanksRun(cls.folder / name, cls.folder, cls.MESH)
 
     @staticmethod
     def modes(*names):

@@ -55,8 +55,8 @@ std::vector<Pair> pairs_of(const std::vector<size_t>& choice) {
   return pairs;
 }
 
-bool contains(const LayoutCase& layout, const Pair& pair) {
-  return layout.choice()[pair[0]] == pair[1] && layout.choice()[pair[2]] == pair[3];
+bool contains(const std::vector<size_t>& choice, const Pair& pair) {
+  return choice[pair[0]] == pair[1] && choice[pair[2]] == pair[3];
 }
 
 struct Range {
@@ -190,33 +190,41 @@ std::vector<LayoutCase> full_product() {
   }
 }
 
-std::vector<LayoutCase> pairwise_covering(const std::vector<LayoutCase>& cases) {
+std::vector<size_t> pairwise_covering(const std::vector<std::vector<size_t>>& choices) {
   std::set<Pair> uncovered;
-  for (const LayoutCase& layout : cases)
-    for (const Pair& pair : pairs_of(layout.choice())) uncovered.insert(pair);
+  for (const std::vector<size_t>& choice : choices)
+    for (const Pair& pair : pairs_of(choice)) uncovered.insert(pair);
   std::mt19937_64 random(1);
-  std::vector<LayoutCase> chosen;
+  std::vector<size_t> chosen;
   while (!uncovered.empty()) {
     const Pair wanted = *uncovered.begin();
-    std::vector<const LayoutCase*> candidates;
-    for (const LayoutCase& layout : cases) {
-      if (contains(layout, wanted)) candidates.push_back(&layout);
+    std::vector<size_t> candidates;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (contains(choices[i], wanted)) candidates.push_back(i);
     }
     constexpr size_t num_tried = 400;
-    const LayoutCase* best = nullptr;
+    size_t best = candidates.front();
     int64_t best_covered = 0;
     for (size_t i = 0; i < num_tried; ++i) {
-      const LayoutCase* layout = candidates[random() % candidates.size()];
+      const size_t candidate = candidates[random() % candidates.size()];
       int64_t covered = 0;
-      for (const Pair& pair : pairs_of(layout->choice())) covered += uncovered.contains(pair) ? 1 : 0;
+      for (const Pair& pair : pairs_of(choices[candidate])) covered += uncovered.contains(pair) ? 1 : 0;
       if (covered > best_covered) {
         best_covered = covered;
-        best = layout;
+        best = candidate;
       }
     }
-    for (const Pair& pair : pairs_of(best->choice())) uncovered.erase(pair);
-    chosen.push_back(*best);
+    for (const Pair& pair : pairs_of(choices[best])) uncovered.erase(pair);
+    chosen.push_back(best);
   }
+  return chosen;
+}
+
+std::vector<LayoutCase> pairwise_covering(const std::vector<LayoutCase>& cases) {
+  std::vector<std::vector<size_t>> choices;
+  for (const LayoutCase& layout : cases) choices.push_back(layout.choice());
+  std::vector<LayoutCase> chosen;
+  for (const size_t index : pairwise_covering(choices)) chosen.push_back(cases[index]);
   return chosen;
 }
 

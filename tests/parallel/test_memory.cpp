@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -183,6 +184,17 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   return end;
 }
 
+// Where the gradients of inputs and of weights are made apart, room for rows of all tensor ranks is what workspaces are
+// largest for; the rank's own place in it, the last one on the last rank, is not written.
+bool peaks_in_gather(const RunConfig& config) {
+  return config.parallel.sequence && find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(
+                                         config.parallel.pipeline_schedule)])->splits_backward;
+}
+int64_t own_rows_bytes(const RunConfig& config) {
+  const int64_t rows = config.batch.micro * config.model.sequence_length / config.parallel.tensor;
+  return align_up(rows * config.model.hidden_size * dtype_bytes(config.precision.compute)) + memory_alignment;
+}
+
 void check_touched(RankContext& rank, const RunConfig& config, const std::vector<DeviceMemory*>& arenas,
                    std::mutex& mutex) {
   const int64_t unit_padding = segment_multiple * rank.groups.num_copies() * dtype_bytes(DType::f32);
@@ -198,6 +210,8 @@ void check_touched(RankContext& rank, const RunConfig& config, const std::vector
       CHECK(touched >= end_of_gradients(rank.step, *arenas[c]));
     } else if (c == static_cast<size_t>(MemoryClass::buckets)) {
       CHECK(touched > planned - unit_padding);
+    } else if (c == static_cast<size_t>(MemoryClass::workspace) && peaks_in_gather(config)) {
+      CHECK(touched > planned - own_rows_bytes(config));
     } else {
       CHECK(touched == planned);
     }
@@ -269,6 +283,29 @@ TEST_CASE("measuring the machine borrows no more memory than is said, and gives 
   CHECK(backend.now == 0);
 }
 
+namespace {
+
+// Two steps on every rank, on memory that shows what was written.
+void check_touched_on_all(const RunConfig& config, int64_t world_size) {
+  std::mutex mutex;
+  std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
+  Wrapping wrapping;
+  wrapping.backend = [&](int64_t rank, Backend& inner) {
+    auto backend = std::make_unique<PoisoningBackend>(inner);
+    backends[static_cast<size_t>(rank)] = backend.get();
+    return backend;
+  };
+  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    rank.step.run(1e-3, batches);
+    rank.step.run(1e-3, batches);
+    rank.step.state();  // waits for what is still being gathered
+    check_touched(rank, config, backends[static_cast<size_t>(rank.groups.rank())]->arenas, mutex);
+  });
+}
+
+}  // namespace
+
 TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (std::vector<std::string> overrides : precisions) {
@@ -277,23 +314,134 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
         const int64_t world_size = layout.tensor * layout.data;
         if (world_size == 1 || world_size > 6) continue;
         INFO(layout.name() << " " << overrides.front());
-        const RunConfig config = config_of(family, layout, overrides);
-        std::mutex mutex;
-        std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-        Wrapping wrapping;
-        wrapping.backend = [&](int64_t rank, Backend& inner) {
-          auto backend = std::make_unique<PoisoningBackend>(inner);
-          backends[static_cast<size_t>(rank)] = backend.get();
-          return backend;
-        };
-        on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-          RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
-          rank.step.run(1e-3, batches);
-          rank.step.run(1e-3, batches);
-          rank.step.state();  // waits for what is still being gathered
-          check_touched(rank, config, backends[static_cast<size_t>(rank.groups.rank())]->arenas, mutex);
-        });
+        check_touched_on_all(config_of(family, layout, overrides), world_size);
       }
     }
   }
+}
+
+namespace {
+
+struct Pipeline {
+  std::string schedule;
+  int64_t stages, chunks;
+};
+const std::vector<Pipeline> pipelines = {{"gpipe", 2, 1},       {"1f1b", 3, 1},        {"interleaved", 2, 2},
+                                         {"varuna", 2, 1},      {"zero-bubble", 3, 1}, {"zero-bubble-v", 2, 2},
+                                         {"interleaved", 3, 2}, {"zero-bubble-v", 3, 2}};
+
+std::vector<std::string> in_stages(const Pipeline& pipeline, std::vector<std::string> overrides) {
+  overrides.push_back(fmt::format("parallel.pipeline={}", pipeline.stages));
+  overrides.push_back("parallel.pipeline_schedule=" + pipeline.schedule);
+  if (pipeline.chunks > 1) overrides.push_back(fmt::format("parallel.virtual_stages={}", pipeline.chunks));
+  return overrides;
+}
+
+// The most bytes of buffers in an arena that are alive in one action, and the most buffers of a kind and unit.
+int64_t most_alive(const Program& program, MemoryClass c) {
+  std::vector<int64_t> change(program.schedule.actions.size() + 1, 0);
+  for (const Buffer& buffer : program.schedule.buffers) {
+    if (memory_class(buffer.kind) != c) continue;
+    const int64_t bytes = program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(std::max(buffer.unit, 0))];
+    change[static_cast<size_t>(buffer.first)] += bytes;
+    change[static_cast<size_t>(buffer.last) + 1] -= bytes;
+  }
+  int64_t now = 0, most = 0;
+  for (const int64_t step : change) most = std::max(most, now += step);
+  return most;
+}
+int64_t most_alive(const Schedule& schedule, BufferKind kind, int32_t unit) {
+  std::vector<int64_t> change(schedule.actions.size() + 1, 0);
+  for (const Buffer& buffer : schedule.buffers) {
+    if (buffer.kind != kind || buffer.unit != unit) continue;
+    ++change[static_cast<size_t>(buffer.first)];
+    --change[static_cast<size_t>(buffer.last) + 1];
+  }
+  int64_t now = 0, most = 0;
+  for (const int64_t step : change) most = std::max(most, now += step);
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("the bytes that each rank of a pipeline touches are its plan's") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (size_t i = 0; i < pipelines.size(); ++i) {
+      for (const Layout& layout : {Layout{1, 2, static_cast<int64_t>(i) % 4, false}, Layout{2, 1, 0, i % 2 == 1},
+                                   Layout{1, 2, static_cast<int64_t>(i + 2) % 4, false}}) {
+        const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
+        std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1"};
+        overrides.insert(overrides.end(), precision.begin(), precision.end());
+        overrides = in_stages(pipelines[i], overrides);
+        INFO(pipelines[i].schedule << " " << pipelines[i].stages << " stages, " << layout.name() << " "
+                                   << precision.front() << (family == Family::gpt2 ? " gpt2" : " llama"));
+        const int64_t stages = pipelines[i].stages;
+        std::vector<std::string> all = overrides;
+        all.insert(all.end(), {fmt::format("batch.global={}", 2 * 5 * layout.data), "batch.micro=2"});
+        Layout of_world = layout;
+        of_world.data *= stages;  // config_of takes the number of ranks from it
+        check_touched_on_all(config_of(family, of_world, all), layout.tensor * of_world.data);
+      }
+    }
+  }
+}
+
+TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on stage i, to the byte") {
+  const auto cpu = make_cpu_backend(1);
+  for (const int64_t stages : {2, 3, 4}) {
+    for (const int64_t micro_batches : {1, 2, 3, 5, 8}) {
+      const RunConfig config =
+          small_config(Family::llama,
+                       in_stages({"1f1b", stages, 1}, {"model.num_layers=12", "batch.micro=1",
+                                                       fmt::format("batch.global={}", micro_batches)}),
+                       stages);
+      for (int64_t stage = 0; stage < stages; ++stage) {
+        INFO(stages << " stages, " << micro_batches << " micro-batches, stage " << stage);
+        const StepPlan plan = plan_step(config, cpu->target(), stages, stage);
+        const Program& program = *plan.design->training;
+        const Stages& own = program.schedule.options.stages;
+        const int64_t in_flight = std::min(stages - stage, micro_batches);
+        for (int32_t unit = std::max(own.first_unit(own.stage), 1); unit < own.end_unit(own.stage); ++unit) {
+          if (unit + 1 == own.num_units()) continue;
+          CHECK(most_alive(program.schedule, BufferKind::saved_for_weight, unit) == in_flight);
+          CHECK(most_alive(program.schedule, BufferKind::saved_for_input, unit) == in_flight);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("arenas of stages are hardly larger than what is alive in them at once") {
+  const auto cpu = make_cpu_backend(1);
+  std::map<std::string, double> largest;
+  for (const Pipeline& pipeline : pipelines) {
+    for (const int zero : {0, 2, 3}) {
+      for (const int64_t micro_batches : {1, 2, 5, 8}) {
+        const int64_t ranks = pipeline.stages * 2;
+        const RunConfig config = small_config(
+            Family::gpt2,
+            in_stages(pipeline, {"model.num_layers=6", "batch.micro=1", fmt::format("parallel.zero={}", zero),
+                                 fmt::format("batch.global={}", 2 * micro_batches)}),
+            ranks);
+        for (int64_t rank = 0; rank < ranks; rank += 2) {
+          const StepPlan plan = plan_step(config, cpu->target(), ranks, rank);
+          const Program& program = *plan.design->training;
+          for (const MemoryClass c : {MemoryClass::activations, MemoryClass::gathered, MemoryClass::buckets}) {
+            const int64_t alive = most_alive(program, c);
+            INFO(pipeline.schedule << " " << pipeline.stages << " stages, rank " << rank << " zero " << zero << ", "
+                                   << micro_batches << " micro-batches, "
+                                   << memory_class_names[static_cast<size_t>(c)] << ": " << program.memory[c] << " of "
+                                   << alive);
+            CHECK(program.memory[c] >= alive);
+            const double ratio = alive > 0 ? static_cast<double>(program.memory[c]) / static_cast<double>(alive) : 1;
+            const bool splits = find_pipeline_schedule(pipeline.schedule)->splits_backward;
+            CHECK(ratio <= (splits ? 1.3 : 1.05));
+            largest[pipeline.schedule] = std::max(largest[pipeline.schedule], ratio);
+          }
+        }
+      }
+    }
+  }
+  for (const auto& [schedule, ratio] : largest)
+    fmt::print("{}: arenas are at most {:.3f} times what is alive in them\n", schedule, ratio);
 }

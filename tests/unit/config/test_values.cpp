@@ -196,7 +196,6 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
 }
 
 TEST_CASE("what this build does not have is refused with the reason") {
-  CHECK(fault({"parallel.pipeline=4"}) == "parallel.pipeline = 4: this build has no pipeline parallelism (try 1)");
   CHECK(fault({"precision.compute=fp8"}) ==
         R"(precision.compute = "fp8": only the linears of blocks have fp8: precision.linears (try "bf16"))");
   CHECK(fault({"precision.reduce=fp16"}) ==
@@ -287,6 +286,57 @@ TEST_CASE("an override may name an element of a list") {
   CHECK(fault({"run.steps[0]=1"})
             .starts_with("run.steps[0] = 1: names no element of run.steps, to which the config gives 0 (try "));
   CHECK(fault({"data.trian[0].path=x"}).starts_with("data.trian[0].path = \"x\": unknown key (try "));
+}
+
+TEST_CASE("pipelines that a model cannot be cut into are refused") {
+  CHECK(fault({"model.num_layers=12", "parallel.pipeline=13"}) ==
+        "parallel.pipeline = 13: must be at most model.num_layers = 12 (try 12)");
+  CHECK(fault({"model.num_layers=12", "parallel.pipeline=5", "parallel.pipeline_schedule=interleaved",
+               "parallel.virtual_stages=3"}) ==
+        "parallel.pipeline = 5: times parallel.virtual_stages = 3 must be at most model.num_layers = 12 (try 4)");
+  CHECK(fault({"model.num_layers=1", "parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v"}) ==
+        "parallel.pipeline = 2: times parallel.virtual_stages = 2 must be at most model.num_layers = 1 (try 1)");
+  for (const std::string schedule : {"gpipe", "1f1b", "varuna", "zero-bubble"}) {
+    CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=" + schedule, "parallel.virtual_stages=2"}) ==
+          "parallel.virtual_stages = 2: must be 1 with parallel.pipeline_schedule = " + schedule + " (try 1)");
+  }
+  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=1"}) ==
+        "parallel.virtual_stages = 1: must be at least 2 with parallel.pipeline_schedule = interleaved (try 2)");
+  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=3"}) ==
+        "parallel.virtual_stages = 3: must be 2 with parallel.pipeline_schedule = zero-bubble-v (try 2)");
+  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream"}).find(
+            R"(parallel.pipeline_schedule = "pipedream": must be one of 1f1b, gpipe, interleaved, varuna, )") == 0);
+  CHECK(fault({"parallel.pipeline=0"}).find("parallel.pipeline = 0: must be at least 1") == 0);
+}
+
+TEST_CASE("layers that do not make the model's are refused") {
+  const auto placed = [](const std::string& layers) {
+    return fault({"model.num_layers=12", "parallel.pipeline=3", "parallel.layers_per_stage=" + layers});
+  };
+  CHECK(placed("[4,4,4]").empty());
+  CHECK(placed("[0,12,0]").empty());
+  CHECK(placed("[]").empty());
+  CHECK(placed("[6,6]") ==
+        "parallel.layers_per_stage = [6,6]: must have one number for each of parallel.pipeline * "
+        "parallel.virtual_stages = 3 chunks (try [])");
+  CHECK(placed("[6,0,6]") ==
+        "parallel.layers_per_stage = [6,0,6]: may have 0 as its first and its last number only (try [])");
+  CHECK(placed("[4,4,5]") ==
+        "parallel.layers_per_stage = [4,4,5]: adds up to 13, must add up to model.num_layers = 12 (try [])");
+  CHECK(placed("[4,-4,12]") != "");
+  CHECK(placed("[4,4.5,4]") != "");
+  CHECK(placed("4") != "");
+  CHECK(placed("[9223372036854775807,9223372036854775807,14]") != "");
+}
+
+TEST_CASE("what only pipelines have a use for is refused without one") {
+  for (const std::string key :
+       {"parallel.virtual_stages=2", "parallel.pipeline_schedule=gpipe", "parallel.layers_per_stage=[12]"}) {
+    const std::string text = fault({key});
+    INFO(text);
+    CHECK(text.find(key.substr(0, key.find('='))) == 0);
+    CHECK(text.find("has no effect unless parallel.pipeline is greater than 1") != std::string::npos);
+  }
 }
 
 }  // namespace gptrain::config_test

@@ -102,6 +102,7 @@ TEST_CASE("training schedules of all stages are sound, fit together and end with
       const Stages stages = stages_of(schedule, shape);
       for (const int32_t zero : {0, 1, 2, 3}) {
         for (const bool tied : {false, true}) {
+          if (tied != recompute && shape.stages > 4) continue;
           // Every other combination with the rest turned on, too.
           const bool more = (zero + shape.micro_batches) % 2 == 0;
           const ScheduleOptions options{.zero = zero, .narrow_sums = more, .tied_head = tied, .joint_backward = more};
@@ -238,7 +239,7 @@ TEST_CASE("what stages do together has to come on each of them") {
 
 TEST_CASE("schedules that are not those of one pipeline are refused") {
   std::vector<Schedule> schedules = training("1f1b", {3, 1, 2, false});
-  CHECK(check_stages({}) == "0 schedules for 0 stages");
+  CHECK(check_stages({}) == "no schedules");
   std::swap(schedules[1], schedules[2]);
   CHECK(check_stages(schedules) == "schedule 1 is of stage 2");
   schedules.pop_back();
