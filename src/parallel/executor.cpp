@@ -4,31 +4,13 @@
 
 namespace gptrain {
 
-namespace {
-
-GroupKind kind_of(ReductionGroup group) {
-  switch (group) {
-    case ReductionGroup::tensor:
-      return GroupKind::tensor;
-    case ReductionGroup::kv_heads:
-      return GroupKind::replicas;
-    case ReductionGroup::data:
-      return GroupKind::copies;
-    case ReductionGroup::tied:
-      return GroupKind::tied;
-  }
-  return GroupKind::count;
-}
-
-}  // namespace
-
 Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
                    UpdateRule* update)
     : model_(model),
       program_(program),
       parameters_(parameters),
       place_(place),
-      sums_(program.schedule.options.units.size(), Lane::done),
+      exchange_(parameters, *place.groups, *place.backend),
       links_(program.schedule.options.stages, *place.groups),
       update_(update) {}
 
@@ -148,9 +130,9 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::await_weights:
       return place_.groups->lane(LaneKind::weights).wait((*place_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
-      return reduce(action);
+      return exchange_.begin_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
-      return await_gradients(action);
+      return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch == 0);
     case ActionKind::send_output:
     case ActionKind::await_output_sent:
     case ActionKind::receive_input:
@@ -161,12 +143,16 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::await_d_output:
       return transfer(action);
     case ActionKind::sum_tied:
-      return sum_tied();
+      return exchange_.sum_tied();
     case ActionKind::norm:
       return update_->norm();
     case ActionKind::update:
       return update_->update(action.unit);
   }
+}
+
+ParameterExchange::Gradients Executor::gradients_of(const Action& action) const {
+  return {whole(action.unit, action).gradients, at(action, Operand::narrow_gradients)};
 }
 
 void Executor::transfer(const Action& action) {
@@ -182,22 +168,6 @@ void Executor::transfer(const Action& action) {
                    .alike = !with_amax && !model_.splits_rows()});
 }
 
-// Of the table, what this rank has the sum of: the same part on both stages, whose layouts of the unit are equal.
-void Executor::sum_tied() {
-  const UpdateRange held = parameters_.update_range(0);
-  Lane& lane = place_.groups->lane(LaneKind::gradients);
-  for (const Reduction& sum : parameters_.layout().units[0].reductions) {
-    if (sum.group != ReductionGroup::tied) continue;
-    const int64_t first = std::max(sum.first, held.first);
-    const int64_t end = std::min(sum.first + sum.count, held.first + held.elements);
-    if (first < end) {
-      lane.all_reduce(place_.groups->group(LaneKind::gradients, kind_of(sum.group)),
-                      held.gradients + first - held.first, end - first, DType::f32);
-    }
-  }
-  lane.wait_all();
-}
-
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
   const StepShape& shape = model_.shape();
   const MicroBatch device = micro_batch(action);
@@ -209,95 +179,6 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   backend.upload(device.targets, host.targets, token_bytes);
   backend.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
   if (shape.mask_documents) backend.upload(device.document_starts, host.document_starts, token_bytes);
-}
-
-Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
-                                      RankGroups& groups, Backend& backend) {
-  if (parameters.piece_elements(unit) == 0) return Lane::done;
-  Lane& lane = groups.lane(LaneKind::weights);
-  Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
-  const UnitParameters whole = parameters.whole(unit, gathered);
-  if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
-    // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
-    const NormPiece own = parameters.norm_piece(unit);
-    auto* const norms = reinterpret_cast<float*>(whole.norms);
-    const int64_t before = std::min(own.first, count);
-    const int64_t after = count - before - own.count;
-    if (before > 0) backend.upload(norms, parameters.zeros(), before * dtype_bytes(DType::f32));
-    if (after > 0) backend.upload(norms + count - after, parameters.zeros(), after * dtype_bytes(DType::f32));
-    if (own.count > 0 && own.master != norms + own.first) {
-      backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
-                       .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
-    }
-    lane.all_reduce(data, whole.norms, count, DType::f32);
-  }
-  return lane.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
-                           parameters.sharding().compute);
-}
-
-void Executor::reduce(const Action& action) {
-  const int64_t unit = action.unit;
-  Lane& lane = place_.groups->lane(LaneKind::gradients);
-  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
-  auto* const gradients = reinterpret_cast<float*>(whole(unit, action).gradients);
-  const Sharding& sharding = parameters_.sharding();
-  ticket = Lane::done;
-  for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
-    if (sum.group == ReductionGroup::tied) continue;
-    Communicator* const group = place_.groups->group(LaneKind::gradients, kind_of(sum.group));
-    const bool in_pieces = sum.group == ReductionGroup::data;
-    if (in_pieces && sharding.narrows_gradients()) {
-      // The sums over tensor ranks are f32 and come before the rounding.
-      lane.wait(ticket);
-      ticket = reduce_narrow(action);
-    } else if (in_pieces && sharding.zero > 0) {
-      const int64_t piece = parameters_.piece_elements(unit);
-      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece,
-                                                      DType::f32));
-    } else {
-      ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
-    }
-  }
-}
-
-Lane::Ticket Executor::reduce_narrow(const Action& action) {
-  const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(action.unit);
-  std::byte* const bucket = at(action, Operand::narrow_gradients);
-  place_.backend->run(Cast{.from = Matrix(whole(action.unit, action).gradients, DType::f32, sharding.data_size, piece),
-                    .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
-  Lane& lane = place_.groups->lane(LaneKind::gradients);
-  Communicator* const data = place_.groups->group(LaneKind::gradients, GroupKind::copies);
-  if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
-  std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
-  return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
-}
-
-// Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
-void Executor::widen(const Action& action) {
-  const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(action.unit);
-  const int64_t pieces = sharding.zero == 0 ? sharding.data_size : 1;
-  const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
-  std::byte* const sum = at(action, Operand::narrow_gradients) + first * dtype_bytes(sharding.reduce);
-  std::byte* const gradients = whole(action.unit, action).gradients + first * dtype_bytes(DType::f32);
-  place_.backend->run(
-      Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
-}
-
-void Executor::await_gradients(const Action& action) {
-  place_.groups->lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(action.unit)]);
-  if (parameters_.sharding().narrows_gradients()) widen(action);
-  if (program_.schedule.options.zero < 2) return;
-  const int64_t piece = parameters_.piece_elements(action.unit);
-  auto* const gradients = reinterpret_cast<float*>(whole(action.unit, action).gradients);
-  const Matrix from(gradients + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
-  const Matrix to(parameters_.gradients_piece(action.unit), DType::f32, 1, piece);
-  if (action.micro_batch == 0) {
-    place_.backend->run(Cast{.from = from, .to = to});
-  } else {
-    place_.backend->run(Add{.from = from, .to = to});
-  }
 }
 
 }  // namespace gptrain

@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "parallel/groups.h"
 #include "parallel/micro_batch_uploads.h"
+#include "parallel/parameter_exchange.h"
 #include "parallel/parameters.h"
 #include "parallel/program.h"
 #include "parallel/stage_links.h"
@@ -33,14 +34,6 @@ class ActionObserver {
   virtual void after(const Action& action) = 0;
 };
 
-
-// Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
-// with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
-Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
-                                      RankGroups& groups, Backend& backend);
-
-// Tickets of gathers that outlive a step: weights updated in one are awaited in the next, or in an evaluation.
-using UnitTickets = std::vector<Lane::Ticket>;
 
 // Where the executors of a rank work; all of it is the caller's.
 struct Workplace {
@@ -76,19 +69,15 @@ class Executor {
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
   // The parameters of the unit, which are those that the action works on.
   UnitParameters whole(int64_t unit, const Action& action) const;
-  void reduce(const Action& action);
-  Lane::Ticket reduce_narrow(const Action& action);
-  void widen(const Action& action);
-  void await_gradients(const Action& action);
+  ParameterExchange::Gradients gradients_of(const Action& action) const;
   // Begins or ends a transfer between stages.
   void transfer(const Action& action);
-  void sum_tied();
 
   Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
   const Workplace place_;
-  UnitTickets sums_;  // by unit
+  ParameterExchange exchange_;
   StageLinks links_;
   UpdateRule* update_;
 };

@@ -1,0 +1,128 @@
+#include "parallel/parameter_exchange.h"
+
+#include <algorithm>
+
+namespace gptrain {
+namespace {
+
+GroupKind kind_of(ReductionGroup group) {
+  switch (group) {
+    case ReductionGroup::tensor:
+      return GroupKind::tensor;
+    case ReductionGroup::kv_heads:
+      return GroupKind::replicas;
+    case ReductionGroup::data:
+      return GroupKind::copies;
+    case ReductionGroup::tied:
+      return GroupKind::tied;
+  }
+  return GroupKind::count;
+}
+
+}  // namespace
+
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
+                          RankGroups& groups, Backend& backend) {
+  if (parameters.piece_elements(unit) == 0) return Lane::done;
+  Lane& lane = groups.lane(LaneKind::weights);
+  Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
+  const UnitParameters whole = parameters.whole(unit, gathered);
+  if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
+    // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
+    const NormPiece own = parameters.norm_piece(unit);
+    auto* const norms = reinterpret_cast<float*>(whole.norms);
+    const int64_t before = std::min(own.first, count);
+    const int64_t after = count - before - own.count;
+    if (before > 0) backend.upload(norms, parameters.zeros(), before * dtype_bytes(DType::f32));
+    if (after > 0) backend.upload(norms + count - after, parameters.zeros(), after * dtype_bytes(DType::f32));
+    if (own.count > 0 && own.master != norms + own.first) {
+      backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
+                       .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
+    }
+    lane.all_reduce(data, whole.norms, count, DType::f32);
+  }
+  return lane.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+                         parameters.sharding().compute);
+}
+
+// Of the table, what this rank has the sum of: the same part on both stages, whose layouts of the unit are equal.
+void ParameterExchange::sum_tied() {
+  const UpdateRange held = parameters_.update_range(0);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  for (const Reduction& sum : parameters_.layout().units[0].reductions) {
+    if (sum.group != ReductionGroup::tied) continue;
+    const int64_t first = std::max(sum.first, held.first);
+    const int64_t end = std::min(sum.first + sum.count, held.first + held.elements);
+    if (first < end) {
+      lane.all_reduce(groups_.group(LaneKind::gradients, kind_of(sum.group)),
+                      held.gradients + first - held.first, end - first, DType::f32);
+    }
+  }
+  lane.wait_all();
+}
+
+void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  auto* const gradients = reinterpret_cast<float*>(of.whole);
+  const Sharding& sharding = parameters_.sharding();
+  ticket = Lane::done;
+  for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
+    if (sum.group == ReductionGroup::tied) continue;
+    Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group));
+    const bool in_pieces = sum.group == ReductionGroup::data;
+    if (in_pieces && sharding.narrows_gradients()) {
+      // The sums over tensor ranks are f32 and come before the rounding.
+      lane.wait(ticket);
+      ticket = begin_narrow_sum(unit, of);
+    } else if (in_pieces && sharding.zero > 0) {
+      const int64_t piece = parameters_.piece_elements(unit);
+      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece,
+                                                      DType::f32));
+    } else {
+      ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
+    }
+  }
+}
+
+Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& of) {
+  const Sharding& sharding = parameters_.sharding();
+  const int64_t piece = parameters_.piece_elements(unit);
+  std::byte* const bucket = of.narrow;
+  backend_.run(Cast{.from = Matrix(of.whole, DType::f32, sharding.data_size, piece),
+                    .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::copies);
+  if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
+  std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
+  return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
+}
+
+// Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
+void ParameterExchange::widen(int64_t unit, const Gradients& of) {
+  const Sharding& sharding = parameters_.sharding();
+  const int64_t piece = parameters_.piece_elements(unit);
+  const int64_t pieces = sharding.zero == 0 ? sharding.data_size : 1;
+  const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
+  std::byte* const sum = of.narrow + first * dtype_bytes(sharding.reduce);
+  std::byte* const gradients = of.whole + first * dtype_bytes(DType::f32);
+  backend_.run(
+      Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
+}
+
+void ParameterExchange::await_sum(int64_t unit, const Gradients& of, bool first) {
+  groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(unit)]);
+  if (parameters_.sharding().narrows_gradients()) widen(unit, of);
+  if (parameters_.sharding().zero < 2) return;
+  const int64_t piece = parameters_.piece_elements(unit);
+  auto* const gradients = reinterpret_cast<float*>(of.whole);
+  const Matrix from(gradients + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
+  const Matrix to(parameters_.gradients_piece(unit), DType::f32, 1, piece);
+  if (first) {
+    backend_.run(Cast{.from = from, .to = to});
+  } else {
+    backend_.run(Add{.from = from, .to = to});
+  }
+}
+
+}  // namespace gptrain
