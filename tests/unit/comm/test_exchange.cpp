@@ -168,19 +168,15 @@ TEST_CASE("a group allocates the bytes that it says, and no more in use") {
 }
 #endif
 
-TEST_CASE("planned traffic that is too large stops at the largest amount") {
+TEST_CASE("bytes of a call that are too many stop at the largest amount") {
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
   constexpr int64_t large = int64_t{1} << 58;  // elements: 2^60 bytes
   constexpr int ranks = 1 << 16;
-  TrafficTable planned{};
-  const auto group = make_plan_communicator(0, ranks, planned);
-  const auto sent = [&](Operation operation) { return planned[static_cast<size_t>(operation)].sent_bytes; };
-  group->all_reduce(nullptr, large, DType::f32, ReduceOp::sum);
-  CHECK(sent(Operation::all_reduce) == (int64_t{1} << 61) - (int64_t{1} << 45));
-  for (int call = 0; call < 5; ++call) group->all_reduce(nullptr, large, DType::f32, ReduceOp::sum);
-  CHECK(sent(Operation::all_reduce) == most);
-  group->reduce_scatter(nullptr, nullptr, large, DType::f32, ReduceOp::sum);
-  group->all_gather(nullptr, nullptr, large, DType::f32);
-  CHECK(sent(Operation::reduce_scatter) == most);
-  CHECK(sent(Operation::all_gather) == most);
+  const auto sent = [](Operation operation, int64_t count) {
+    return sent_bytes({operation, DType::f32, ReduceOp::sum, 0, count}, 0, ranks);
+  };
+  CHECK(sent(Operation::all_reduce, large) == (int64_t{1} << 61) - (int64_t{1} << 45));
+  CHECK(sent(Operation::all_reduce, 8 * large) == most);
+  CHECK(sent(Operation::reduce_scatter, large) == most);
+  CHECK(sent(Operation::all_gather, large) == most);
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
@@ -348,4 +349,19 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
   target.sharing = 2;
   CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas)
             .find(" for each of the 2 ranks that share it. ") != std::string::npos);
+}
+
+TEST_CASE("planned traffic that is too large stops at the largest amount") {
+  StepLog log;
+  log.blocks = {{{.kind = Event::Kind::collective,
+                  .place = {0, 0},
+                  .name = operation_name(Operation::all_reduce),
+                  .sent_bytes = int64_t{1} << 61}}};
+  const auto sent = [&](int times) {
+    log.block_of.assign(static_cast<size_t>(times), 0);
+    return lane_traffic(log)[0][0][static_cast<size_t>(Operation::all_reduce)];
+  };
+  CHECK(sent(3).sent_bytes == 3 * (int64_t{1} << 61));
+  CHECK(sent(5).sent_bytes == std::numeric_limits<int64_t>::max());
+  CHECK(sent(5).calls == 5);
 }
