@@ -29,8 +29,7 @@ SAVE_EVERY = 2
 RANKS = 4
 MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
 COMM_TIMEOUT_SECONDS = 2
-REPORT_SECONDS = 1
-SLACK_SECONDS = 20  # starting and ending processes on a busy machine
+REPORT_SECONDS, SLACK_SECONDS = 1, 20  # slack: starting and ending processes on a busy machine
 ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
 # How the report on a lost rank ends.
@@ -146,8 +145,7 @@ class RanksRun(test_crash.Run):
 
     def __init__(self, folder, corpus, mesh):
         super().__init__(folder, "fp32", corpus)
-        self.mesh = mesh
-        self.save_every = SAVE_EVERY
+        self.mesh, self.save_every = mesh, SAVE_EVERY
         self.change(run={"steps": STEPS}, checkpoint={"every_steps": SAVE_EVERY},
                     comm={"timeout_seconds": COMM_TIMEOUT_SECONDS})
 
