@@ -274,6 +274,17 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
         *group.scratch));
   }
   if (groups.empty()) return communicators;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (!groups[i].one_way) continue;
+    Communicator& group = *communicators[i];
+    std::byte* const room = groups[i].scratch->data();
+    if (group.rank() == 0) {
+      group.send(room, 1, DType::u8, 1);
+    } else {
+      group.receive(room, 1, DType::u8, 0);
+    }
+    group.synchronize();
+  }
   groups.front().queue->while_waiting([weak = std::weak_ptr(made)] {
     if (const auto alive = weak.lock()) alive->check();
   });

@@ -22,6 +22,9 @@ struct LinkedGroup {
   Communicator* host;     // only used to make the group
   SideQueue* queue;       // of the lane
   DeviceMemory* scratch;  // of the lane, device memory
+  // Of two ranks, the first of which sends. They connect when the group is made: a receive that is begun ahead of its
+  // send would else keep the host until the other rank sends.
+  bool one_way = false;
 };
 
 // The ranks of each of the groups that a rank is in, on memory of their devices, of which every rank has one of its

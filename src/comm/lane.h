@@ -9,8 +9,10 @@
 //     wait for its peers where it stands.
 //   - Items of different lanes have no order. What needs the result of another lane is issued after a wait for it.
 //   - The program of a rank, all its lanes taken together, must come to its end even if every item were waited for
-//     where it is issued. Schedules are checked for that. So what was issued before a rank fails runs to its end, its
-//     peers need nothing from later on, and one thread may queue the work of all lanes on a device (NCCL).
+//     where it is issued, but for receives between stages, which begin ahead of their need and have lanes of their own.
+//     Schedules are checked for that. So what was issued before a rank fails runs to its end, its peers need nothing
+//     from later on, and one thread may queue the work of all lanes on a device (NCCL). A stage that fails gives up its
+//     lanes first.
 //   - Nothing is buffered: a send may wait for its receive. Transfers that oppose each other go on two lanes, or in one
 //     group of transfers.
 //   - When an item of one lane fails, the rank gives up all its lanes: they may have peers that wait for the first.

@@ -265,7 +265,8 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
     lane.exchanged = linked_ ? backend.allocate(share) : lane.queue->allocate_host(share);
     for (size_t kind = 0; kind < num_group_kinds; ++kind) {
       if (lane.host[kind] == nullptr) continue;
-      groups.push_back({lane.host[kind].get(), lane.queue.get(), lane.exchanged.get()});
+      const bool one_way = kind == index(GroupKind::next) || kind == index(GroupKind::previous);
+      groups.push_back({lane.host[kind].get(), lane.queue.get(), lane.exchanged.get(), one_way});
       made.push_back(&lane.device[kind]);
     }
   };
