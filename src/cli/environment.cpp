@@ -9,7 +9,13 @@ namespace {
 // Some ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
 constexpr const char* spin_count = "1000";
 
+// The most that a device offers: compute, copies and the lanes of communication are more streams than the 8 of the
+// default, and streams that share a queue wait for each other.
+constexpr const char* device_queues = "32";
+
 }  // namespace
+
+void give_streams_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", device_queues, 0); }
 
 void shorten_openmp_spinning(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;

@@ -38,6 +38,7 @@ int end_output(int code) {
 
 int main(int argc, char** argv) {
   gptrain::shorten_openmp_spinning(argv);
+  gptrain::give_streams_queues();
   gptrain::open_missing_standard_streams();
   // A file beyond the process's limit is then an error of the write, like a full disk; so is a pipe that nobody reads.
   std::signal(SIGXFSZ, SIG_IGN);
