@@ -249,7 +249,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
   // Wide enough for most names and what they need, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(33);
+  formatter->column_width(36);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
@@ -268,7 +268,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
   command
-      ->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
+      ->add_option("--set", arguments->overrides, "override a value of the config (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
