@@ -33,7 +33,7 @@ REPORT_SECONDS, SLACK_SECONDS = 1, 20  # slack: starting and ending processes on
 ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
 # How the report on a lost rank ends.
-LAST_SEEN = r"last seen (at|in|after) .*; (set-up|(step \d+; )?(step|validation|checkpoint))\n"
+LAST_SEEN = r"last seen (at|in|after) .*; (set-up|(step \d+; )?(step|validation|checkpoint))"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_", "GPTRAIN_SECRET")
 
 options = test_crash.options
@@ -272,7 +272,7 @@ class Loss(RanksTest):
         # Who is no longer needed is not missed.
         if started and mode != "threads" and "\ndone: " not in output:
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
-            self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}")
+            self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}\n")
         killer.count(moment, run)
         return True
 
@@ -318,7 +318,7 @@ class Loss(RanksTest):
         self.assertLess(seconds, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
         self.assertRegex(ranks.output(),
                          rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
-                         rf"\(comm.timeout_seconds\); {LAST_SEEN}")
+                         rf"\(comm.timeout_seconds\); {LAST_SEEN}\n")
         if mode == "tcp":
             ranks.send(victim, signal.SIGCONT)
             self.assertEqual(ranks.wait()[victim], DEVICE, ranks.output())

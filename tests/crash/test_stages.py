@@ -19,6 +19,7 @@ from test_ranks import (COMM_TIMEOUT_SECONDS, DATA, DEVICE, LAST_SEEN, RANKS, RE
 
 MODEL = ("model.num_layers=4", "batch.micro=1", "run.threads=1")
 MIDDLE = 2  # of four stages
+AT_STAGE = rf"; stage {MIDDLE}(, micro-batch \d+)?\n"  # behind what it was last doing
 
 
 class Stages(test_ranks.RanksTest):
@@ -63,7 +64,7 @@ class Stages(test_ranks.RanksTest):
             else:
                 self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE], [MPIRUN_CRASHED]), output)
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank 0 \(.+\) ends the run")
-            self.assertRegex(output, rf"  rank {MIDDLE} \(.+\) is gone; {LAST_SEEN}")
+            self.assertRegex(output, rf"  rank {MIDDLE} \(.+\) is gone; {LAST_SEEN}{AT_STAGE}")
             self.assertEqual(ranks.left(), [])
             self.finish(run, mode)
 
@@ -79,7 +80,7 @@ class Stages(test_ranks.RanksTest):
             self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
             self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
             self.assertRegex(ranks.output(), rf"  rank {MIDDLE} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
-                                             rf"\(comm.timeout_seconds\); {LAST_SEEN}")
+                                             rf"\(comm.timeout_seconds\); {LAST_SEEN}{AT_STAGE}")
             if mode == "tcp":
                 ranks.send(MIDDLE, signal.SIGCONT)
                 self.assertEqual(ranks.wait()[MIDDLE], DEVICE, ranks.output())
