@@ -341,7 +341,7 @@ std::vector<std::string> in_stages(const Pipeline& pipeline, std::vector<std::st
 int64_t most_alive(const Program& program, MemoryClass c) {
   std::vector<int64_t> change(program.schedule.actions.size() + 1, 0);
   for (const Buffer& buffer : program.schedule.buffers) {
-    if (memory_class(buffer.kind) != c) continue;
+    if (memory_class(buffer.kind) != c || buffer.first < 0) continue;  // which no action names
     const int64_t bytes = program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(std::max(buffer.unit, 0))];
     change[static_cast<size_t>(buffer.first)] += bytes;
     change[static_cast<size_t>(buffer.last) + 1] -= bytes;
