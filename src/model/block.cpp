@@ -15,7 +15,6 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
 
   LayerRecords& records = layout_.finish();
   using enum Operand;
-  records.input_read_by_backward = true;
   records.use_of(UnitPass::forward) = {{batch, input}, {output, saved_for_input, saved_for_weight}};
   records.use_of(UnitPass::recompute) = {{batch, input}, {saved_for_input, saved_for_weight}};
   records.use_of(UnitPass::backward_input) = {{batch, input, saved_for_input, saved_for_weight, d_output},

@@ -14,7 +14,6 @@ Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parame
   d_normed_ = layout_.leave({"d_normed", context.compute(), own, h});
   LayerRecords& records = layout_.finish();
   using enum Operand;
-  records.input_read_by_backward = true;
   records.use_of(UnitPass::forward) = {{input}, {saved_for_input}};
   records.use_of(UnitPass::recompute) = records.use_of(UnitPass::forward);
   records.use_of(UnitPass::loss) = {{batch, saved_for_input}, {gradients}};

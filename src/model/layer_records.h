@@ -58,7 +58,6 @@ struct LayerRecords {
   int64_t fp8_weights_bytes = 0;
   // W reads d_output: where the gradient of a branch is that of the residual stream, it has no copy of its own.
   bool weight_reads_output_gradient = false;
-  bool input_read_by_backward = false;  // B reads the layer's input
   // The layer wants the amax of d_output behind it (see LayerCall::d_output).
   bool wants_output_gradient_amax = false;
   UnitUses uses{};
@@ -75,7 +74,6 @@ struct LayerRecords {
 
   const OperandUse& use(UnitPass pass) const { return uses[static_cast<size_t>(pass)]; }
   OperandUse& use_of(UnitPass pass) { return uses[static_cast<size_t>(pass)]; }
-  int64_t saved_bytes() const { return saved_for_input_bytes + saved_for_weight_bytes; }
 
   bool operator==(const LayerRecords&) const = default;
 };
