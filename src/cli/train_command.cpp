@@ -186,13 +186,13 @@ void dry_run(const TrainArguments& arguments) {
   if (!arguments.trace.empty()) trace.emplace(arguments.trace, config.precision.compute);
   PlannedStages stages;
   const bool pipelined = config.parallel.pipeline > 1;
+  if (!pipelined && !arguments.timeline.empty())
+    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
   const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
     if (pipelined) return stages.add(rank, std::move(of_rank));
     if (trace) trace->add(rank, std::move(of_rank));
   });
   std::optional<PlannedPipeline> pipeline;
-  if (!pipelined && !arguments.timeline.empty())
-    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
   if (pipelined) {
     pipeline = stages.play();
     if (!arguments.timeline.empty()) {

@@ -1,6 +1,6 @@
 #include "parallel/executor.h"
 
-#include <algorithm>
+#include <exception>
 
 namespace gptrain {
 
@@ -15,6 +15,16 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
+  try {
+    play_all(source, observer);
+  } catch (...) {
+    // A receive that has begun ahead of its need would be waited for without end.
+    if (place_.groups->num_stages() > 1) place_.groups->give_up(std::current_exception());
+    throw;
+  }
+}
+
+void Executor::play_all(MicroBatchSource& source, ActionObserver* observer) {
   // Stages are at different micro-batches; what a lost one was at helps to see who waited for whom.
   Activity* const activity = place_.groups->num_stages() > 1 ? place_.groups->activity() : nullptr;
   for (const Action& action : program_.schedule.actions) {

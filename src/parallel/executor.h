@@ -60,6 +60,7 @@ class Executor {
   LayerCall call_of(const Action& action) const;
 
  private:
+  void play_all(MicroBatchSource& source, ActionObserver* observer);
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   MicroBatch micro_batch(const Action& action) const;

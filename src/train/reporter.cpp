@@ -158,7 +158,7 @@ void Reporter::report_profile(const StepProfile& profile) const {
   const auto write = [&](std::string_view text) {
     folder_.record([&] {
       if (!file) file.emplace(trace);
-      file->write(std::string(text));
+      file->write(text);
     });
   };
   if (context_.leads()) write(trace_head);

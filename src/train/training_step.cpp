@@ -269,13 +269,7 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
   agreement_->ask_for_stop(stop_wanted);
-  try {
-    executor_->play(source, observer);
-  } catch (...) {
-    // A receive that has begun ahead of its need would be waited for without end.
-    if (design_->stages.shape.stages > 1) groups_.give_up(std::current_exception());
-    throw;
-  }
+  executor_->play(source, observer);
   readback_.queue(state_, agreement_->stops());
 }
 
