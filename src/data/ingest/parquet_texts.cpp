@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <new>
 #include <parquet/column_reader.h>
 #include <parquet/file_reader.h>
 #include <parquet/schema.h>
+#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "data/ingest/block_texts.h"
@@ -50,10 +48,11 @@ struct ParquetTexts::Impl {
     const parquet::SchemaDescriptor& schema = *file->metadata()->schema();
     const int index = schema.ColumnIndex(name);
     if (index < 0) {
-      std::vector<std::string> names;
-      for (int i = 0; i < schema.num_columns(); ++i) names.push_back(schema.Column(i)->path()->ToDotString());
+      std::string names;
+      for (int i = 0; i < schema.num_columns(); ++i)
+        names += (i > 0 ? ", " : "") + schema.Column(i)->path()->ToDotString();
       throw Error(ExitCode::data, "{} has no column \"{}\" (--field names it); its columns are {}", path.native(), name,
-                  fmt::join(names, ", "));
+                  names);
     }
     const parquet::ColumnDescriptor& found = *schema.Column(index);
     if (found.physical_type() != parquet::Type::BYTE_ARRAY || found.max_repetition_level() > 0) {
