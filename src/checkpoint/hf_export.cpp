@@ -100,12 +100,16 @@ void write_text(const fs::path& path, const std::string& text) {
   file.sync_and_close();
 }
 
-// The tokenizer's own file, and what makes AutoTokenizer load it.
+// The tokenizer's own file, and what makes AutoTokenizer load it. Of a model of SentencePiece that file says nothing of
+// the class that would.
 void write_tokenizer(const fs::path& folder, const TokenizerRecord& record, const RunConfig& config) {
+  const auto tokenizer = tokenizer_of(record, std::string(tokenizer_name));
+  if (tokenizer->sentencepiece() != nullptr)
+    return write_text(folder / "tokenizer.model", tokenizer->sentencepiece()->model());
   nlohmann::ordered_json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                                   {"model_max_length", config.model.sequence_length},
                                   {"clean_up_tokenization_spaces", false}};
-  if (record.end_token) about["eos_token"] = tokenizer_of(record, tokenizer_name.data())->text_of(*record.end_token);
+  if (record.end_token) about["eos_token"] = tokenizer->text_of(*record.end_token);
   write_text(folder / tokenizer_name, record.text);
   write_text(folder / "tokenizer_config.json", json_text(about, 2) + '\n');
 }

@@ -297,12 +297,6 @@ class OtherFormats(TextCase):
         self.assertEqual(list(self.folder.glob("y*")), [])
 
 
-class Refusals(TextCase):
-    def test_what_is_not_read_is_named(self):
-        self.path("t.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>")
-        self.refuse(USAGE, "t.model is a SentencePiece model", "data", "tokenize", "--tokenizer", "t.model", "x")
-
-
 class Looking(TextCase):
     def test_inspect_knows_the_tokenizer(self):
         text = self.succeed("data", "inspect", "corpus")

@@ -12,7 +12,7 @@ clang++ -fsanitize=fuzzer "$work/probe.cpp" -o "$work/probe" 2>/dev/null || exit
 sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*.cpp "$build/src/base/version.cpp"
   "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
   "$root"/src/data/{token_file,flat_tokens,mapped_file,token_meta}.cpp
-  "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
+  "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,no_sentencepiece,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
   "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,json_texts_plain,no_parquet,xz,zstd}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
   "$root"/src/report/{run_page,svg_plot}.cpp)
 object_of() { local path=${1#"$root"/}; echo "$work/${path//\//-}.o"; }

@@ -20,7 +20,7 @@ constexpr size_t log2_long_entries = 13;
 
 struct Encoder::Impl {
   explicit Impl(std::shared_ptr<const Tokenizer> tokenizer_) : tokenizer(std::move(tokenizer_)) {
-    if (tokenizer->is_bytes()) return;
+    if (tokenizer->is_bytes() || tokenizer->sentencepiece() != nullptr) return;
     for (const Stage& stage : tokenizer->parts().stages) {
       if (const auto* regex = std::get_if<RegexStage>(&stage)) {
         regexes.emplace_back(regex->regex, tokenizer->parts().source);
@@ -205,6 +205,9 @@ std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     impl_->ids.assign(bytes, bytes + text.size());
     impl_->used = text.size();
+  } else if (const SentencePiece* const model = impl_->tokenizer->sentencepiece(); model != nullptr) {
+    model->encode(text, impl_->ids);
+    impl_->used = impl_->ids.size();
   } else {
     impl_->encode(text);
   }

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <unordered_map>
 
+#include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -89,7 +90,7 @@ std::optional<Published> published_with(size_t num_ranks) {
   }
 }
 
-// Gives false where `text` is not base64.
+// Gives false where `text` is not base64, whose padding may be missing.
 bool decode_base64(std::string_view text, std::string& bytes) {
   bytes.clear();
   while (text.ends_with('=')) text.remove_suffix(1);
@@ -228,6 +229,12 @@ TokenizerParts read_gpt2_folder(const fs::path& folder) {
 
 }  // namespace
 
+std::string tokenizer_text(const Tokenizer& tokenizer) {
+  const SentencePiece* const model = tokenizer.sentencepiece();
+  if (model == nullptr) return tokenizer_json(tokenizer.parts());
+  return json_text(nlohmann::ordered_json{{"sentencepiece", to_base64(model->model())}}) + "\n";
+}
+
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const std::string& pattern) {
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
@@ -244,11 +251,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   const std::string text = read_text(path);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
   if (looks_like_sentencepiece(text)) {
-    throw Error(
-        ExitCode::usage,
-        "{} is a SentencePiece model, which gptrain does not read: take a tokenizer with byte-level BPE, or train "
-        "one (gptrain data train-tokenizer)",
-        path.native());
+    return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());
   }
   if (!pattern.empty()) throw Error(ExitCode::usage, "--pattern is for rank files; {} says its own", path.native());
   const size_t first = text.find_first_not_of(" \t\r\n");

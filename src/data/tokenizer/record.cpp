@@ -18,7 +18,7 @@ constexpr int64_t max_vocabulary = int64_t{1} << 31;
 }  // namespace
 
 TokenizerRecord make_tokenizer_record(const Tokenizer& tokenizer, std::optional<int32_t> end_token) {
-  std::string text = tokenizer.is_bytes() ? std::string("bytes") : tokenizer_json(tokenizer.parts());
+  std::string text = tokenizer.is_bytes() ? std::string("bytes") : tokenizer_text(tokenizer);
   std::string hash = sha256_hex(text);
   return {std::move(hash), tokenizer.vocab_size(), end_token, std::move(text)};
 }

@@ -14,7 +14,7 @@ namespace gptrain {
 // Two tokenizers are one where their hashes are equal, whatever files they came from: the hash is of the text that
 // gptrain writes of a tokenizer.
 struct TokenizerRecord {
-  std::string sha256;  // of "bytes", or of tokenizer_json()
+  std::string sha256;  // of "bytes", or of tokenizer_text()
   int64_t vocab_size = 0;
   std::optional<int32_t> end_token;  // the last token of each document, where documents were given one
   std::string text;                  // what the hash is of; empty: it is kept elsewhere, or lost

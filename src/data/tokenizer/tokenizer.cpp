@@ -55,6 +55,11 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   vocab_size_ = static_cast<int64_t>(size);
 }
 
+Tokenizer::Tokenizer(std::unique_ptr<const SentencePiece> model, std::string source)
+    : sentencepiece_(std::move(model)), vocab_size_(sentencepiece_->vocab_size()), can_cut_(false) {
+  parts_.source = std::move(source);
+}
+
 std::optional<int32_t> Tokenizer::id_of(std::string_view text) const {
   for (const AddedToken& added : parts_.added) {
     if (added.content == text) return added.id;
@@ -67,6 +72,7 @@ std::optional<int32_t> Tokenizer::id_of(std::string_view text) const {
 
 std::optional<int32_t> Tokenizer::end_of_document_id() const {
   if (is_bytes()) return end_of_document;
+  if (sentencepiece_) return sentencepiece_->end_id();
   for (const std::string_view name : ends_of_document) {
     for (const AddedToken& added : parts_.added) {
       if (added.special && added.content == name) return added.id;
@@ -78,7 +84,7 @@ std::optional<int32_t> Tokenizer::end_of_document_id() const {
 bool Tokenizer::has(int64_t id) const {
   if (id < 0 || id >= vocab_size_) return false;
   const auto index = static_cast<size_t>(id);
-  return is_bytes() || added_by_id_[index] != nullptr ||
+  return is_bytes() || sentencepiece_ || added_by_id_[index] != nullptr ||
          (index < parts_.tokens.size() && !parts_.tokens[index].empty());
 }
 
@@ -86,6 +92,7 @@ std::string_view Tokenizer::text_of(int32_t id) const {
   const auto index = static_cast<size_t>(id);
   if (!has(id)) throw Error(ExitCode::data, "{} is no token of {}", id, is_bytes() ? "tokenizer bytes" : parts_.source);
   if (is_bytes()) return std::string_view(bytes_text_).substr(index, id == end_of_document ? 0 : 1);
+  if (sentencepiece_) return sentencepiece_->text_of(id);
   const AddedToken* const added = added_by_id_[index];
   return added != nullptr ? std::string_view(added->content) : std::string_view(parts_.tokens[index]);
 }
@@ -94,13 +101,18 @@ std::vector<int32_t> Tokenizer::text_bytes() const {
   std::vector<int32_t> bytes(static_cast<size_t>(vocab_size_), 0);
   for (size_t id = 0; id < bytes.size(); ++id) {
     const auto token = static_cast<int32_t>(id);
-    const bool special = !is_bytes() && added_by_id_[id] != nullptr && added_by_id_[id]->special;
+    const bool special = sentencepiece_ ? sentencepiece_->is_special(token)
+                                        : !is_bytes() && added_by_id_[id] != nullptr && added_by_id_[id]->special;
     if (has(token) && !special) bytes[id] = static_cast<int32_t>(text_of(token).size());
   }
   return bytes;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  if (sentencepiece_) {
+    for (const int32_t id : ids) text_of(id);  // each is a token
+    return sentencepiece_->decode(ids);
+  }
   std::string text;
   for (const int32_t id : ids) text += text_of(id);
   return text;

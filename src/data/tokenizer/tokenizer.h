@@ -1,4 +1,5 @@
-// Text to tokens and back: "bytes" and byte-level BPE, with the ids that Hugging Face tokenizers and tiktoken give.
+// Text to tokens and back: "bytes" and byte-level BPE, with the ids that Hugging Face tokenizers and tiktoken give, and
+// models of SentencePiece.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/patterns.h"
+#include "data/tokenizer/sentencepiece.h"
 
 namespace gptrain {
 
@@ -55,22 +57,26 @@ class Tokenizer {
   Tokenizer();
   // Throws Error(usage), naming the source, if a byte is no token or an added token has an id or a text that cannot be.
   explicit Tokenizer(TokenizerParts parts);
+  // `source`: the file, for messages.
+  Tokenizer(std::unique_ptr<const SentencePiece> model, std::string source);
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  bool is_bytes() const { return !bpe_; }
+  bool is_bytes() const { return !bpe_ && !sentencepiece_; }
+  const SentencePiece* sentencepiece() const { return sentencepiece_.get(); }  // null: it is none
   int64_t vocab_size() const { return vocab_size_; }  // the largest id + 1
   const TokenizerParts& parts() const { return parts_; }
 
   // The id of an added token, or of a token with these bytes.
   std::optional<int32_t> id_of(std::string_view text) const;
-  // The token that ends a document: 256 of "bytes"; else the special token <|endoftext|>, <|end_of_text|>, </s>, <eos>
+  // The token that ends a document: 256 of "bytes"; </s> of SentencePiece; else the special token <|endoftext|>, <|end_of_text|>, </s>, <eos>
   // or
   // <|eot|>, the first of these that there is.
   std::optional<int32_t> end_of_document_id() const;
 
   bool has(int64_t id) const;
-  // The bytes of a token; throws Error(data) for an id that is none. A special token gives its text.
+  // The bytes of a token; throws Error(data) for an id that is none. A special token gives its text, a token of
+  // SentencePiece what it adds to a text (whose first space decode() leaves out).
   std::string_view text_of(int32_t id) const;
   // Bytes of text that each id stands for: 0 for special tokens, and for ids that are none.
   std::vector<int32_t> text_bytes() const;
@@ -106,6 +112,7 @@ class Tokenizer {
 
   TokenizerParts parts_;
   std::unique_ptr<Bpe> bpe_;
+  std::unique_ptr<const SentencePiece> sentencepiece_;
   int64_t vocab_size_ = bytes_vocabulary;
   Finder raw_tokens_;
   Finder normalized_tokens_;
@@ -124,7 +131,7 @@ class Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   // The ids of a text: what Hugging Face's encode(text, add_special_tokens=False) gives, or tiktoken's encode(text,
-  // allowed_special="all"); with `special_as_text`, added tokens that are special are text like any other. Valid until
+  // allowed_special="all"), or SentencePiece's Encode; with `special_as_text`, added tokens that are special are text like any other. Valid until
   // the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a symbol of its own. Throws
   // Error(data) where a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);

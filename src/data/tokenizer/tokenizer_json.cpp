@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 
+#include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "data/tokenizer/files.h"
@@ -278,6 +281,13 @@ nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
   return {{"type", "Sequence"}, {"pretokenizers", list}};
 }
 
+std::shared_ptr<const Tokenizer> read_sentencepiece(const json& base64, const std::string& source) {
+  std::optional<std::string> model;
+  if (base64.is_string()) model = from_base64(base64.get_ref<const std::string&>());
+  if (!model) throw Error(ExitCode::usage, "{}: member \"sentencepiece\" is no model in base64", source);
+  return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(std::move(*model), source), source);
+}
+
 }  // namespace
 
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source) {
@@ -287,6 +297,7 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, con
   } catch (const json::exception& error) {
     throw Error(ExitCode::usage, "{}: not valid JSON: {}", source, error.what());
   }
+  if (root.is_object() && root.contains("sentencepiece")) return read_sentencepiece(root["sentencepiece"], source);
   return std::make_shared<Tokenizer>(Reader(source).read(root));
 }
 

@@ -1,0 +1,14 @@
+// Bytes as text: base64 of RFC 4648, with padding.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gptrain {
+
+std::string to_base64(std::string_view bytes);
+// Nothing where `text` is none.
+std::optional<std::string> from_base64(std::string_view text);
+
+}  // namespace gptrain
