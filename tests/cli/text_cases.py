@@ -308,9 +308,6 @@ class OtherFormats(TextCase):
 
 class Refusals(TextCase):
     def test_what_is_not_read_is_named(self):
-        self.path("a.parquet").write_bytes(b"PAR1" + bytes(60) + b"PAR1")
-        self.refuse(USAGE, ["a.parquet is a Parquet file", "tools/parquet_to_jsonl.py"], "data", "pack", "a.parquet",
-                    "--out", "x", "--tokenizer", "bytes")
         self.path("t.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>")
         self.refuse(USAGE, "t.model is a SentencePiece model", "data", "tokenize", "--tokenizer", "t.model", "x")
 
