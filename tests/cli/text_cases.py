@@ -109,6 +109,10 @@ class EndToEnd(TextCase):
         self.assertEqual(self.path("hf/tokenizer.json").read_bytes(), self.path("t.json").read_bytes())
         self.assertEqual(json.loads(self.path("hf/tokenizer_config.json").read_text())["eos_token"], "<|endoftext|>")
         self.assertEqual(json.loads(self.path("hf/config.json").read_text())["eos_token_id"], 0)
+        self.assertEqual(json.loads(self.path("hf/generation_config.json").read_text()),
+                         {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
+        self.assertIn("GPT2LMHeadModel", self.succeed("checkpoint", "import", "--hf", "hf", "imported"))
+        self.assertEqual(self.generate("--prompt", "the dog", out="imported"), alone)
 
 
 class Samples(TextCase):
