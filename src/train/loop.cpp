@@ -36,7 +36,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
                       rings_->data() + prefetch_ring_bytes(context.config, target), reporter_, stop_);
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
-  progress_ = checkpoints_.start(start_.checkpoint);
+  progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;

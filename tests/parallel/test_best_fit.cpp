@@ -14,6 +14,7 @@
 #include "layouts.h"
 #include "model_fixture.h"
 #include "train/batches.h"
+#include "train/step_design.h"
 
 using namespace gptrain;
 using namespace gptrain::testing;
@@ -63,8 +64,7 @@ class PackedFile {
 class DataBatches : public MicroBatchSource {
  public:
   DataBatches(const RunConfig& config, const Dataset& data, int64_t rank, int64_t size)
-      : memory_(static_cast<size_t>(depth * MicroBatch::bytes(config.batch.micro, config.model.sequence_length,
-                                                              config.data.mask_documents))),
+      : memory_(static_cast<size_t>(depth * micro_batch_shape(config).bytes())),
         batches_(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data()) {}
   const MicroBatch& next() override { return batches_.next(); }
 
