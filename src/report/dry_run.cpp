@@ -128,7 +128,8 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
 }
 
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
+                                                                                                  : "between nodes";
 }
 
 // Where the groups of that kind lie, over all ranks, were they in that order.
@@ -141,7 +142,7 @@ std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind 
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
     ++all;
-    within += lies_within_a_node(config, input.target, mesh, rank, kind) ? 1 : 0;
+    within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
   }
   if (within == 0) return "between nodes";
   if (within == all) return "within nodes";
@@ -255,7 +256,7 @@ struct Speed {
 
 std::string wait_text(const LongestWait& wait) {
   const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
-  return fmt::format("longest: {}{}, {}", wait.operation, unit, format_duration(wait.seconds));
+  return fmt::format("longest: {}{}, {:.3g} ms", wait.operation, unit, 1e3 * wait.seconds);
 }
 
 std::string forecast_section(const DryRunInput& input, const Totals& totals) {
