@@ -41,6 +41,7 @@ struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string resume = latest;
+  std::string init_from;
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
@@ -276,6 +277,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
+  CLI::Option* init = command
+                          ->add_option("--init-from", arguments->init_from,
+                                       "start a run with the weights of a checkpoint, where none is resumed")
+                          ->type_name("DIR");
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
           ->check(whole_number_from(0))
@@ -291,7 +296,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(steps)->excludes(profile_step);
+  dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
@@ -320,7 +325,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
-  command->callback([arguments, resume, steps, profile_step, &result] {
+  command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run) {
       dry_run(*arguments);
       return;
@@ -335,6 +340,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     TrainOptions options;
     options.ranks = std::max<int64_t>(arguments->ranks, 1);
     if (*resume) options.resume = arguments->resume;
+    if (*init) options.init_from = arguments->init_from;
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);

@@ -56,6 +56,7 @@ std::string model_line(const ModelConfig& m, int64_t tensor_size) {
   const int64_t padded = vocabulary_rows(m.vocab_size, tensor_size) * tensor_size;
   std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
                                  m.ffn_hidden_size, m.num_heads);
+  if (m.q_size() != m.hidden_size) line += fmt::format(" of {}", m.head_size);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
   line += fmt::format(", sequence {}", m.sequence_length);
   if (m.attention_window > 0) line += fmt::format(" with an attention window of {}", m.attention_window);
