@@ -268,7 +268,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
   // Wide enough for most names and what they need, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(36);
+  formatter->column_width(39);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
@@ -279,7 +279,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->type_name("[latest|DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
-                                       "start a run with the weights of a checkpoint, where none is resumed")
+                                       "begin with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
@@ -291,7 +291,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
   command
-      ->add_option("--set", arguments->overrides, "override a value of the config (null: its default); repeatable")
+      ->add_option("--set", arguments->overrides, "override a value of the config (null: default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
