@@ -168,19 +168,20 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   return machine;
 }
 
-// A plan, with the times of its events.
-struct TimedPlan {
+// What a rank of that stage does, with the times of its events.
+struct TimedLog {
   int64_t rank;
-  StepPlan plan;
+  int32_t stage;
+  StepLog log;
   EventTimes times;
 };
 
-// Plays the first plan of each stage; others of a stage differ from it in a few rows.
-SimulatedStep simulate(const std::vector<TimedPlan>& plans) {
-  std::vector<StageLog> logs;
-  for (const TimedPlan& timed : plans)
-    if (timed.plan.design->stages.stage == std::ssize(logs)) logs.push_back({&timed.plan.log, timed.times});
-  return simulate_step(logs);
+// Plays the first log of each stage; others of a stage differ from it in a few rows.
+SimulatedStep simulate(const std::vector<TimedLog>& logs) {
+  std::vector<StageLog> stages;
+  for (const TimedLog& timed : logs)
+    if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, timed.times});
+  return simulate_step(stages);
 }
 
 void dry_run(const TrainArguments& arguments) {
@@ -194,14 +195,15 @@ void dry_run(const TrainArguments& arguments) {
   if (!pipelined && !arguments.timeline.empty())
     throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
   const Mesh mesh = make_mesh(config, world_size);
-  std::vector<TimedPlan> plans;
+  std::vector<TimedLog> logs;
   const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
-    const bool is_first = plans.empty() || of_rank.design->stages.stage != plans.back().plan.design->stages.stage;
+    const int32_t stage = of_rank.design->stages.stage;
+    const bool is_first = logs.empty() || stage != logs.back().stage;
     if (!is_first && !trace) return;
     const EventTimes times = machine.rates ? EventTimes(*machine.rates, config, mesh, rank) : EventTimes();
-    plans.push_back({rank, std::move(of_rank), times});
+    logs.push_back({rank, stage, std::move(of_rank.log), times});
   });
-  const SimulatedStep step = simulate(plans);
+  const SimulatedStep step = simulate(logs);
   if (!arguments.timeline.empty()) {
     AtomicFile page(arguments.timeline);
     page.write(timeline_page(step.pipeline,
@@ -211,10 +213,9 @@ void dry_run(const TrainArguments& arguments) {
     page.commit();
   }
   if (trace) {
-    for (TimedPlan& timed : plans) {
-      const auto stage = static_cast<size_t>(timed.plan.design->stages.stage);
-      trace->add(planned_profile(timed.rank, config.precision.compute, std::move(timed.plan.log), target, timed.times,
-                                 step.pipeline.stages[stage].not_before),
+    for (TimedLog& timed : logs) {
+      trace->add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), target, timed.times,
+                                 step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),
                  machine.rates.has_value());
     }
   }
@@ -267,7 +268,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
   // Wide enough for most names and what they need, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(36);
+  formatter->column_width(39);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
@@ -278,7 +279,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->type_name("[latest|DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
-                                       "start a run with the weights of a checkpoint, where none is resumed")
+                                       "begin with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
@@ -290,7 +291,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
   command
-      ->add_option("--set", arguments->overrides, "override a value of the config (null: its default); repeatable")
+      ->add_option("--set", arguments->overrides, "override a value of the config (null: default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
@@ -307,13 +308,11 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry)
       ->excludes(ranks);
   CLI::Option* target =
-      command
-          ->add_option("--target", arguments->target, "device to plan for: a100-80g, h100, ..., or a profile's file")
-          ->type_name("NAME|FILE")
+      command->add_option("--target", arguments->target, "device to plan for: a100-80g, h100, ..., or a file (this one)")
+          ->type_name("NAME")
           ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "what it stands in: dgx-a100, ... (the device's usual one)")
-      ->type_name("NAME|FILE")
-      ->needs(dry)
+  command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+      ->type_name("NAME")
       ->needs(target);
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())

@@ -15,8 +15,8 @@ struct Rates {
 };
 
 Rates rates_of(const ClusterProfile& cluster, const GroupPlace& place) {
-  const double node = static_cast<double>(cluster.nics_per_node) * cluster.nic_bytes_per_second * cluster.nic_sustained /
-                      cluster.oversubscription;
+  const double node = static_cast<double>(cluster.nics_per_node) * cluster.nic_bytes_per_second *
+                      cluster.nic_sustained / cluster.oversubscription;
   return {cluster.link_bytes_per_second * cluster.link_sustained, node / place.sharing};
 }
 
@@ -75,8 +75,8 @@ double hierarchical_seconds(const ClusterProfile& cluster, const GroupPlace& pla
   if (place.nodes == 1 || local == 1) return INFINITY;
   const Rates rates = rates_of(cluster, place);
   const double inside = (local - 1) / local * bytes / rates.link + (local - 1) * cluster.link_latency_seconds;
-  const double between = (place.nodes - 1) / place.nodes * bytes / local / rates.network +
-                         (place.nodes - 1) * cluster.nic_latency_seconds;
+  const double between =
+      (place.nodes - 1) / place.nodes * bytes / local / rates.network + (place.nodes - 1) * cluster.nic_latency_seconds;
   switch (operation) {
     case Operation::all_reduce:
       return 2 * (inside + between);

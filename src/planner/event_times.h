@@ -43,8 +43,12 @@ class EventTimes {
   double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
 
  private:
+  double op_seconds(const Event& op) const;
+
   std::optional<Machine> machine_;
   std::array<GroupPlace, num_group_kinds> places_{};
+  int64_t tensor_ranks_ = 1;
+  int64_t rows_ = 0;  // of a micro-batch
 };
 
 size_t spending_of(const Event& event);

@@ -64,9 +64,9 @@ double product_seconds(const DeviceProfile& device, const Products& products, do
 double fused_attention_seconds(const DeviceProfile& device, const Products& heads, double executed_flops,
                                double bytes) {
   const bool forward = heads.kind == Products::Kind::attention_forward;
-  const double share =
-      share_of_head(forward ? device.attention_forward_64 : device.attention_backward_64,
-                    forward ? device.attention_forward_128 : device.attention_backward_128, static_cast<double>(heads.k));
+  const double share = share_of_head(forward ? device.attention_forward_64 : device.attention_backward_64,
+                                     forward ? device.attention_forward_128 : device.attention_backward_128,
+                                     static_cast<double>(heads.k));
   const auto length = static_cast<double>(heads.n);
   const double reached = share * length / (length + device.attention_half_length);
   const double rate = rate_of(device, heads.dtype).flops_per_second;
@@ -77,7 +77,8 @@ double unfused_attention_seconds(const DeviceProfile& device, const Products& he
   const bool forward = heads.kind == Products::Kind::attention_forward;
   const auto width = static_cast<double>(dtype_bytes(heads.dtype));
   const double scores = static_cast<double>(heads.count) * static_cast<double>(heads.m) * static_cast<double>(heads.n);
-  const double rows = static_cast<double>(heads.count) * static_cast<double>(heads.m + heads.n) * static_cast<double>(heads.k);
+  const double rows =
+      static_cast<double>(heads.count) * static_cast<double>(heads.m + heads.n) * static_cast<double>(heads.k);
   const double operands = width * (scores + rows);
   Products of_scores = heads;  // q k^T; backward the gradient of the probabilities
   of_scores.kind = Products::Kind::plain;

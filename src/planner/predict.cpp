@@ -9,8 +9,7 @@ namespace gptrain {
 Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seconds) {
   Saving saving;
   saving.best_interval = std::sqrt(2 * save_seconds * mtbf_seconds);
-  const double lost =
-      save_seconds / saving.best_interval + (saving.best_interval / 2 + restart_seconds) / mtbf_seconds;
+  const double lost = save_seconds / saving.best_interval + (saving.best_interval / 2 + restart_seconds) / mtbf_seconds;
   saving.goodput = std::max(0.0, 1 - lost);
   return saving;
 }
@@ -32,8 +31,8 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   const double nodes = std::ceil(static_cast<double>(world_size) / static_cast<double>(machine.cluster.gpus_per_node));
   forecast.checkpoint_seconds =
       static_cast<double>(checkpoint_bytes) / (nodes * machine.cluster.storage_bytes_per_second);
-  const Saving saving =
-      best_saving(forecast.checkpoint_seconds, machine.cluster.node_mtbf_seconds / nodes, machine.cluster.restart_seconds);
+  const Saving saving = best_saving(forecast.checkpoint_seconds, machine.cluster.node_mtbf_seconds / nodes,
+                                    machine.cluster.restart_seconds);
   forecast.best_checkpoint_interval = saving.best_interval;
   forecast.goodput = saving.goodput;
   return forecast;

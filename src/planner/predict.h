@@ -9,8 +9,8 @@
 
 namespace gptrain {
 
-// When saving takes `save_seconds`, a failure comes every `mtbf_seconds` and costs `restart_seconds` and what came after
-// the last checkpoint, half an interval on average.
+// When saving takes `save_seconds`, a failure comes every `mtbf_seconds` and costs `restart_seconds` and what came
+// after the last checkpoint, half an interval on average.
 struct Saving {
   double best_interval = 0;  // sqrt(2 save mtbf): Young, CACM 1974; Daly, FGCS 2006, to first order
   double goodput = 1;        // share of the time that steps have, with that interval

@@ -23,11 +23,12 @@ struct DeviceProfile {
   std::string cluster;  // what such devices usually stand in
   double compute_capability = 0;
   int64_t multiprocessors = 0;
-  double memory_bytes = 0;  // 1e9 bytes a GB: a few percent less than devices report, about what driver and context take
+  double memory_bytes =
+      0;  // 1e9 bytes a GB: a few percent less than devices report, about what driver and context take
 
-  double bytes_per_second = 0;   // of memory, data sheet
-  double memory_sustained = 0;   // share of it that large ops reach
-  double half_rate_bytes = 0;    // an op that moves so much reaches half of that
+  double bytes_per_second = 0;  // of memory, data sheet
+  double memory_sustained = 0;  // share of it that large ops reach
+  double half_rate_bytes = 0;   // an op that moves so much reaches half of that
 
   ProductRate f32, half, fp8;  // half: bf16 and f16
   double fill_depth = 0;       // filling and emptying a tile costs as much as this depth of its product
@@ -50,13 +51,13 @@ struct ClusterProfile {
   double link_latency_seconds = 0;   // of one step of a collective in a node
   double host_bytes_per_second = 0;  // between a GPU and the host's memory, one way
   int64_t nics_per_node = 0;
-  double nic_bytes_per_second = 0;   // one way; data sheet
+  double nic_bytes_per_second = 0;  // one way; data sheet
   double nic_sustained = 0;
-  double nic_latency_seconds = 0;    // of one step between nodes
-  double oversubscription = 1;       // what nodes could send over what the network between them carries
+  double nic_latency_seconds = 0;       // of one step between nodes
+  double oversubscription = 1;          // what nodes could send over what the network between them carries
   double storage_bytes_per_second = 0;  // that a node writes to the storage of checkpoints
   double node_mtbf_seconds = 0;
-  double restart_seconds = 0;        // from a failure to the step after the checkpoint
+  double restart_seconds = 0;  // from a failure to the step after the checkpoint
 };
 
 // By name (case-insensitive) or file. Error(usage): neither, or what is wrong with the file.

@@ -45,6 +45,7 @@ const EventBlock& RankClock::events(size_t block) const {
 std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const Action& action) {
   constexpr int32_t gathers = -2;
   constexpr int32_t sums = -1;
+  if (action.kind < ActionKind::gather || action.kind > ActionKind::await_d_output) return {};
   switch (action.kind) {
     case ActionKind::gather:
       return {Work{gathers, action.unit, -1}, true};
@@ -126,7 +127,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   bool is_transfer = false;
   if (at != nullptr) {
     const auto [work, begins] = work_of(*at);
-    is_transfer = transfer_of(at->kind).has_value();
+    is_transfer = work && work->front() >= 0;
     if (work && begins) begun = &pending_[*work];
     if (work && !begins) {
       const auto found = pending_.find(*work);

@@ -81,12 +81,13 @@ class RankClock {
   std::array<Moment, num_lanes> lanes_{};
   std::map<Work, Pending> pending_;
   std::vector<Pending> in_part_;  // by event
-  double postponed_ = 0;  // of sums of gradients
+  double postponed_ = 0;          // of sums of gradients
   std::array<double, num_lanes> exposed_{};
   std::array<LongestWait, num_lanes> longest_{};
 };
 
-// The times of a planned step for a profile. not_before: by action, as PlannedStage has it; empty: nothing is waited for.
+// The times of a planned step for a profile. not_before: by action, as PlannedStage has it; empty: nothing is waited
+// for.
 ClockMaker planned_clock(const EventTimes& times, std::vector<double> not_before = {});
 
 // The profile of a planned step, which begins at 0. `target`: whose full rates are its limits.

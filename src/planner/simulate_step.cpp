@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <fmt/format.h>
 #include <optional>
 #include <stdexcept>
@@ -11,31 +12,64 @@
 namespace gptrain {
 namespace {
 
-// The transfers from one stage on one way, in their order.
-struct Link {
-  struct Transfer {
-    StageMessage message;
-    Moment begun;
-  };
-  std::vector<Transfer> sends, receives;
-  std::vector<std::pair<double, size_t>> lengths;  // by send: seconds, and what they count as
-  std::vector<Moment> ends;                        // of those of which both sides have begun
-
-  void settle() {
-    while (ends.size() < std::min(sends.size(), receives.size())) {
-      const size_t i = ends.size();
-      Moment end = sends[i].begun;
-      end.await(receives[i].begun);
-      if (i > 0) end.await(ends.back());
-      end.add(lengths[i].second, lengths[i].first);
-      ends.push_back(end);
+// The transfers from one stage on one way that are not yet over for both sides.
+class Link {
+ public:
+  // The next transfer of a side, which begins then; of the sender with what it takes and counts as.
+  void begin(bool sends, const StageMessage& message, const Moment& now, std::pair<double, size_t> length = {}) {
+    Side& side = sends ? sends_ : receives_;
+    side.awaited.push_back({message, side.next++});
+    side.begun.push_back(now);
+    if (sends) lengths_.push_back(length);
+    while (!sends_.begun.empty() && !receives_.begun.empty()) {
+      Moment end = sends_.begun.front();
+      end.await(receives_.begun.front());
+      end.await(last_end_);
+      const auto [seconds, spending] = lengths_.front();
+      end.add(spending, seconds);
+      ends_.push_back({end, seconds});
+      last_end_ = end;
+      sends_.begun.pop_front();
+      receives_.begun.pop_front();
+      lengths_.pop_front();
     }
   }
-  // The place of the message among those of a side, in which the newest are looked for first.
-  static size_t place_of(const std::vector<Transfer>& side, const StageMessage& message) {
-    const auto found = std::find_if(side.rbegin(), side.rend(), [&](const Transfer& t) { return t.message == message; });
-    return static_cast<size_t>(side.rend() - found) - 1;
+
+  struct End {
+    Moment time;
+    double length = 0;
+  };
+  // Of a transfer that the side has begun, once. None: not known yet.
+  std::optional<End> take_end(bool sends, const StageMessage& message) {
+    Side& side = sends ? sends_ : receives_;
+    const auto found = std::find_if(side.awaited.begin(), side.awaited.end(),
+                                    [&](const Awaited& other) { return other.message == message; });
+    if (found == side.awaited.end()) throw std::logic_error("a stage awaits a transfer that it has not begun");
+    const size_t place = found->number - first_end_;
+    if (place >= ends_.size()) return std::nullopt;
+    const End end = ends_[place];
+    side.awaited.erase(found);
+    for (; first_end_ < std::min(sends_.first_awaited(), receives_.first_awaited()); ++first_end_) ends_.pop_front();
+    return end;
   }
+
+ private:
+  struct Awaited {
+    StageMessage message;
+    size_t number;
+  };
+  struct Side {
+    std::deque<Awaited> awaited;
+    std::deque<Moment> begun;  // those that the other side has not begun
+    size_t next = 0;           // number of the next transfer
+
+    size_t first_awaited() const { return awaited.empty() ? next : awaited.front().number; }
+  };
+  Side sends_, receives_;
+  std::deque<std::pair<double, size_t>> lengths_;
+  std::deque<End> ends_;
+  size_t first_end_ = 0;  // number of the first that is kept
+  Moment last_end_;
 };
 
 std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
@@ -87,21 +121,18 @@ class Walk {
     const StageMessage message = message_of(stages_, action().kind, action().micro_batch, action().unit);
     const Route route = route_of(stages_, message);
     Link& link = links[static_cast<size_t>(route.from)][static_cast<size_t>(route.way)];
-    std::vector<Link::Transfer>& side = transfer->sends ? link.sends : link.receives;
     if (transfer->begins) {
-      side.push_back({message, clock_.now()});
-      if (transfer->sends) link.lengths.push_back(clock_.transfer());
-      link.settle();
+      link.begin(transfer->sends, message, clock_.now(),
+                 transfer->sends ? clock_.transfer() : std::pair<double, size_t>{});
       play(nullptr);
       return true;
     }
-    const size_t place = Link::place_of(side, message);
-    if (place >= link.ends.size()) return false;
-    const Moment end = link.ends[place];
-    const double waited = std::max(end.time - clock_.now().time, 0.0);
+    const std::optional<Link::End> end = link.take_end(transfer->sends, message);
+    if (!end) return false;
+    const double waited = std::max(end->time.time - clock_.now().time, 0.0);
     out_.waiting_seconds += waited;
-    exposed_transfers_[lane_of(*transfer, route.way)] += std::min(waited, link.lengths[place].first);
-    play(&end);
+    exposed_transfers_[lane_of(*transfer, route.way)] += std::min(waited, end->length);
+    play(&end->time);
     return true;
   }
 
@@ -121,7 +152,8 @@ class Walk {
   const Action& action() const { return schedule_.actions[next_]; }
 
   static size_t lane_of(const Transfer& transfer, Way way) {
-    if (way == Way::to_next) return static_cast<size_t>(transfer.sends ? LaneKind::send_next : LaneKind::receive_previous);
+    if (way == Way::to_next)
+      return static_cast<size_t>(transfer.sends ? LaneKind::send_next : LaneKind::receive_previous);
     return static_cast<size_t>(transfer.sends ? LaneKind::send_previous : LaneKind::receive_next);
   }
 

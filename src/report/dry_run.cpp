@@ -129,7 +129,8 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
 }
 
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
+                                                                                                  : "between nodes";
 }
 
 // Where the groups of that kind lie, over all ranks, were they in that order.
@@ -256,7 +257,7 @@ struct Speed {
 
 std::string wait_text(const LongestWait& wait) {
   const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
-  return fmt::format("longest: {}{}, {}", wait.operation, unit, format_duration(wait.seconds));
+  return fmt::format("longest: {}{}, {:.3g} ms", wait.operation, unit, 1e3 * wait.seconds);
 }
 
 std::string forecast_section(const DryRunInput& input, const Totals& totals) {

@@ -112,6 +112,7 @@ class BadCommandLines(CliCase):
         for arguments, messages in [
             (["--world-size", "8"], ["--world-size", "--dry-run"]),
             (["--target", "h100"], ["--target", "--dry-run"]),
+            (["--dry-run", "--cluster", "dgx-h100"], ["--cluster", "--target"]),
             (["--json"], ["--json", "--dry-run"]),
             (["--trace", "t.json"], ["--trace", "--dry-run"]),
             (["--dry-run", "--resume"], ["--resume", "--dry-run"]),

@@ -189,6 +189,46 @@ class DryRun(CliCase):
         self.refuse(USAGE, ['unknown target "h300"', "did you mean h100", *TARGETS], "train",
                     self.write_config(tiny_config()), "--dry-run", "--target", "h300")
 
+    def test_a_named_target_has_a_predicted_step(self):
+        config = self.write_config(tiny_config(parallel={"pipeline": 2}, model={"num_layers": 4}))
+        plan = self.plan(config, "--target", "h100", "--world-size", "4")
+        self.assertEqual(plan["predicted_for"], "h100 in dgx-h100 nodes")
+        self.assertEqual(plan["tokens_per_second_origin"], "predicted")
+        seconds = plan["step_seconds"]
+        self.assertAlmostEqual(plan["tokens_per_second"], plan["tokens_per_step"] / seconds, delta=1)
+        self.assertAlmostEqual(plan["tokens_per_second_per_gpu"], plan["tokens_per_second"] / 4, delta=1)
+        self.assertAlmostEqual(plan["gpu_hours"], seconds * plan["steps"] * 4 / 3600)
+        self.assertAlmostEqual(plan["model_tflops_per_gpu"], plan["model_flops_per_step"] / seconds / 4e12)
+        self.assertLess(plan["model_tflops_per_gpu"], plan["hardware_tflops_per_gpu"])
+        self.assertLess(plan["hfu"], 1)
+        self.assertAlmostEqual(plan["mfu"] / plan["hfu"], plan["model_tflops_per_gpu"] / plan["hardware_tflops_per_gpu"])
+        self.assertAlmostEqual(sum(plan["critical_path_seconds"].values()), seconds)
+        self.assertGreater(plan["bubble_seconds"], 0)
+        self.assertLess(sum(plan["exposed_seconds"].values()) + plan["bubble_seconds"], seconds)
+        self.assertGreater(plan["goodput"], 0.9)
+        # Slower links, with the same memory.
+        slow = self.plan(config, "--target", "h100", "--cluster", "pcie5", "--world-size", "4")
+        self.assertGreater(slow["step_seconds"], seconds)
+        self.assertEqual(slow["peak_bytes"], plan["peak_bytes"])
+        given = self.plan(config, "--target", "h100", "--world-size", "4", "--tokens-per-second", "1000")
+        self.assertEqual((given["tokens_per_second"], given["tokens_per_second_origin"]), (1000, "given"))
+        text = self.succeed("train", config, "--dry-run", "--target", "h100", "--world-size", "4")
+        for part in ["predicted step", "h100 in dgx-h100 nodes", "MFU", "HFU", "Critical path: ", "device-hours", "predicted\n"]:
+            self.assertIn(part, text)
+        self.assertNotIn("step_seconds", self.plan(config, "--world-size", "4"))
+
+    def test_profiles_are_files_too(self):
+        config = self.write_config(tiny_config())
+        profile = (SOURCE_ROOT / "configs" / "devices" / "a100-80g.json").read_text(encoding="utf-8")
+        with open(self.path("mine.json"), "w", encoding="utf-8") as file:
+            file.write(profile.replace('"a100-80g"', '"mine"').replace("[3.12e+14,", "[1e+14,"))
+        plan, slower = (self.plan(config, "--target", name) for name in ["a100-80g", "mine.json"])
+        self.assertEqual(slower["target"], "mine")
+        self.assertEqual(slower["peak_bytes"], plan["peak_bytes"])
+        self.refuse(USAGE, ["nothing.json"], "train", config, "--dry-run", "--target", "nothing.json")
+        self.refuse(USAGE, ['unknown cluster "dgx-h10"', "dgx-h100"], "train", config, "--dry-run", "--target", "h100",
+                    "--cluster", "dgx-h10")
+
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
         config = self.write_config(large_config())
         plan = self.plan(config, "--target", "a100-80g")

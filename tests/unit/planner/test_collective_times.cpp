@@ -81,10 +81,9 @@ TEST_CASE("between whole nodes each rank carries its part of the data") {
   CHECK(collective_seconds(cluster, place, Operation::all_reduce, n, Algorithm::hierarchical) ==
         Approx(2 * (7.0 / 8 * n / 100e9 + 7e-6 + 3.0 / 4 * n / 8 / 10e9 + 3 * 10e-6)));
   // A node's 80 GB/s are the narrowest place of the ring.
-  CHECK(ring(cluster, place, Operation::all_reduce, n) ==
-        Approx(2 * 31.0 / 32 * (n / 80e9 + 28 * 1e-6 + 4 * 10e-6)));
-  CHECK(std::isinf(collective_seconds(cluster, place_of(every(1, 8), 8, 8), Operation::all_reduce, n,
-                                      Algorithm::hierarchical)));
+  CHECK(ring(cluster, place, Operation::all_reduce, n) == Approx(2 * 31.0 / 32 * (n / 80e9 + 28 * 1e-6 + 4 * 10e-6)));
+  CHECK(std::isinf(
+      collective_seconds(cluster, place_of(every(1, 8), 8, 8), Operation::all_reduce, n, Algorithm::hierarchical)));
 }
 
 TEST_CASE("transfers take their bytes at the rank's part of the NICs") {

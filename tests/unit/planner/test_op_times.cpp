@@ -10,7 +10,8 @@ Products product(int64_t m, int64_t n, int64_t k, int64_t count = 1) {
 }
 
 double flops_of(const Products& p) {
-  return 2.0 * static_cast<double>(p.count) * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  return 2.0 * static_cast<double>(p.count) * static_cast<double>(p.m) * static_cast<double>(p.n) *
+         static_cast<double>(p.k);
 }
 
 double efficiency(const DeviceProfile& device, const Products& p) {
@@ -64,8 +65,12 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
   double before = 1;
   for (const int64_t length : {512, 2048, 8192}) {
     Event event{.executed_flops = static_cast<Flops>(4 * 16 * length * length / 2 * 128)};
-    event.products = {.kind = Products::Kind::attention_forward, .dtype = DType::bf16, .count = 16, .m = length,
-                      .n = length, .k = 128};
+    event.products = {.kind = Products::Kind::attention_forward,
+                      .dtype = DType::bf16,
+                      .count = 16,
+                      .m = length,
+                      .n = length,
+                      .k = 128};
     const double ratio = op_seconds(device, event, false) / op_seconds(device, event, true);
     CHECK(ratio > before);
     before = ratio;

@@ -37,7 +37,8 @@ TEST_CASE("every profile in configs is carried, and every cluster that a device 
   const std::filesystem::path configs = std::filesystem::path(GPTRAIN_SOURCE_ROOT) / "configs";
   const auto names_in = [&](const char* folder) {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(configs / folder)) names.push_back(entry.path().stem());
+    for (const auto& entry : std::filesystem::directory_iterator(configs / folder))
+      names.push_back(entry.path().stem());
     return names;
   };
   const std::vector<std::string> devices = device_names(), clusters = cluster_names();
@@ -83,7 +84,9 @@ std::string refusal(const std::string& text) {
 }
 
 TEST_CASE("a profile's faults are told together, each with its key") {
-  const auto has = [](const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; };
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
   CHECK(has(refusal("[1]"), "no JSON object"));
   std::string text;
   for (const BuiltInProfile& profile : built_in_devices())

@@ -1,0 +1,117 @@
+// What a rank's clock makes of ops, collectives and waits, and what follows for a run.
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "catch.h"
+#include "model_fixture.h"
+#include "planner/predict.h"
+
+namespace gptrain {
+namespace {
+
+using testing::Family;
+using testing::small_config;
+
+Machine machine_with(double slow_down) {
+  Machine machine{find_device("a100-80g"), find_cluster("dgx-a100")};
+  machine.device.slow_down_beside_traffic = slow_down;
+  return machine;
+}
+
+// Of rank 0 of 8 data ranks, on one node.
+EventTimes times_of(const Machine& machine) {
+  const RunConfig config = small_config(Family::gpt2, {"batch.global=8", "batch.micro=1"}, 8);
+  return {machine, config, make_mesh(config, 8), 0};
+}
+
+Event copies(int64_t bytes) { return {.name = "cast", .bytes_moved = bytes}; }
+
+Event all_reduce(int64_t bytes) {
+  return {.kind = Event::Kind::collective,
+          .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::copies)},
+          .ranks = 8,
+          .name = operation_name(Operation::all_reduce),
+          .bytes_moved = bytes};
+}
+
+Event wait_for(int64_t event) { return {.kind = Event::Kind::wait, .awaits = event}; }
+
+StepLog log_of(EventBlock events) {
+  StepLog log;
+  log.program = std::make_shared<Program>();
+  log.before = std::move(events);
+  return log;
+}
+
+constexpr auto gradients = static_cast<size_t>(LaneKind::gradients);
+
+TEST_CASE("a collective runs beside ops, and what is left of it when it is needed is exposed") {
+  const EventTimes times = times_of(machine_with(0));
+  const Event large = all_reduce(1'000'000'000), op = copies(1'000'000'000);
+  const double sum = times.seconds_of(large), work = times.seconds_of(op);
+  REQUIRE(sum > 2 * work);
+  const StepLog log = log_of({large, op, op, wait_for(0), op});
+  RankClock clock(log, times);
+  std::vector<TimeSpan> spans;
+  clock.next(nullptr, &spans);
+  CHECK(clock.end().time == Approx(sum + work));
+  CHECK(clock.exposed_seconds()[gradients] == Approx(sum - 2 * work));
+  CHECK(clock.longest_waits()[gradients].operation == "all_reduce");
+  CHECK(spans[0].seconds() == Approx(sum));
+  CHECK(spans[3].seconds() == Approx(sum - 2 * work));
+  // The longest chain is the collective and what comes after it.
+  const Moment end = clock.end();
+  CHECK(end.spent[lane_spending(gradients)] == Approx(sum));
+  CHECK(end.spent[static_cast<size_t>(Spending::memory)] == Approx(work));
+  CHECK(std::accumulate(end.spent.begin(), end.spent.end(), 0.0) == Approx(end.time));
+}
+
+TEST_CASE("ops beside a collective are slowed down for as long as it runs") {
+  const EventTimes times = times_of(machine_with(0.2));
+  const Event op = copies(4'000'000'000), sum = all_reduce(100'000'000);
+  const double work = times.seconds_of(op), of_sum = times.seconds_of(sum);
+  REQUIRE(of_sum < work);
+  const StepLog log = log_of({sum, op});
+  RankClock clock(log, times);
+  clock.next();
+  CHECK(clock.end().time == Approx(work + 0.2 * of_sum));
+  const Event long_sum = all_reduce(100'000'000'000);
+  const StepLog covered = log_of({long_sum, op});
+  RankClock slow(covered, times);
+  slow.next();
+  CHECK(slow.now().time == Approx(work / 0.8));
+  CHECK(slow.end().time == Approx(times.seconds_of(long_sum)));
+}
+
+TEST_CASE("software that waits for its collectives hides none of them") {
+  Machine machine = machine_with(0.2);
+  machine.software = megatron_lm;
+  const EventTimes times = times_of(machine);
+  const Event op = copies(1'000'000'000), sum = all_reduce(100'000'000);
+  const StepLog log = log_of({sum, op, wait_for(0)});
+  RankClock clock(log, times);
+  clock.next();
+  CHECK(clock.end().time == Approx(times.seconds_of(sum) + times.seconds_of(op)));
+  CHECK(clock.exposed_seconds()[gradients] == Approx(times.seconds_of(sum)));
+}
+
+TEST_CASE("without rates an event takes a microsecond") {
+  const StepLog log = log_of({copies(1), all_reduce(1), wait_for(1)});
+  RankClock clock(log, EventTimes());
+  clock.next();
+  CHECK(clock.end().time == Approx(2e-6));
+}
+
+TEST_CASE("no other interval between checkpoints loses less") {
+  const double save = 30, mtbf = 40'000, restart = 300;
+  const Saving best = best_saving(save, mtbf, restart);
+  CHECK(best.best_interval == Approx(std::sqrt(2 * save * mtbf)));
+  const auto goodput = [&](double interval) { return 1 - save / interval - (interval / 2 + restart) / mtbf; };
+  CHECK(best.goodput == Approx(goodput(best.best_interval)));
+  for (const double factor : {0.5, 0.9, 1.1, 2.0}) CHECK(goodput(factor * best.best_interval) < best.goodput);
+  CHECK(best_saving(1e6, 1e3, 0).goodput == 0);
+}
+
+}  // namespace
+}  // namespace gptrain
