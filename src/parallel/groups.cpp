@@ -60,7 +60,7 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
   sizes[MeshAxis::expert] = 1;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size};
+  return {sizes, world_size, config.parallel.rank_order};
 }
 
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
@@ -95,6 +95,13 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
       break;
   }
   return {};
+}
+
+bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
+                        int64_t ranks_per_node) {
+  if (ranks_per_node == 0) return true;
+  const std::vector<int64_t> ranks = group_ranks(config, mesh, rank, kind);
+  return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
 // The first group of a rank decides nothing for others: sizes of a kind are the same for all of its groups.

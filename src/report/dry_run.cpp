@@ -12,7 +12,6 @@
 #include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
-#include "report/planned_times.h"
 
 namespace gptrain {
 namespace {
@@ -130,7 +129,38 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
 }
 
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  return lies_within_a_node(input.config, input.target, input.world.mesh, 0, kind) ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node" : "between nodes";
+}
+
+// Where the groups of that kind lie, over all ranks, were they in that order.
+std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind kind) {
+  RunConfig config = input.config;
+  config.parallel.rank_order = order;
+  const Mesh mesh = make_mesh(config, input.world.mesh.world_size());
+  int64_t within = 0;
+  int64_t all = 0;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
+    ++all;
+    within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
+  }
+  if (within == 0) return "between nodes";
+  if (within == all) return "within nodes";
+  return fmt::format("{:.0f}% within nodes", 100.0 * static_cast<double>(within) / static_cast<double>(all));
+}
+
+// What each order of the ranks makes of the links, where it matters.
+std::string orders_section(const DryRunInput& input) {
+  const Mesh& mesh = input.world.mesh;
+  if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
+  std::string text;
+  for (size_t i = 0; i < rank_order_names.size(); ++i) {
+    const auto order = static_cast<RankOrder>(i);
+    text += row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
+                fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
+                            links_in_order(input, order, GroupKind::next)));
+  }
+  return text;
 }
 
 // body(lane, group, operation, traffic) for what the rank sends at all.
@@ -160,6 +190,7 @@ std::string ranks_section(const DryRunInput& input) {
     text += row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
   text += row("total", format_grouped(mesh.world_size()));
+  text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
     text +=
         fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
@@ -183,7 +214,6 @@ std::string pipeline_section(const DryRunInput& input) {
                           parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
                           format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
-    text += row("step", format_duration(input.pipeline->seconds), "at full rates");
     text += row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
                 "stages wait for each other, over the time of their passes");
   }
@@ -202,10 +232,94 @@ std::string pipeline_section(const DryRunInput& input) {
   return text;
 }
 
+// What follows from the forecast for the whole run.
+struct Speed {
+  double tokens_per_second, tokens_per_gpu;
+  double model_flops_per_gpu, hardware_flops_per_gpu;
+  double mfu = 0, hfu = 0;  // of the rate of the step's 16-bit or f32 products
+  double gpu_hours;         // of the run, without failures
+
+  Speed(const DryRunInput& input, const Totals& totals) {
+    const double seconds = input.forecast->step_seconds;
+    const auto ranks = static_cast<double>(input.world.mesh.world_size());
+    tokens_per_second = static_cast<double>(totals.tokens_per_step) / seconds;
+    tokens_per_gpu = tokens_per_second / ranks;
+    model_flops_per_gpu = to_double(totals.step.model_flops) / seconds / ranks;
+    hardware_flops_per_gpu = to_double(totals.step.executed_flops) / seconds / ranks;
+    const Target& target = input.target;
+    const double rate = input.config.precision.compute == DType::f32 ? target.f32_flops : target.bf16_flops;
+    mfu = model_flops_per_gpu / rate;
+    hfu = hardware_flops_per_gpu / rate;
+    gpu_hours = seconds * static_cast<double>(input.config.run.steps) * ranks / 3600;
+  }
+};
+
+std::string wait_text(const LongestWait& wait) {
+  const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
+  return fmt::format("longest: {}{}, {}", wait.operation, unit, format_duration(wait.seconds));
+}
+
+std::string forecast_section(const DryRunInput& input, const Totals& totals) {
+  if (!input.forecast) return "";
+  const StepForecast& forecast = *input.forecast;
+  const Speed speed(input, totals);
+  std::string text = "\npredicted step\n";
+  text += row("machine", forecast.machine);
+  text += row("step", format_duration(forecast.step_seconds),
+              fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
+                          format_count(speed.tokens_per_gpu)));
+  text += row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
+              fmt::format("{:.1f} TFLOP/s on each device (MFU)", speed.model_flops_per_gpu / 1e12));
+  text += row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
+              fmt::format("{:.1f} TFLOP/s on each device (HFU)", speed.hardware_flops_per_gpu / 1e12));
+  if (forecast.bubble_seconds > 0)
+    text += row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    const double seconds = forecast.exposed_seconds[lane];
+    if (seconds < 1e-4 * forecast.step_seconds) continue;
+    const LongestWait& wait = forecast.longest_waits[lane];
+    text += row(fmt::format("exposed {}", lane_names[lane]), format_duration(seconds),
+                wait.seconds > 0 ? wait_text(wait) : "");
+  }
+  std::vector<std::string> parts;
+  for (const auto& [name, seconds] : forecast.critical_path)
+    if (seconds > 5e-3 * forecast.step_seconds)
+      parts.push_back(fmt::format("{} {:.0f}%", name, 100 * seconds / forecast.step_seconds));
+  return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
+}
+
+Json forecast_json(const DryRunInput& input, const Totals& totals) {
+  const StepForecast& forecast = *input.forecast;
+  const Speed speed(input, totals);
+  Json json{{"predicted_for", forecast.machine},
+            {"step_seconds", forecast.step_seconds},
+            {"tokens_per_second", speed.tokens_per_second},
+            {"tokens_per_second_origin", "predicted"},
+            {"tokens_per_second_per_gpu", speed.tokens_per_gpu},
+            {"model_tflops_per_gpu", speed.model_flops_per_gpu / 1e12},
+            {"hardware_tflops_per_gpu", speed.hardware_flops_per_gpu / 1e12},
+            {"mfu", speed.mfu},
+            {"hfu", speed.hfu},
+            {"bubble_seconds", forecast.bubble_seconds}};
+  Json& exposed = json["exposed_seconds"] = Json::object();
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    const LongestWait& wait = forecast.longest_waits[lane];
+    exposed[std::string(lane_names[lane])] = forecast.exposed_seconds[lane];
+    if (wait.seconds == 0) continue;
+    json["longest_waits"].push_back(
+        {{"lane", lane_names[lane]}, {"collective", wait.operation}, {"unit", wait.unit}, {"seconds", wait.seconds}});
+  }
+  for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
+  json["gpu_hours"] = speed.gpu_hours;
+  json["checkpoint_seconds"] = forecast.checkpoint_seconds;
+  json["best_checkpoint_every_seconds"] = forecast.best_checkpoint_interval;
+  json["goodput"] = forecast.goodput;
+  return json;
+}
+
 Json pipeline_json(const DryRunInput& input) {
   Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
   if (input.pipeline) {
-    json["step_seconds"] = input.pipeline->seconds;
     json["bubble"] = input.pipeline->bubble();
   }
   for (size_t i = 0; i < input.stages.size(); ++i) {
@@ -227,6 +341,7 @@ Json world_json(const DryRunInput& input) {
   for (const MeshAxis axis :
        {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
@@ -259,6 +374,13 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     text += row("shortest time", format_duration(seconds),
                 fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s{}", seconds / 86400,
                             input.target.name, devices, rate / 1e12, traffic));
+  }
+  if (input.forecast && input.rate && input.rate->origin == "predicted") {
+    const double hours = Speed(input, totals).gpu_hours;
+    text += row("device-hours", format_count(hours),
+                fmt::format("{} with failures: goodput {:.1f}% with a checkpoint every {}",
+                            format_count(hours / input.forecast->goodput), 100 * input.forecast->goodput,
+                            format_duration(input.forecast->best_checkpoint_interval)));
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -331,7 +453,7 @@ std::string dry_run_text(const DryRunInput& input) {
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
-          run_section(input, totals) + data_section(input);
+          forecast_section(input, totals) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
@@ -356,6 +478,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
+  if (input.forecast) json.update(forecast_json(input, totals));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

@@ -127,7 +127,10 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   std::shared_ptr<const Program> program;  // of the stage's first rank
   for (int64_t i = 0; i < num_stages * tensor_size; ++i) {
     const int64_t tensor_rank = i % tensor_size;
-    const int64_t rank = i / tensor_size * (world_size / num_stages) + tensor_rank;
+    MeshPoint point;
+    point[MeshAxis::tensor] = tensor_rank;
+    point[MeshAxis::pipeline] = i / tensor_size;
+    const int64_t rank = mesh.rank_of(point);
     if (tensor_rank == 0) plans.clear();
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
     Planned& plan = entry->second;
@@ -183,7 +186,6 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   plan.log = observer.finish();
   plan.ops = op_table(plan.log);
   plan.traffic = lane_traffic(plan.log);
-  plan.rates = step_rates(config, target, groups.mesh(), rank);
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   step.evaluate(1, source);
   plan.warnings = backend.take_warnings();

@@ -10,10 +10,11 @@ import unittest
 from pathlib import Path
 
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
-           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text", "weights"]
+           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text",
+           "best_fit", "parquet", "weights"]
 # Where they look is at numbers of runs that are long under a sanitizer; what those run of the program, the tests of
 # layouts run under one, too.
-OF_NUMBERS = ["learned", "ranks", "second_nets"]
+OF_NUMBERS = ["learned", "ranks", "second_nets", "best_fit"]
 
 
 def main():
