@@ -268,21 +268,21 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
   // Wide enough for most names and what they need, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(39);
+  formatter->column_width(42);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
       command
-          ->add_option("--resume", arguments->resume, "go on from the newest checkpoint of run.out, or from a folder")
+          ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
-                                       "begin with a checkpoint's weights, where none is resumed")
+                                       "start with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
   CLI::Option* steps =
-      command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
+      command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
           ->check(whole_number_from(0))
           ->type_name("N");
   CLI::Option* profile_step = command
@@ -291,7 +291,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
   command
-      ->add_option("--set", arguments->overrides, "override a value of the config (null: default); repeatable")
+      ->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
@@ -302,7 +302,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                            ->type_name("N");
   command
       ->add_option("--world-size", arguments->world_size,
-                   "number of processes to plan for (as few as the mesh can have)")
+                   "processes to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry)

@@ -38,30 +38,52 @@ TEST_CASE("first moments of a pairwise covering set of layouts") {
   compare_all(layouts);
 }
 
-TEST_CASE("first moments with an attention window and documents") {
-  struct Layout {
-    int64_t world_size;
-    std::vector<std::string> overrides;
-  };
-  const auto config_of = [](Family family, const Layout& layout) {
-    std::vector<std::string> overrides = {"model.attention_window=6", "data.mask_documents=true", "model.dropout=0.1",
-                                          "model.num_heads=4",        "model.hidden_size=40",     "optimizer.eps=1e-3"};
+namespace {
+
+struct Layout {
+  int64_t world_size;
+  std::vector<std::string> overrides;
+};
+
+// That the ranks of each layout find the first moments that one rank finds, from a state of ten steps.
+void compare_with_one_rank(Family family, const std::vector<std::string>& model, const std::vector<Layout>& layouts) {
+  const auto config_of = [&](const Layout& layout) {
+    std::vector<std::string> overrides = {"model.dropout=0.1", "model.num_heads=4", "optimizer.eps=1e-3"};
+    overrides.insert(overrides.end(), model.begin(), model.end());
     overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
     return small_config(family, overrides, layout.world_size);
   };
   const Layout alone{1, {}};
-  for (const Family family : {Family::gpt2, Family::llama}) {
-    const GlobalState start = train_on_ranks(config_of(family, alone), 1, 10).state;
-    const Outcome one = train_on_ranks(config_of(family, alone), 1, 1, &start, 1000);
-    for (const Layout& layout :
-         {Layout{1, {"batch.micro=1"}}, Layout{2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
-          Layout{2, {"batch.micro=1", "parallel.zero=3"}}, Layout{4, {"parallel.tensor=2", "batch.micro=2"}}}) {
-      const Outcome many = train_on_ranks(config_of(family, layout), layout.world_size, 1, &start, 1000);
-      const Difference d = difference(make_spec(config_of(family, layout).model), one, many);
-      INFO(layout.world_size << " ranks, moment " << d.first_moment << " of " << d.moment_of);
-      CHECK(d.small());
-    }
+  const GlobalState start = train_on_ranks(config_of(alone), 1, 10).state;
+  const Outcome one = train_on_ranks(config_of(alone), 1, 1, &start, 1000);
+  for (const Layout& layout : layouts) {
+    const Outcome many = train_on_ranks(config_of(layout), layout.world_size, 1, &start, 1000);
+    const Difference d = difference(make_spec(config_of(layout).model), one, many);
+    INFO(layout.world_size << " ranks, moment " << d.first_moment << " of " << d.moment_of);
+    CHECK(d.small());
   }
+}
+
+}  // namespace
+
+TEST_CASE("first moments with an attention window and documents") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    compare_with_one_rank(family, {"model.attention_window=6", "data.mask_documents=true", "model.hidden_size=40"},
+                          {{1, {"batch.micro=1"}},
+                           {2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
+                           {2, {"batch.micro=1", "parallel.zero=3"}},
+                           {4, {"parallel.tensor=2", "batch.micro=2"}}});
+  }
+}
+
+TEST_CASE("first moments with heads of their own size, biases of queries alone, and scaled angles") {
+  compare_with_one_rank(
+      Family::llama,
+      {"model.head_size=14", "model.qkv_bias=true", "model.qk_norm=false", "model.rope_scaling=llama3",
+       "model.rope_factor=4", "model.rope_theta=50", "model.rope_original_length=8"},
+      {{2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
+       {4, {"parallel.tensor=4", "batch.micro=2"}},
+       {4, {"parallel.tensor=2", "batch.micro=2", "parallel.zero=3"}}});
 }
 
 // LAYOUTS_PART=I/N takes every N-th from number I on: a part for each core.

@@ -1,0 +1,125 @@
+// How the rows of the table of fields are written.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/fields.h"
+
+namespace gptrain {
+
+template <typename Value>
+Json value_json(const Value& value) {
+  return value;
+}
+
+inline Json value_json(const std::vector<DataSource>& sources) {
+  Json array = Json::array();
+  for (const DataSource& source : sources) {
+    Json object = {{"path", source.path}};
+    object.update(source.epochs > 0 ? Json{{"epochs", source.epochs}} : Json{{"weight", source.weight}});
+    if (source.max_epochs > 0) object["max_epochs"] = source.max_epochs;
+    array.push_back(std::move(object));
+  }
+  return array;
+}
+
+inline Json value_json(const std::vector<DataPhase>& phases) {
+  Json array = Json::array();
+  for (const DataPhase& phase : phases) array.push_back({{"until_step", phase.until_step}, {"weights", phase.weights}});
+  return array;
+}
+
+template <typename Value>
+void set_value(const Json& json, Value& value) {
+  value = json.get<Value>();
+}
+
+inline void set_value(const Json& json, std::vector<DataSource>& sources) {
+  sources.clear();
+  for (const Json& source : json) {
+    const DataSource usual;
+    sources.push_back({source.at("path").get<std::string>(), source.value("weight", usual.weight),
+                       source.value("epochs", usual.epochs), source.value("max_epochs", usual.max_epochs)});
+  }
+}
+
+inline void set_value(const Json& json, std::vector<DataPhase>& phases) {
+  phases.clear();
+  for (const Json& phase : json)
+    phases.push_back({phase.at("until_step").get<int64_t>(), phase.at("weights").get<std::vector<double>>()});
+}
+
+// Puts the words of a field together row by row.
+struct Builder : Field {
+  Builder& required(std::string usual) {
+    presence = Presence::required;
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& derived(std::string usual) {
+    presence = Presence::derived;
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& usually(std::string usual) {
+    example = std::move(usual);
+    return *this;
+  }
+  Builder& only_with(Dependency other) {
+    dependency = std::move(other);
+    return *this;
+  }
+  Builder& changeable() {
+    may_change = true;
+    return *this;
+  }
+};
+
+template <typename Section, typename Value>
+Builder field(std::string path, Section RunConfig::*section, Value Section::*member, ValueRule rule,
+              std::string description) {
+  Builder builder;
+  builder.path = std::move(path);
+  builder.description = std::move(description);
+  builder.rule = std::move(rule);
+  builder.get = [=](const RunConfig& config) { return value_json(config.*section.*member); };
+  builder.set = [=](RunConfig& config, const Json& json) { set_value(json, config.*section.*member); };
+  return builder;
+}
+
+template <typename Enum>
+using Words = std::vector<std::pair<std::string, Enum>>;
+
+template <typename Section, typename Enum>
+Builder words(std::string path, Section RunConfig::*section, Enum Section::*member, const Words<Enum>& choices,
+              std::vector<RefusedWord> refused, std::string description) {
+  WordRule rule{{}, std::move(refused)};
+  for (const auto& choice : choices) {
+    const bool is_refused = std::any_of(rule.refused.begin(), rule.refused.end(),
+                                        [&](const RefusedWord& word) { return word.word == choice.first; });
+    if (!is_refused) rule.words.push_back(choice.first);
+  }
+  Builder builder;
+  builder.path = std::move(path);
+  builder.description = std::move(description);
+  builder.rule = std::move(rule);
+  builder.get = [=](const RunConfig& config) -> Json {
+    return std::find_if(choices.begin(), choices.end(),
+                        [&](const auto& choice) { return choice.second == config.*section.*member; })
+        ->first;
+  };
+  builder.set = [=](RunConfig& config, const Json& json) {
+    config.*section.*member = std::find_if(choices.begin(), choices.end(), [&](const auto& choice) {
+                                return choice.first == json.get_ref<const std::string&>();
+                              })->second;
+  };
+  return builder;
+}
+
+// The section `model`.
+void add_model_fields(std::vector<Field>& table);
+
+}  // namespace gptrain

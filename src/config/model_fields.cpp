@@ -1,0 +1,138 @@
+#include <algorithm>
+#include <utility>
+
+#include "config/field_builder.h"
+#include "config/presets.h"
+
+namespace gptrain {
+namespace {
+
+Builder preset_field() {
+  Builder builder = field("model.preset", &RunConfig::model, &ModelConfig::preset, WordRule{preset_names(), {}},
+                          "a published model shape; the other keys of the section override it");
+  builder.set = [](RunConfig& config, const Json& json) {
+    const auto& all = presets();
+    const auto preset =
+        std::find_if(all.begin(), all.end(), [&](const ModelConfig& model) { return json == model.preset; });
+    config.model = *preset;
+  };
+  return builder.usually(R"("gpt2-124m")").changeable();  // its values are compared key by key
+}
+
+Builder dropout_field() {
+  Builder builder;
+  builder.path = "model.dropout";
+  builder.description = "shorthand that sets residual_dropout and attention_dropout";
+  builder.rule = NumberRule{.min = 0, .max = 1, .max_excluded = true};
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.model.residual_dropout = json.get<double>();
+    config.model.attention_dropout = json.get<double>();
+  };
+  return builder.usually("0.1");
+}
+
+}  // namespace
+
+void add_model_fields(std::vector<Field>& table) {
+  const auto section = &RunConfig::model;
+  using M = ModelConfig;
+  const NumberRule probability{.min = 0, .max = 1, .max_excluded = true};
+  const Dependency rope{"model.positions", "model.positions is rope",
+                        [](const RunConfig& config) { return config.model.positions == PositionKind::rope; }};
+  const Dependency scaled{"model.rope_scaling", "model.rope_scaling is linear or llama3", [](const RunConfig& config) {
+                            return config.model.positions == PositionKind::rope &&
+                                   config.model.rope_scaling != RopeScaling::none;
+                          }};
+  const Dependency llama3{"model.rope_scaling", "model.rope_scaling is llama3", [](const RunConfig& config) {
+                            return config.model.positions == PositionKind::rope &&
+                                   config.model.rope_scaling == RopeScaling::llama3;
+                          }};
+  table.insert(
+      table.end(),
+      {
+          preset_field(),
+          field("model.num_layers", section, &M::num_layers, IntegerRule{1, 10'000, {}}, "transformer blocks")
+              .required("12"),
+          field("model.hidden_size", section, &M::hidden_size, IntegerRule{1, 1 << 20, {}},
+                "width of the residual stream")
+              .required("768"),
+          field("model.num_heads", section, &M::num_heads, IntegerRule{1, 1 << 16, {}},
+                "attention heads; divides hidden_size, unless head_size is given")
+              .required("12"),
+          field("model.num_kv_heads", section, &M::num_kv_heads, IntegerRule{1, 1 << 16, {}},
+                "key and value heads of grouped-query attention; divides num_heads; default: num_heads")
+              .derived("12"),
+          field("model.head_size", section, &M::head_size, IntegerRule{1, 1 << 16, {}},
+                "features of a head; default: hidden_size / num_heads")
+              .derived("64"),
+          field("model.ffn_hidden_size", section, &M::ffn_hidden_size, IntegerRule{1, 1 << 22, {}},
+                "width of the MLP; default: 4 hidden_size, or with swiglu 8/3 hidden_size rounded up to a multiple of "
+                "64")
+              .derived("3072"),
+          field("model.vocab_size", section, &M::vocab_size, IntegerRule{1, 2'147'483'647, {}},
+                "token ids are 0 to vocab_size - 1; never padded here")
+              .required("50257"),
+          field("model.sequence_length", section, &M::sequence_length, IntegerRule{1, 1 << 24, {}},
+                "tokens of a sample")
+              .required("1024"),
+          field("model.attention_window", section, &M::attention_window, IntegerRule{0, 1 << 24, {}},
+                "tokens that a token attends to in every block, itself and those before it; 0: all"),
+          words<M, NormKind>("model.norm", section, &M::norm,
+                             {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
+                             "normalization before each branch and before the head"),
+          words<M, ActivationKind>("model.activation", section, &M::activation,
+                                   {{"gelu_tanh", ActivationKind::gelu_tanh},
+                                    {"gelu", ActivationKind::gelu},
+                                    {"swiglu", ActivationKind::swiglu}},
+                                   {}, "activation of the MLP; gelu is the exact form, swiglu is gated"),
+          words<M, PositionKind>("model.positions", section, &M::positions,
+                                 {{"learned", PositionKind::learned}, {"rope", PositionKind::rope}}, {},
+                                 "learned embeddings, or rotations of queries and keys"),
+          field("model.rope_theta", section, &M::rope_theta, NumberRule{.min = 1, .max = 1e12},
+                "base of the rotation angles")
+              .only_with(rope),
+          words<M, RopeScaling>(
+              "model.rope_scaling", section, &M::rope_scaling,
+              {{"none", RopeScaling::none}, {"linear", RopeScaling::linear}, {"llama3", RopeScaling::llama3}}, {},
+              "which rotations are slowed down by rope_factor, so that a model reads more tokens than "
+              "it was first trained on: all, or as in Llama 3.1 the slow ones")
+              .only_with(rope),
+          field("model.rope_factor", section, &M::rope_factor, NumberRule{.min = 1, .max = 1e6},
+                "divides the rotation angles")
+              .required("8.0")
+              .only_with(scaled),
+          field("model.rope_low_freq_factor", section, &M::rope_low_freq_factor, NumberRule{.min = 0, .max = 1e6},
+                "features that turn at most that often within rope_original_length tokens are slowed down by all of "
+                "rope_factor")
+              .only_with(llama3),
+          field("model.rope_high_freq_factor", section, &M::rope_high_freq_factor, NumberRule{.min = 0, .max = 1e6},
+                "features that turn at least that often within rope_original_length tokens are not slowed down")
+              .only_with(llama3),
+          field("model.rope_original_length", section, &M::rope_original_length, IntegerRule{1, 1 << 24, {}},
+                "tokens of a sample that the model was first trained on")
+              .required("8192")
+              .only_with(llama3),
+          field("model.qk_norm", section, &M::qk_norm, BooleanRule{}, "normalize queries and keys per head"),
+          field("model.bias", section, &M::bias, BooleanRule{}, "biases of linears, and beta of layernorm"),
+          field("model.qkv_bias", section, &M::qkv_bias, BooleanRule{},
+                "bias of the linear to queries, keys and values; default: bias")
+              .derived("true"),
+          field("model.tied_head", section, &M::tied_head, BooleanRule{},
+                "the head is the transpose of the token embedding"),
+          dropout_field(),
+          field("model.residual_dropout", section, &M::residual_dropout, probability,
+                "dropout of the embedding and of both branches of a block")
+              .usually("0.1"),
+          field("model.attention_dropout", section, &M::attention_dropout, probability,
+                "dropout of the attention probabilities")
+              .usually("0.1"),
+          field("model.norm_eps", section, &M::norm_eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                "added to the variance or mean square in a norm"),
+          field("model.init_std", section, &M::init_std, NumberRule{.min = 0, .max = 10, .min_excluded = true},
+                "standard deviation of initial weights"),
+          field("model.z_loss", section, &M::z_loss, NumberRule{.min = 0, .max = 1},
+                "weight of the squared log-sum-exp of the logits in the loss"),
+      });
+}
+
+}  // namespace gptrain
