@@ -49,6 +49,8 @@ run_logged() {
   return "$status"
 }
 
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1; }
+
 as_root() {
   if ((EUID == 0)); then
     "$@"
