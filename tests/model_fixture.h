@@ -62,8 +62,8 @@ class RandomBatches : public MicroBatchSource {
         vocabulary_(config.model.vocab_size),
         next_sample_(first_sample + data_rank * batch_),
         skipped_((data_size - 1) * batch_),
-        memory_(static_cast<size_t>(MicroBatch::bytes(batch_, length_, config.data.mask_documents))),
-        view_(MicroBatch::at(memory_.data(), batch_, length_, config.data.mask_documents)) {}
+        memory_(static_cast<size_t>(MicroBatchShape{batch_, length_, config.data.mask_documents}.bytes())),
+        view_(MicroBatch::at(memory_.data(), {batch_, length_, config.data.mask_documents})) {}
 
   const MicroBatch& next() override {
     for (int64_t b = 0; b < batch_; ++b, ++next_sample_) {

@@ -5,10 +5,16 @@ Run by tools/bench_cpu.sh. For each shape and precision the contenders (gptrain;
 turns for some rounds, a new process each, so that a machine that slows down slows all of them. A figure is the median
 over all timed steps of all rounds; the ratio is that of gptrain to the faster of the two PyTorchs. MFU is gptrain's,
 model FLOPs over the matrix rate that it measures at its start.
+
+--against names another gptrain, such as one of an older commit. The two then take turns instead, each round in the
+other order, and the table shows by how much the first is faster: the median of the rounds' ratios, and the interval
+that holds the true median with a probability of 90%.
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -63,10 +69,10 @@ def train_124m(gptrain, folder, settings, *arguments):
     return output, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def run_gptrain(options, folder, shape, dtype):
+def run_gptrain(gptrain, options, folder, shape, dtype):
     """The seconds and the MFU of each timed step."""
     batch, length, untimed, timed = SHAPES[shape]
-    _, records = train_124m(options.gptrain, folder, {
+    _, records = train_124m(gptrain, folder, {
         "model.sequence_length": length,
         "batch.global": batch,
         "batch.micro": batch,
@@ -92,7 +98,7 @@ def measure(options, folder, shape, dtype):
     seconds = {"gptrain": [], "eager": [], "compiled": []}
     utilizations = []
     for _ in range(options.rounds):
-        step_seconds, mfu = run_gptrain(options, folder, shape, dtype)
+        step_seconds, mfu = run_gptrain(options.gptrain, options, folder, shape, dtype)
         seconds["gptrain"] += step_seconds
         utilizations += mfu
         for contender in ("eager", "compiled"):
@@ -104,24 +110,78 @@ def measure(options, folder, shape, dtype):
             f"{statistics.median(utilizations):>8.0%}{os.getloadavg()[0]:>7.1f}")
 
 
+def interval_of_median(values):
+    """Order statistics of the values between which their true median lies with a probability of at least 90%.
+
+    The number of values below the true median is binomial, so this supposes nothing about how they are spread.
+    """
+    values = sorted(values)
+    count = len(values)
+    below = 0  # the most values that can be left out at each end
+    tail = 0.5**count
+    while below + 1 < (count + 1) // 2:
+        tail += math.comb(count, below + 1) * 0.5**count
+        if 2 * tail > 0.1:
+            break
+        below += 1
+    return values[below], values[count - 1 - below]
+
+
+def compare(options, folder, shape, dtype):
+    """One row of the table of two gptrains."""
+    batch, length = SHAPES[shape][:2]
+    programs = [options.gptrain, options.against]
+    medians = {program: [] for program in programs}
+    for turn in range(options.rounds):
+        for program in programs[::-1 if turn % 2 else 1]:
+            medians[program].append(statistics.median(run_gptrain(program, options, folder, shape, dtype)[0]))
+    ratios = [other / own for own, other in zip(medians[options.gptrain], medians[options.against])]
+    low, high = interval_of_median(ratios)
+    return (f"B={batch} T={length:<7}{dtype:<7}" +
+            "".join(f"{statistics.median(medians[program]) * 1e3:>10.0f}" for program in programs) +
+            f"{statistics.median(ratios):>8.3f}{low:>8.3f} to {high:.3f}{os.getloadavg()[0]:>7.1f}")
+
+
+def print_comparison(options):
+    """The table of two gptrains."""
+    print(f"GPT-2 124M, {options.threads} threads, forward + backward + update; milliseconds a step, medians of "
+          f"{options.rounds} rounds of {options.gptrain} and {options.against}")
+    print(f"{'shape':<11}{'dtype':<7}{'first':>10}{'against':>10}{'ratio':>8}{'90% interval':>17}{'load':>7}")
+    with prepared_tokens() as folder:
+        for shape in options.shapes:
+            for dtype in options.dtypes:
+                print(compare(options, folder, shape, dtype), flush=True)
+
+
+@contextlib.contextmanager
+def prepared_tokens():
+    """A temporary folder that holds the tokens."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_tokens(folder / "tokens", 1 << 18, 50257)
+        yield folder
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gptrain", default="build/gptrain")
+    parser.add_argument("--against", metavar="GPTRAIN", help="compare with this gptrain instead of PyTorch")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16", "fp32"])
     options = parser.parse_args()
+    if options.against:
+        print_comparison(options)
+        return
 
     version = output_of([options.python, "-c", "import torch; print(torch.__version__)"]).strip()
     print(f"GPT-2 124M, {options.threads} threads, forward + backward + update, PyTorch {version}; milliseconds a "
           f"step, medians of {options.rounds} rounds")
     print(f"{'shape':<11}{'dtype':<7}{'gptrain':>10}{'eager':>10}{'compiled':>10}{'gptrain tok/s':>15}{'ratio':>8}"
           f"{'MFU':>8}{'load':>7}")
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        write_tokens(folder / "tokens", 1 << 18, 50257)
+    with prepared_tokens() as folder:
         for shape in options.shapes:
             for dtype in options.dtypes:
                 print(measure(options, folder, shape, dtype), flush=True)

@@ -11,12 +11,15 @@ enum class NormKind : uint8_t { layernorm, rmsnorm };             // arXiv 1607.
 enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu };  // arXiv 1606.08415 (tanh form and exact), 2002.05202
 enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv 2104.09864, halves rotated as in LLaMA
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
-enum class RecomputeKind : uint8_t { none, block, every_nth };
+enum class RecomputeKind : uint8_t { none, selective, block, every_nth };
 enum class OptimizerKind : uint8_t { adamw };  // arXiv 1711.05101
 // The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
 enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
 constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",
                                                                   "varuna", "zero-bubble", "zero-bubble-v"};
+// Which ranks are neighbours (mesh/mesh.h), and its name in configs.
+enum class RankOrder : uint8_t { tensor_data_pipeline, tensor_pipeline_data };
+constexpr std::array<std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

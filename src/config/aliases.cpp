@@ -68,6 +68,7 @@ std::span<const Aliases> key_aliases() {
       {"parallel.tensor", {"tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tp"}},
       {"parallel.pipeline",
        {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
+      {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},
       {"parallel.sequence", {"sequence_parallel"}},
       {"parallel.zero", {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp"}},
       {"parallel.zero = 1", {"use_distributed_optimizer"}},

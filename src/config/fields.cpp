@@ -122,14 +122,12 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
   return builder;
 }
 
-const Words<PipelineOrder>& pipeline_orders() {
-  static const Words<PipelineOrder> orders = [] {
-    Words<PipelineOrder> words;
-    for (size_t i = 0; i < pipeline_order_names.size(); ++i)
-      words.emplace_back(std::string(pipeline_order_names[i]), static_cast<PipelineOrder>(i));
-    return words;
-  }();
-  return orders;
+// The values of an enum by their names.
+template <typename E, size_t N>
+Words<E> words_of(const std::array<std::string_view, N>& names) {
+  Words<E> words;
+  for (size_t i = 0; i < N; ++i) words.emplace_back(std::string(names[i]), static_cast<E>(i));
+  return words;
 }
 
 Builder layers_per_stage_field() {
@@ -340,9 +338,14 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .only_with(pipelined)
               .changeable(),
           words<P, PipelineOrder>("parallel.pipeline_schedule", &RunConfig::parallel, &P::pipeline_schedule,
-                                  pipeline_orders(), {},
+                                  words_of<PipelineOrder>(pipeline_order_names), {},
                                   "order of forward and backward passes on the stages; it changes memory and time, and "
                                   "no result")
+              .only_with(pipelined)
+              .changeable(),
+          words<P, RankOrder>("parallel.rank_order", &RunConfig::parallel, &P::rank_order,
+                              words_of<RankOrder>(rank_order_names), {},
+                              "which ranks are neighbours, the nearest first; the dry run shows the links of both")
               .only_with(pipelined)
               .changeable(),
           layers_per_stage_field().only_with(pipelined).changeable(),
@@ -451,8 +454,13 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
       {
           words<M, RecomputeKind>(
               "memory.recompute", &RunConfig::memory, &M::recompute,
-              {{"none", RecomputeKind::none}, {"block", RecomputeKind::block}, {"every_nth", RecomputeKind::every_nth}},
-              {}, "which blocks keep only their input and are run again in backward")
+              {{"none", RecomputeKind::none},
+               {"selective", RecomputeKind::selective},
+               {"block", RecomputeKind::block},
+               {"every_nth", RecomputeKind::every_nth}},
+              {},
+              "what is run again in backward: nothing; of each block attention, norms and activation, but no linear; "
+              "whole blocks; or some of them")
               .changeable(),
           field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
                 "n of every_nth: blocks 0, n, 2n, ... are recomputed")

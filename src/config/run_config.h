@@ -72,6 +72,7 @@ struct ParallelConfig {
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage
   PipelineOrder pipeline_schedule = PipelineOrder::one_f_one_b;
+  RankOrder rank_order = RankOrder::tensor_data_pipeline;
   std::vector<int64_t> layers_per_stage;  // by chunk, in forward order; empty: spread to balance their times
   int64_t zero = 0;
   bool sequence = false;  // sequence parallelism over the tensor axis

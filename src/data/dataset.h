@@ -68,14 +68,19 @@ class Dataset {
 Dataset open_training_data(const RunConfig& config);
 Dataset open_validation_data(const RunConfig& config);
 
-// Reads micro-batches, with or without the starts of documents, ahead on one background thread (nice 19) into a ring of
-// `depth` micro-batches in the caller's memory (depth * MicroBatch::bytes), of which the last `kept` (< depth, or 1)
-// that it has returned stay as they are. Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride
+// The ring into which micro-batches are read ahead, in micro-batches.
+struct PrefetchRing {
+  int kept;   // that are in use, or on their way to a device: of those that were returned last; less than depth, or 1
+  int depth;  // all
+};
+
+// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory, `depth` times
+// shape.bytes(). Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride
 // of B all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
 class Prefetcher {
  public:
-  Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride, int64_t sequence_length,
-             std::byte* ring, int depth, int kept = 1, bool with_documents = false);
+  Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
+             std::byte* memory, PrefetchRing ring);
   ~Prefetcher();
 
   // The next micro-batch; the one returned `kept` calls before is given back for reuse. Rethrows what the reader threw.

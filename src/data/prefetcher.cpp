@@ -14,17 +14,10 @@
 namespace gptrain {
 
 struct Prefetcher::Impl {
-  Impl(const Dataset& dataset_, int64_t first_sample_, int64_t batch_, int64_t stride_, int64_t sequence_length_,
-       std::byte* ring, int depth, int kept_, bool with_documents)
-      : dataset(dataset_),
-        first_sample(first_sample_),
-        batch(batch_),
-        stride(stride_),
-        sequence_length(sequence_length_),
-        kept(kept_) {
-    const int64_t slot_bytes = MicroBatch::bytes(batch, sequence_length, with_documents);
-    for (int i = 0; i < depth; ++i)
-      slots.push_back(MicroBatch::at(ring + i * slot_bytes, batch, sequence_length, with_documents));
+  Impl(const Dataset& dataset_, const MicroBatchShape& shape_, int64_t first_sample_, int64_t stride_,
+       std::byte* memory, PrefetchRing ring)
+      : dataset(dataset_), shape(shape_), first_sample(first_sample_), stride(stride_), kept(ring.kept) {
+    for (int i = 0; i < ring.depth; ++i) slots.push_back(MicroBatch::at(memory + i * shape.bytes(), shape));
     thread = start_thread("reads data", [this] { run(); });
   }
 
@@ -69,10 +62,10 @@ struct Prefetcher::Impl {
 
   bool fill(int64_t micro_batch) {
     const MicroBatch& target = slot(micro_batch);
-    for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t b = 0; b < shape.batch; ++b) {
       if (stopping) return false;
       target.sample_ids[b] = first_sample + micro_batch * stride + b;
-      const int64_t row = b * sequence_length;
+      const int64_t row = b * shape.sequence_length;
       int32_t* const document_starts = target.document_starts != nullptr ? target.document_starts + row : nullptr;
       dataset.read(target.sample_ids[b], target.tokens + row, target.targets + row, document_starts);
     }
@@ -93,10 +86,9 @@ struct Prefetcher::Impl {
   }
 
   const Dataset& dataset;
+  const MicroBatchShape shape;
   const int64_t first_sample;
-  const int64_t batch;
   const int64_t stride;
-  const int64_t sequence_length;
   const int64_t kept;
   std::vector<MicroBatch> slots;
   double waited_seconds = 0;
@@ -112,10 +104,9 @@ struct Prefetcher::Impl {
   std::thread thread;  // last: starts when everything else is there
 };
 
-Prefetcher::Prefetcher(const Dataset& dataset, int64_t first_sample, int64_t batch, int64_t stride,
-                       int64_t sequence_length, std::byte* ring, int depth, int kept, bool with_documents)
-    : impl_(std::make_unique<Impl>(dataset, first_sample, batch, stride, sequence_length, ring, depth, kept,
-                                   with_documents)) {}
+Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
+                       std::byte* memory, PrefetchRing ring)
+    : impl_(std::make_unique<Impl>(dataset, shape, first_sample, stride, memory, ring)) {}
 
 Prefetcher::~Prefetcher() = default;
 

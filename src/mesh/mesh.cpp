@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                           MeshAxis::data, MeshAxis::pipeline};
+constexpr std::array<MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
+                                                              MeshAxis::pipeline, MeshAxis::data};
 
 }  // namespace
 
@@ -30,7 +32,8 @@ std::string_view axis_name(MeshAxis axis) {
   return "?";
 }
 
-Mesh::Mesh(const MeshPoint& sizes, int64_t world_size) : sizes_(sizes), world_size_(world_size) {
+Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order)
+    : sizes_(sizes), world_size_(world_size), order_(order) {
   std::string product;
   int64_t rest = world_size;
   bool fits = world_size >= 1;
@@ -47,9 +50,13 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size) : sizes_(sizes), world_si
                 product, world_size);
 }
 
+const std::array<MeshAxis, num_mesh_axes>& Mesh::axes_in_order() const {
+  return order_ == RankOrder::tensor_data_pipeline ? all_axes : stages_first;
+}
+
 MeshPoint Mesh::coordinates(int64_t rank) const {
   MeshPoint point;
-  for (const MeshAxis axis : all_axes) {
+  for (const MeshAxis axis : axes_in_order()) {
     point[axis] = rank % sizes_[axis];
     rank /= sizes_[axis];
   }
@@ -59,7 +66,7 @@ MeshPoint Mesh::coordinates(int64_t rank) const {
 int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
   int64_t rank = 0;
   int64_t stride = 1;
-  for (const MeshAxis axis : all_axes) {
+  for (const MeshAxis axis : axes_in_order()) {
     rank += coordinates[axis] * stride;
     stride *= sizes_[axis];
   }
@@ -71,7 +78,7 @@ std::vector<int64_t> Mesh::group(int64_t rank, std::initializer_list<MeshAxis> a
   for (const MeshAxis axis : axes) origin[axis] = 0;
   std::vector<int64_t> ranks = {rank_of(origin)};
   int64_t stride = 1;
-  for (const MeshAxis axis : all_axes) {
+  for (const MeshAxis axis : axes_in_order()) {
     if (std::find(axes.begin(), axes.end(), axis) != axes.end()) {
       const size_t num_inner = ranks.size();
       for (int64_t step = 1; step < sizes_[axis]; ++step)

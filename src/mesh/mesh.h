@@ -7,9 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/kinds.h"
+
 namespace gptrain {
 
-// In rank order, the fastest first: tensor neighbours share the fastest links, pipeline stages need the least.
 enum class MeshAxis : uint8_t { tensor, context, expert, data, pipeline };
 constexpr int num_mesh_axes = 5;
 
@@ -24,13 +25,17 @@ struct MeshPoint {
   bool operator==(const MeshPoint&) const = default;
 };
 
-// rank = t + T (c + C (e + E (d + D p))) for coordinates (t, c, e, d, p) and sizes (T, C, E, D, P).
+// For coordinates (t, c, e, d, p) and sizes (T, C, E, D, P):
+//   tensor_data_pipeline   rank = t + T (c + C (e + E (d + D p)))   stages fall on the borders of nodes
+//   tensor_pipeline_data   rank = t + T (c + C (e + E (p + P d)))   replicas do
+// Tensor neighbours, who exchange most, share the fastest links in both.
 class Mesh {
  public:
   // Throws Error(usage) if a size is below 1 or the product of the sizes is not world_size.
-  Mesh(const MeshPoint& sizes, int64_t world_size);
+  Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order = RankOrder::tensor_data_pipeline);
 
   int64_t world_size() const { return world_size_; }
+  RankOrder order() const { return order_; }
   int64_t size(MeshAxis axis) const { return sizes_[axis]; }
 
   // rank in [0, world_size); coordinates in [0, size(axis)).
@@ -44,8 +49,12 @@ class Mesh {
   std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;
 
  private:
+  // The fastest first.
+  const std::array<MeshAxis, num_mesh_axes>& axes_in_order() const;
+
   MeshPoint sizes_;
   int64_t world_size_;
+  RankOrder order_;
 };
 
 }  // namespace gptrain

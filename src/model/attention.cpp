@@ -14,6 +14,7 @@ class AttentionBranch final : public Branch {
 
   void prepare_weights(const LayerCall& call) override;
   void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  void recompute(const LayerCall& call, const Matrix& x) override;
   void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
   void backward_weight(const LayerCall& call, const Matrix& d_out) override;
 
@@ -35,6 +36,9 @@ class AttentionBranch final : public Branch {
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
   QueryKeyValue operands(const LayerCall& call) const;
+  // QK-norm and rotary embedding, from the fused matrix to the operands.
+  void transform_queries(const LayerCall& call);
+  void core_forward(const LayerCall& call);
   // From the gradient of attention's output to that of the fused queries, keys and values.
   void core_backward(const LayerCall& call, const Matrix& d_attention, const Matrix& d_qkv);
   // The gradients of all norms.
@@ -62,7 +66,7 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();
-  fused_ = layout.save({"attention.qkv", c, n, q_width() + 2 * kv_width()});
+  fused_ = layout.save_product({"attention.qkv", c, n, q_width() + 2 * kv_width()});
   if (model().qk_norm) {
     normed_ = layout.save({"attention.qk_normed", c, n, q_width() + kv_width()});
     head_rstd_ = layout.save({"attention.qk_rstd", DType::f32, n, num_heads() + num_kv_heads()});
@@ -117,31 +121,55 @@ void AttentionBranch::prepare_weights(const LayerCall& call) {
 }
 
 void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
-  const StepShape& shape = context_.shape;
-  const Matrix fused = layout_.at(call, fused_);
   {
     WorkspaceFrame frame(*call.workspace);
     const Factor normed = qkv_->input_room(call, frame);
     norm_.forward(call, in, normed);
-    qkv_->forward(call, normed, {fused});
+    qkv_->forward(call, normed, {layout_.at(call, fused_)});
   }
-  const QueryKeyValue raw = split(fused);
-  const QueryKeyValue ready = operands(call);
-  if (transforms_queries()) {
-    context_.backend.run(QueryKeyForward{.sequence_length = shape.sequence_length,
-                                         .head_size = model().head_size(),
-                                         .q = raw.q,
-                                         .k = raw.k,
-                                         .q_gamma = q_norm_.norm(call),
-                                         .k_gamma = k_norm_.norm(call),
-                                         .eps = model().norm_eps,
-                                         .rotary = model().positions == PositionKind::rope,
-                                         .theta = model().rope_theta,
-                                         .q_out = ready.q,
-                                         .k_out = ready.k,
-                                         .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
-  }
+  if (transforms_queries()) transform_queries(call);
+  core_forward(call);
   const Matrix attention = layout_.at(call, attention_);
+  if (part.given()) {
+    out_->forward(call, {attention}, {part});
+  } else {
+    out_->keep_input(call, {attention});
+  }
+}
+
+void AttentionBranch::recompute(const LayerCall& call, const Matrix& x) {
+  {
+    WorkspaceFrame frame(*call.workspace);
+    const Factor normed = qkv_->input_room(call, frame);
+    norm_.forward(call, {.x = x}, normed);
+    qkv_->keep_input(call, normed);
+  }
+  // Without QK-norm what is kept has been transformed in its place.
+  if (model().qk_norm) transform_queries(call);
+  core_forward(call);
+  out_->keep_input(call, {layout_.at(call, attention_)});
+}
+
+void AttentionBranch::transform_queries(const LayerCall& call) {
+  const QueryKeyValue raw = split(layout_.at(call, fused_));
+  const QueryKeyValue ready = operands(call);
+  context_.backend.run(QueryKeyForward{.sequence_length = context_.shape.sequence_length,
+                                       .head_size = model().head_size(),
+                                       .q = raw.q,
+                                       .k = raw.k,
+                                       .q_gamma = q_norm_.norm(call),
+                                       .k_gamma = k_norm_.norm(call),
+                                       .eps = model().norm_eps,
+                                       .rotary = model().positions == PositionKind::rope,
+                                       .theta = model().rope_theta,
+                                       .q_out = ready.q,
+                                       .k_out = ready.k,
+                                       .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
+}
+
+void AttentionBranch::core_forward(const LayerCall& call) {
+  const StepShape& shape = context_.shape;
+  const QueryKeyValue ready = operands(call);
   context_.backend.run(AttentionForward{.batch = shape.batch,
                                         .sequence_length = shape.sequence_length,
                                         .num_heads = num_heads(),
@@ -153,13 +181,8 @@ void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const 
                                         .q = ready.q,
                                         .k = ready.k,
                                         .v = ready.v,
-                                        .o = attention,
+                                        .o = layout_.at(call, attention_),
                                         .lse = layout_.at(call, lse_)});
-  if (part.given()) {
-    out_->forward(call, {attention}, {part});
-  } else {
-    out_->keep_input(call, {attention});
-  }
 }
 
 void AttentionBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {

@@ -7,7 +7,7 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
       attention_(make_attention_branch(context, layout_, layer, tensors)),
       ffn_(make_ffn_branch(context, layout_, layer, tensors)) {
   const Matrix stream = context.stream(nullptr);
-  mid_ = layout_.save({"mid", stream.dtype, stream.rows, stream.cols});
+  mid_ = layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols});
   if (attention_->weight_reads_output_gradient())
     d_mid_ = layout_.leave({"d_mid", stream.dtype, stream.rows, stream.cols});
   if (ffn_->weight_reads_output_gradient()) layout_.weight_reads_output_gradient();
@@ -21,6 +21,11 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
                                                {gradients, d_input}};
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
   if (records.weight_reads_output_gradient) records.use_of(UnitPass::backward_weight).reads.add(d_output);
+  if (context.shape.keeps_products) {
+    records.use_of(UnitPass::forward).writes.add(kept);
+    records.use_of(UnitPass::recompute).reads.add(kept);
+    records.use_of(UnitPass::backward_input).reads.add(kept);
+  }
   design_ = {UnitKind::block, gives_amax, tensors.all(), records};
 }
 
@@ -55,7 +60,13 @@ void Block::forward(const LayerCall& call) {
 
 void Block::recompute(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  run_branches(call, frame, false);
+  if (!context_.shape.keeps_products) {
+    run_branches(call, frame, false);
+    return;
+  }
+  prepare_weights(call);  // B reads them
+  attention_->recompute(call, context_.stream(call.input));
+  ffn_->recompute(call, layout_.at(call, mid_));
 }
 
 void Block::backward(const LayerCall& call, BackwardPart part) {

@@ -34,6 +34,8 @@ class Branch {
   // This rank's part of the branch, [N, h] C, of all rows; not given: only fills the records. `part` may be where
   // `in.branch` is.
   virtual void forward(const LayerCall& call, const NormInput& in, const Matrix& part) = 0;
+  // Fills the records but for what is kept, from that and the stream that entered the branch: everything but products.
+  virtual void recompute(const LayerCall& call, const Matrix& x) = 0;
   virtual void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) = 0;
   // `d_out`: of the stream, where weight_reads_output_gradient.
   virtual void backward_weight(const LayerCall& call, const Matrix& d_out) = 0;

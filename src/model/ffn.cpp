@@ -12,6 +12,7 @@ class FfnBranch final : public Branch {
 
   void prepare_weights(const LayerCall& call) override;
   void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  void recompute(const LayerCall& call, const Matrix& x) override;
   void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
   void backward_weight(const LayerCall& call, const Matrix& d_out) override;
 
@@ -20,6 +21,9 @@ class FfnBranch final : public Branch {
   int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
   // Of the activation's input, which is saved without it, unless the products compute the activation too.
   Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
+
+  // Where the products do not compute it.
+  void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
 
   std::unique_ptr<Linear> in_;
   Parameter in_bias_;
@@ -44,7 +48,8 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .bias = tensors.find("ffn.out.bias"),
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
-  activation_is_fused_ = in_->fuses(activation(), width()) && out_->fuses(activation(), width());
+  activation_is_fused_ =
+      !context.shape.keeps_products && in_->fuses(activation(), width()) && out_->fuses(activation(), width());
   hidden_ = make_saved_matrix(
       layout, {"ffn.hidden", context.compute(), context.shape.rows(), is_gated(activation()) ? 2 * width() : width()});
 }
@@ -68,16 +73,31 @@ void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix
       in_->forward(call, normed, {.y = hidden, .with_bias = false});
     }
   }
-  if (!activation_is_fused_) {
-    context_.backend.run(ActivationForward{
-        .kind = activation(), .x = hidden, .bias = bias(call), .y = activated.x, .amax = activated.amax});
-  }
+  if (!activation_is_fused_) activate(call, hidden, activated);
   hidden_->keep(call, hidden);
   if (part.given()) {
     out_->forward(call, activated, {part});
   } else {
     out_->keep_input(call, activated);
   }
+}
+
+void FfnBranch::recompute(const LayerCall& call, const Matrix& x) {
+  WorkspaceFrame frame(*call.workspace);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    const Factor normed = in_->input_room(call, inner);
+    norm_.forward(call, {.x = x}, normed);
+    in_->keep_input(call, normed);
+  }
+  const Factor activated = out_->input_room(call, frame);
+  activate(call, hidden_->read(call, frame), activated);
+  out_->keep_input(call, activated);
+}
+
+void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Factor& activated) {
+  context_.backend.run(ActivationForward{
+      .kind = activation(), .x = hidden, .bias = bias(call), .y = activated.x, .amax = activated.amax});
 }
 
 void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {

@@ -108,7 +108,7 @@ void Head::logits(const LayerCall& call, int64_t row, const Matrix& out) {
                                      .w = matrix(call),
                                      .bias = {},
                                      .y = out,
-                                     .true_out = context_.shape.model.vocab_size});
+                                     .true_out = true_tokens()});
 }
 
 void Head::backward(const LayerCall& call, BackwardPart part) {

@@ -5,15 +5,15 @@
 // of a layer:
 //
 //                     reads                                                writes
-//   forward           input                                                output, saved_for_input, saved_for_weight
-//   recompute         input                                                saved_for_input, saved_for_weight
+//   forward           input                                                output, kept, saved_for_input, saved_for_weight
+//   recompute         input, kept                                          saved_for_input, saved_for_weight
 //   loss (head)       saved_for_input                                      gradients
-//   backward_input    input, saved_for_input, saved_for_weight, gradients  gradients, d_input
-//                     (the head), d_output (not the head)
+//   backward_input    input, kept, saved_for_input, saved_for_weight,      gradients, d_input
+//                     gradients (the head), d_output (not the head)
 //   backward_weight   saved_for_weight, gradients, d_output (where weight_reads_output_gradient)
 //
 // A layer leaves out what it does not have: the embedding has no input, saves nothing and has no backward_input; the
-// head has neither output nor d_output.
+// head has neither output nor d_output. Only a block keeps something, and only with StepShape::keeps_products.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@
 
 #include "config/run_config.h"
 #include "model/layer_records.h"
+#include "model/micro_batch.h"
 #include "model/spec/layout.h"
 #include "model/spec/spec.h"
 #include "model/tensor_parallel.h"
@@ -42,8 +43,12 @@ struct StepShape {
   bool training = true;         // false: no dropout
   bool mask_documents = false;  // tokens attend within their document only
   int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
+  // Recompute runs no product again: blocks keep what their products gave. An activation is then no part of a product,
+  // as the product could not give it again.
+  bool keeps_products = false;
 
   int64_t rows() const { return batch * sequence_length; }
+  MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }
 };
 
 // The parameters of one layer, laid out by ParameterLayout from its unit's offset on.
@@ -66,7 +71,8 @@ struct LayerCall {
   StepState* state = nullptr;            // device
   std::byte* input = nullptr;            // [N, h] R: the residual stream that enters the layer
   std::byte* output = nullptr;           // [N, h] R: that leaves it
-  std::byte* saved_for_input = nullptr;  // the layer's records
+  std::byte* kept = nullptr;             // the layer's records
+  std::byte* saved_for_input = nullptr;
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;
   std::byte* d_output = nullptr;     // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
@@ -160,12 +166,13 @@ class Layer {
   const LayerDesign& design() const { return design_; }
 
   virtual void forward(const LayerCall& call) = 0;
-  // Fills the records of forward again from the input, with the same bits; the output is not computed.
+  // Fills the records of forward again, but for what was kept, from that and the input, with the same bits; the output
+  // is not computed.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
 
  protected:
-  explicit Layer(const LayerContext& context) : context_(context) {}
+  explicit Layer(const LayerContext& context) : context_(context), layout_(context.shape.keeps_products) {}
 
   const LayerContext& context_;
   LayerLayout layout_;

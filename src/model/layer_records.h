@@ -28,10 +28,11 @@ enum class Codec : uint8_t {
 // Whose memory holds it.
 enum class SavedPlace : uint8_t { device };
 
-// The records of a layer. A micro-batch has one of each of the first three; the last is made from the weights.
+// The records of a layer. A micro-batch has one of each but the last, which is made from the weights.
 enum class RecordKind : uint8_t {
-  saved_for_input,   // written by forward, dead when B is over
-  saved_for_weight,  // written by forward; W is the last to read it, B may
+  kept,              // written by forward, read by recompute and B, dead when B is over
+  saved_for_input,   // written by forward and recompute, dead when B is over
+  saved_for_weight,  // written by forward and recompute; W is the last to read it, B may
   gradients,         // written by B (in the head by the loss, too), read by W
   fp8_weights,       // copies of the weights of FP8 linears
 };
@@ -52,6 +53,7 @@ struct SavedTensor {
 // What a schedule has to know of a layer: the sizes of its records and the lifetimes of all its buffers. Records of
 // equal layers compare equal.
 struct LayerRecords {
+  int64_t kept_bytes = 0;
   int64_t saved_for_input_bytes = 0;
   int64_t saved_for_weight_bytes = 0;
   int64_t gradients_bytes = 0;
@@ -85,8 +87,13 @@ class LayerLayout {
   using Field = int;
   static constexpr Field none = -1;
 
+  // `keeps_products`: as StepShape has it.
+  explicit LayerLayout(bool keeps_products) : keeps_products_(keeps_products) {}
+
   // Saved by forward, for the pass that is named.
   Field save(const SavedTensor& tensor);
+  // Likewise, of what a product gave, which only B reads: kept for recompute where the layer keeps that.
+  Field save_product(const SavedTensor& tensor);
   // Left by B for W.
   Field leave(SavedTensor tensor);
   // Part of the copies of weights.
@@ -115,6 +122,7 @@ class LayerLayout {
   Field declare(RecordKind record, const SavedTensor& tensor);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 
+  const bool keeps_products_;
   LayerRecords records_;
   std::array<RecordLayout, num_record_kinds> layouts_;
   std::vector<Stored> stored_;  // by field; filled by finish

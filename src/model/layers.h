@@ -62,7 +62,7 @@ class Head final : public Layer {
   // kept for W.
   void loss(const LayerCall& call);
   void evaluate(const LayerCall& call);  // adds to state->loss_sum only
-  // Logits of one row, in C: out is [1, Vp].
+  // Logits of one row, in C: out is [1, Vp], on a tensor rank its slice of them.
   void logits(const LayerCall& call, int64_t row, const Matrix& out);
   void backward(const LayerCall& call, BackwardPart part) override;
 

@@ -9,7 +9,20 @@
 
 namespace gptrain {
 
-// A view of memory of the caller (host or device), laid out back to back, each part at a multiple of 256 bytes.
+// The sizes of a micro-batch, and of its parts in memory: back to back, each at a multiple of 256 bytes.
+struct MicroBatchShape {
+  int64_t batch = 0;            // B, sequences
+  int64_t sequence_length = 0;  // T
+  bool with_documents = false;
+
+  int64_t rows() const { return batch * sequence_length; }
+  // Of tokens, targets, or starts of documents.
+  int64_t token_bytes() const { return rows() * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t id_bytes() const { return batch * static_cast<int64_t>(sizeof(int64_t)); }
+  int64_t bytes() const { return (with_documents ? 3 : 2) * align_up(token_bytes()) + align_up(id_bytes()); }
+};
+
+// A view of memory of the caller (host or device).
 struct MicroBatch {
   int32_t* tokens = nullptr;      // [B, T]
   int32_t* targets = nullptr;     // [B, T], negative: not counted
@@ -17,22 +30,13 @@ struct MicroBatch {
   // [B, T] or null: the place in its sequence where a token's document begins (see AttentionMask)
   int32_t* document_starts = nullptr;
 
-  static int64_t bytes(int64_t batch, int64_t sequence_length, bool with_documents = false) {
-    return (with_documents ? 3 : 2) * token_bytes(batch, sequence_length) + id_bytes(batch);
-  }
-
-  static MicroBatch at(std::byte* memory, int64_t batch, int64_t sequence_length, bool with_documents = false) {
-    const int64_t tokens = token_bytes(batch, sequence_length);
-    std::byte* const documents = memory + 2 * tokens + id_bytes(batch);
+  // In `shape.bytes()` bytes.
+  static MicroBatch at(std::byte* memory, const MicroBatchShape& shape) {
+    const int64_t tokens = align_up(shape.token_bytes());
+    std::byte* const documents = memory + 2 * tokens + align_up(shape.id_bytes());
     return {reinterpret_cast<int32_t*>(memory), reinterpret_cast<int32_t*>(memory + tokens),
             reinterpret_cast<int64_t*>(memory + 2 * tokens),
-            with_documents ? reinterpret_cast<int32_t*>(documents) : nullptr};
-  }
-
- private:
-  static int64_t id_bytes(int64_t batch) { return align_up(batch * static_cast<int64_t>(sizeof(int64_t))); }
-  static int64_t token_bytes(int64_t batch, int64_t sequence_length) {
-    return align_up(batch * sequence_length * static_cast<int64_t>(sizeof(int32_t)));
+            shape.with_documents ? reinterpret_cast<int32_t*>(documents) : nullptr};
   }
 };
 

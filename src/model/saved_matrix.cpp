@@ -7,7 +7,7 @@ namespace {
 
 class PlainMatrix final : public SavedMatrix {
  public:
-  PlainMatrix(LayerLayout& layout, const SavedTensor& tensor) : layout_(layout), field_(layout.save(tensor)) {}
+  PlainMatrix(LayerLayout& layout, const SavedTensor& tensor) : layout_(layout), field_(layout.save_product(tensor)) {}
 
   Matrix room(const LayerCall& call, WorkspaceFrame&) const override { return layout_.at(call, field_); }
   void keep(const LayerCall&, const Matrix&) override {}

@@ -1,4 +1,4 @@
-// A matrix that forward leaves for backward, in the form that its codec gives it.
+// A matrix that a product gives and forward leaves for B, in the form that its codec gives it.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace gptrain {
 
-// Forward computes it in room() and hands it to keep(); a backward pass reads what read() returns. Memory of the frame
+// Forward computes it in room() and hands it to keep(); recompute and B read what read() returns. Memory of the frame
 // where the record does not hold the matrix as it is.
 class SavedMatrix {
  public:

@@ -40,9 +40,8 @@ std::byte* Executor::at(const Action& action, Operand operand) const {
 }
 
 MicroBatch Executor::micro_batch(const Action& action) const {
-  const StepShape& shape = model_.shape();
   if (action[Operand::batch] < 0) return {};
-  return MicroBatch::at(at(action, Operand::batch), shape.batch, shape.sequence_length, shape.mask_documents);
+  return MicroBatch::at(at(action, Operand::batch), model_.shape().micro_batch());
 }
 
 UnitParameters Executor::whole(int64_t unit, const Action& action) const {
@@ -62,6 +61,7 @@ LayerCall Executor::call_of(const Action& action) const {
                 .state = place_.state,
                 .input = at(action, Operand::input),
                 .output = at(action, Operand::output),
+                .kept = at(action, Operand::kept),
                 .saved_for_input = at(action, Operand::saved_for_input),
                 .saved_for_weight = at(action, Operand::saved_for_weight),
                 .gradients = at(action, Operand::gradients),
@@ -94,8 +94,8 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
     key.add(parameters.norms);
     key.add(parameters.gradients);
   }
-  for (const std::byte* place : {call.input, call.output, call.saved_for_input, call.saved_for_weight, call.gradients,
-                                 call.d_output, call.d_input, call.fp8_weights})
+  for (const std::byte* place : {call.input, call.output, call.kept, call.saved_for_input, call.saved_for_weight,
+                                 call.gradients, call.d_output, call.d_input, call.fp8_weights})
     key.add(place);
   key.add(call.tokens);
   key.add(static_cast<uint64_t>(call.accumulate));
@@ -179,16 +179,15 @@ void Executor::transfer(const Action& action) {
 }
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
-  const StepShape& shape = model_.shape();
+  const MicroBatchShape shape = model_.shape().micro_batch();
   const MicroBatch device = micro_batch(action);
   if (place_.uploads != nullptr) return place_.uploads->upload(source, device);
   const MicroBatch& host = source.next();
-  const int64_t token_bytes = shape.rows() * static_cast<int64_t>(sizeof(int32_t));
   Backend& backend = *place_.backend;
-  backend.upload(device.tokens, host.tokens, token_bytes);
-  backend.upload(device.targets, host.targets, token_bytes);
-  backend.upload(device.sample_ids, host.sample_ids, shape.batch * static_cast<int64_t>(sizeof(int64_t)));
-  if (shape.mask_documents) backend.upload(device.document_starts, host.document_starts, token_bytes);
+  backend.upload(device.tokens, host.tokens, shape.token_bytes());
+  backend.upload(device.targets, host.targets, shape.token_bytes());
+  backend.upload(device.sample_ids, host.sample_ids, shape.id_bytes());
+  if (shape.with_documents) backend.upload(device.document_starts, host.document_starts, shape.token_bytes());
 }
 
 }  // namespace gptrain

@@ -60,7 +60,7 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
   sizes[MeshAxis::expert] = 1;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size};
+  return {sizes, world_size, config.parallel.rank_order};
 }
 
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {

@@ -14,8 +14,8 @@ namespace gptrain {
 // a source is about to take back what has not been copied yet. Borrows everything.
 class MicroBatchUploads {
  public:
-  // `landing`: MicroBatch::bytes of the device's memory.
-  MicroBatchUploads(SideQueue& queue, std::byte* landing, int64_t batch, int64_t sequence_length, bool with_documents);
+  // `landing`: shape.bytes() of the device's memory.
+  MicroBatchUploads(SideQueue& queue, std::byte* landing, const MicroBatchShape& shape);
 
   // The source's next micro-batch is what ops that are called from now on find in `device`.
   void upload(MicroBatchSource& source, const MicroBatch& device);
@@ -28,8 +28,7 @@ class MicroBatchUploads {
   static int mark_of(int64_t upload) { return static_cast<int>(upload % SideQueue::num_marks); }
 
   SideQueue& queue_;
-  const int64_t batch_, sequence_length_;
-  const bool with_documents_;
+  const MicroBatchShape shape_;
   const MicroBatch landing_;
   int64_t uploads_ = 0;
 };

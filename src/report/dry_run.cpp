@@ -132,6 +132,37 @@ std::string_view link_class(const DryRunInput& input, GroupKind kind) {
   return lies_within_a_node(input.config, input.target, input.world.mesh, 0, kind) ? "within a node" : "between nodes";
 }
 
+// Where the groups of that kind lie, over all ranks, were they in that order.
+std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind kind) {
+  RunConfig config = input.config;
+  config.parallel.rank_order = order;
+  const Mesh mesh = make_mesh(config, input.world.mesh.world_size());
+  int64_t within = 0;
+  int64_t all = 0;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
+    ++all;
+    within += lies_within_a_node(config, input.target, mesh, rank, kind) ? 1 : 0;
+  }
+  if (within == 0) return "between nodes";
+  if (within == all) return "within nodes";
+  return fmt::format("{:.0f}% within nodes", 100.0 * static_cast<double>(within) / static_cast<double>(all));
+}
+
+// What each order of the ranks makes of the links, where it matters.
+std::string orders_section(const DryRunInput& input) {
+  const Mesh& mesh = input.world.mesh;
+  if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
+  std::string text;
+  for (size_t i = 0; i < rank_order_names.size(); ++i) {
+    const auto order = static_cast<RankOrder>(i);
+    text += row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
+                fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
+                            links_in_order(input, order, GroupKind::next)));
+  }
+  return text;
+}
+
 // body(lane, group, operation, traffic) for what the rank sends at all.
 template <typename Body>
 void for_each_traffic(const DryRunInput& input, const Body& body) {
@@ -159,6 +190,7 @@ std::string ranks_section(const DryRunInput& input) {
     text += row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
   text += row("total", format_grouped(mesh.world_size()));
+  text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
     text +=
         fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
@@ -226,6 +258,7 @@ Json world_json(const DryRunInput& input) {
   for (const MeshAxis axis :
        {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {

@@ -15,6 +15,7 @@ enum class Operand : uint8_t {
   batch,   // tokens, targets, sample numbers and starts of documents
   input,   // the stream of the unit before
   output,  // the unit's stream
+  kept,
   saved_for_input,
   saved_for_weight,
   gradients,

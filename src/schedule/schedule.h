@@ -62,6 +62,7 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
 enum class BufferKind : uint8_t {
   batch,             // tokens, targets, sample numbers and documents; of no unit
   stream,            // the residual stream that leaves the unit
+  kept,              // what the unit's forward keeps for its recompute, and for the gradient of its input
   saved_for_input,   // what the unit saves for the gradient of its input
   saved_for_weight,  // what it saves for the gradients of its weights
   gradients,         // what the gradient of its input leaves for those of its weights
@@ -164,8 +165,7 @@ Schedule training_schedule(const ScheduleOptions& options);
 // Forward and loss of one micro-batch, nothing kept for a backward pass.
 Schedule evaluation_schedule(const ScheduleOptions& options);
 
-// Forward of one micro-batch up to the head's norm, from which logits are made. What the last action names is there
-// after it.
+// Forward of one micro-batch up to the head's norm, from which logits are made. What that names is there at the end.
 Schedule inference_schedule(const ScheduleOptions& options);
 
 // Empty if every action's inputs are there when it runs and every buffer holds what its readers expect; else the first

@@ -66,6 +66,7 @@ class Stage {
  private:
   // What a unit has of one micro-batch.
   struct UnitBuffers {
+    int32_t kept = -1;
     int32_t saved_for_input = -1;
     int32_t saved_for_weight = -1;
     int32_t gradients = -1;
@@ -97,7 +98,8 @@ class Stage {
       if (!stages_.runs(u)) continue;
       const UnitTraits& unit = schedule_.traits(u);
       actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
-      buffers += 5 + (unit.recomputed ? 2 : 0);  // the stream and its gradient, what is saved, what is left for weights
+      // The stream and its gradient, what is kept and saved, what is left for weights.
+      buffers += 5 + (unit.recomputed ? 2 : 0) + (keeps(unit) ? 1 : 0);
     }
     schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
     schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
@@ -172,6 +174,7 @@ class Stage {
     action[Operand::output] = own.output;
     action[Operand::input] =
         unit > stages_.first_unit(flight.chunk) ? of(flight, unit - 1).output : flight.input;
+    action[Operand::kept] = own.kept;
     action[Operand::saved_for_input] = own.saved_for_input;
     action[Operand::saved_for_weight] = own.saved_for_weight;
     action[Operand::gradients] = own.gradients;
@@ -199,6 +202,10 @@ class Stage {
     for (size_t i = 0; i < num_operands; ++i)
       named.operands[i] = access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) != Access::none;
     return named.operands;
+  }
+
+  static bool keeps(const UnitTraits& unit) {
+    return unit.uses[static_cast<size_t>(UnitPass::forward)].writes.contains(Operand::kept);
   }
 
   // What the unit saves gets buffers of its own.
@@ -242,6 +249,7 @@ class Stage {
       const int32_t following = unit + 1 < end ? unit + 1 : is_block(unit) ? first_block_of_next_pass() : -1;
       const int32_t weights = traffic_.use(unit, following);
       if (unit < head()) of(flight, unit).output = new_buffer(BufferKind::stream, m, unit);
+      if (keeps(schedule_.traits(unit))) of(flight, unit).kept = new_buffer(BufferKind::kept, m, unit);
       save(flight, unit);
       Action action = action_of(ActionKind::forward, flight, unit);
       action[Operand::weights] = weights;

@@ -6,9 +6,8 @@ namespace gptrain {
 
 PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
                                      DataPlace place, PrefetchRing ring, std::byte* memory)
-    : prefetcher_(dataset, first_sample + place.rank * config.batch.micro, config.batch.micro,
-                  place.size * config.batch.micro, config.model.sequence_length, memory, ring.depth, ring.kept,
-                  config.data.mask_documents),
+    : prefetcher_(dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
+                  place.size * config.batch.micro, memory, ring),
       kept_(ring.kept) {}
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)

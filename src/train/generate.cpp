@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -16,134 +17,20 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/model_check.h"
+#include "comm/agree.h"
 #include "comm/world.h"
 #include "data/tokenizer/files.h"
 #include "data/tokenizer/record.h"
 #include "data/tokenizer/unicode.h"
 #include "ops/backend.h"
-#include "ops/plan/plan_backend.h"
-#include "parallel/executor.h"
-#include "parallel/groups.h"
-#include "parallel/parameters.h"
+#include "parallel/make_stages.h"
+#include "train/inference.h"
 #include "train/run_state.h"
-#include "train/step_design.h"
 
 namespace gptrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The tokens of one sequence as a micro-batch of one.
-class OneSequence : public MicroBatchSource {
- public:
-  explicit OneSequence(int64_t capacity)
-      : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
-    batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
-  }
-  // Only the last tokens fit. Behind them is padding, to which no earlier position attends. `begin`: where the document
-  // begins in the sequence.
-  void set(const std::vector<int32_t>& sequence, int64_t first, int64_t begin) {
-    std::fill(tokens_.begin(), tokens_.end(), 0);
-    std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
-    const auto start = static_cast<int32_t>(std::max<int64_t>(begin - first, 0));
-    std::fill(document_starts_.begin() + start, document_starts_.end(), start);
-  }
-  const MicroBatch& next() override { return batch_; }
-
- private:
-  std::vector<int32_t> tokens_, targets_, document_starts_;
-  int64_t sample_ = 0;
-  MicroBatch batch_;
-};
-
-void load_weights(const StepDesign& design, const fs::path& checkpoint, const DeviceMemory& weights) {
-  auto* const start = reinterpret_cast<float*>(weights.data());
-  std::vector<Slice> slices;
-  for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
-    const TensorSpec& tensor = design.spec.tensors[i];
-    slices.push_back({.name = fmt::format("weight/{}", tensor.name),
-                      .global_shape = tensor.shape,
-                      .offset = std::vector<int64_t>(tensor.shape.size(), 0),
-                      .shape = tensor.shape,
-                      .data = start + design.layout.segments[i].offset});
-  }
-  load_slices(checkpoint, slices);
-}
-
-// A forward pass over one sequence of fixed length, with weights in f32 on one rank, and the logits of one of its
-// positions.
-class Inference {
- public:
-  // Borrows all. `weights`: of design_inference for the same config.
-  Inference(const RunConfig& config, RankGroups& groups, int64_t length, const DeviceMemory& weights, Backend& backend)
-      : design_(design_inference(config, backend.target(), groups, length)),
-        backend_(backend),
-        groups_(groups),
-        gathers_(design_.spec.units.size(), Lane::done),
-        source_(length) {
-    activations_ = backend.allocate(design_.memory.arenas[MemoryClass::activations]);
-    data_ = backend.allocate(design_.memory.arenas[MemoryClass::data]);
-    parameters_ = std::make_unique<ParameterStore>(design_.spec, design_.shards, design_.layout, design_.sharding,
-                                                   ParameterBuffers{.weights = weights.data()});
-    const auto [frames, scratch] = plan_workspace();
-    scratch_ = backend.allocate(align_up(std::max(scratch, int64_t{1})));
-    workspace_memory_ = backend.allocate(frames + align_up(padded_vocab() * dtype_bytes(DType::f32)));
-    workspace_ = Workspace(workspace_memory_->data(), workspace_memory_->bytes());
-    model_ = make_model(design_, design_.evaluation_shape, backend, groups);
-    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, place_of(backend, workspace_),
-                                           nullptr);
-  }
-
-  // Logits over the true vocabulary after `sequence`, of which the last `length` tokens are seen, and whose document
-  // begins at `begin`.
-  std::vector<float> next_logits(const std::vector<int32_t>& sequence, int64_t begin) {
-    const int64_t length = design_.evaluation_shape.sequence_length;
-    const auto size = static_cast<int64_t>(sequence.size());
-    const int64_t seen = std::min(size, length);
-    source_.set(sequence, size - seen, begin);
-    backend_.set_scratch(scratch_->data(), scratch_->bytes());
-    executor_->play(source_, nullptr);
-    const LayerCall call = executor_->call_of(design_.evaluation->schedule.actions.back());
-    WorkspaceFrame frame(workspace_);
-    const Matrix row = frame.take(DType::f32, 1, padded_vocab());
-    model_->head().logits(call, seen - 1, row);
-    std::vector<float> logits(static_cast<size_t>(design_.config.model.vocab_size));
-    backend_.download(logits.data(), row.data, static_cast<int64_t>(logits.size() * sizeof(float)));
-    backend_.synchronize();
-    return logits;
-  }
-
- private:
-  int64_t padded_vocab() const { return vocabulary_rows(design_.config.model.vocab_size, 1); }
-
-  Workplace place_of(Backend& backend, Workspace& workspace) {
-    Workplace place{.workspace = &workspace, .backend = &backend, .groups = &groups_, .gathers = &gathers_};
-    place.arenas[static_cast<size_t>(MemoryClass::activations)] = activations_->data();
-    place.arenas[static_cast<size_t>(MemoryClass::data)] = data_->data();
-    return place;
-  }
-
-  // Plays the pass on the `plan` backend: bytes of its frames, and of its scratch.
-  std::pair<int64_t, int64_t> plan_workspace() {
-    PlanBackend plan(backend_.target());
-    const auto model = make_model(design_, design_.evaluation_shape, plan, groups_);
-    Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Executor executor(*model, *design_.evaluation, *parameters_, place_of(plan, unlimited), nullptr);
-    executor.play(source_, nullptr);
-    return {unlimited.high_water_bytes(), plan.scratch_bytes()};
-  }
-
-  const StepDesign design_;
-  Backend& backend_;
-  RankGroups& groups_;
-  UnitTickets gathers_;
-  OneSequence source_;
-  std::unique_ptr<ParameterStore> parameters_;
-  std::unique_ptr<DeviceMemory> activations_, data_, scratch_, workspace_memory_;
-  Workspace workspace_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Executor> executor_;
-};
 
 int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index, size_t prompt) {
   const auto likeliest = std::max_element(logits.begin(), logits.end());
@@ -215,36 +102,47 @@ std::vector<int32_t> encode_prompt(const Vocabulary& vocabulary, const std::stri
   return sequence;
 }
 
-// The model of a checkpoint, on the CPU, and what grows with the text.
+RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) {
+  RunConfig config = saved_config(checkpoint, read_manifest(checkpoint));
+  config.parallel = parallel;
+  config.parallel.zero = 0;
+  config.parallel.sequence = false;  // passes over one sequence have few rows
+  return config;
+}
+
+// The first tensor rank of the stage that runs the head, which has the logits.
+int64_t drawing_rank(const RunConfig& config, const Mesh& mesh) {
+  const Stages stages = make_stages(config, 0, 1);
+  MeshPoint point;
+  point[MeshAxis::pipeline] = stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1));
+  return mesh.rank_of(point);
+}
+
+// The model of a checkpoint, on the CPU, on the ranks that share it.
 class Generator {
  public:
-  explicit Generator(const GenerateOptions& options)
+  // Not collective. Borrows the options and the groups.
+  Generator(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups)
       : options_(options),
         checkpoint_(resolve_checkpoint(options.checkpoint)),
-        config_(saved_config(checkpoint_, read_manifest(checkpoint_))),
-        vocabulary_(find_vocabulary(options, checkpoint_, config_)) {
+        config_(config_of(checkpoint_, parallel)),
+        vocabulary_(find_vocabulary(options, checkpoint_, config_)),
+        groups_(groups),
+        backend_(make_cpu_backend(options.threads)) {
     check_model(checkpoint_);
-    config_.parallel = {};
-    backend_ = make_cpu_backend(options.threads);
-    world_ = std::move(make_local_world(1).front());
-    groups_ = std::make_unique<RankGroups>(config_, *world_);
-    const StepDesign shortest = design_inference(config_, backend_->target(), *groups_, 1);
-    weights_ = backend_->allocate(shortest.memory.arenas[MemoryClass::weights]);
-    load_weights(shortest, checkpoint_, *weights_);
+    for (const std::string& prompt : options.prompts) sequences_.push_back(encode_prompt(vocabulary_, prompt));
+    // One of the ranks that hold the same weights is enough.
+    if (groups.copy_rank() > 0) return;
+    inference_ = std::make_unique<Inference>(config_, checkpoint_, groups, *backend_);
+    size_t longest = 0;
+    for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
+    inference_->reserve(static_cast<int64_t>(longest) + options.tokens);
   }
 
-  std::vector<int32_t> encode(const std::string& prompt) const { return encode_prompt(vocabulary_, prompt); }
-
-  void go_on(size_t prompt, std::vector<int32_t> sequence, const std::function<void(std::string_view)>& emit) {
-    const int64_t begin = vocabulary_.end_token ? 1 : 0;
+  void go_on(size_t prompt, const std::function<void(std::string_view)>& emit) {
+    std::vector<int32_t>& sequence = sequences_[prompt];
     for (int64_t i = 0; i < options_.tokens; ++i) {
-      reach(static_cast<int64_t>(sequence.size()));
-      std::vector<float> logits = inference_->next_logits(sequence, begin);
-      // What is no token of the tokenizer was never seen in training.
-      for (size_t id = 0; id < logits.size(); ++id) {
-        if (!vocabulary_.tokenizer->has(static_cast<int64_t>(id))) logits[id] = -std::numeric_limits<float>::infinity();
-      }
-      const auto token = static_cast<int32_t>(sample(logits, options_, i, prompt));
+      const int32_t token = next_token(sequence, i, prompt);
       if (vocabulary_.end_token == token) return;
       sequence.push_back(token);
       emit(vocabulary_.tokenizer->text_of(token));
@@ -252,39 +150,65 @@ class Generator {
   }
 
  private:
-  // The pass grows with the text in steps, so that short texts do not pay for the model's whole length.
-  void reach(int64_t size) {
-    constexpr int64_t length_step = 64;
-    const int64_t needed =
-        std::min((size + length_step - 1) / length_step * length_step, config_.model.sequence_length);
-    if (needed <= length_) return;
-    inference_.reset();
-    inference_ = std::make_unique<Inference>(config_, *groups_, needed, *weights_, *backend_);
-    length_ = needed;
+  int32_t next_token(const std::vector<int32_t>& sequence, int64_t index, size_t prompt) {
+    const int64_t begin = vocabulary_.end_token ? 1 : 0;
+    std::vector<float> logits;
+    if (inference_) logits = inference_->next_logits(sequence, begin);
+    int32_t token = -1;
+    if (!logits.empty()) {
+      // What is no token of the tokenizer was never seen in training.
+      for (size_t id = 0; id < logits.size(); ++id) {
+        if (!vocabulary_.tokenizer->has(static_cast<int64_t>(id))) logits[id] = -std::numeric_limits<float>::infinity();
+      }
+      token = static_cast<int32_t>(sample(logits, options_, index, prompt));
+    }
+    if (Communicator* const all = groups_.group(GroupKind::world))
+      all->broadcast(&token, 1, DType::i32, static_cast<int>(drawing_rank(config_, groups_.mesh())));
+    return token;
   }
 
   const GenerateOptions& options_;
   const fs::path checkpoint_;
-  RunConfig config_;
+  const RunConfig config_;
   const Vocabulary vocabulary_;
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<RankGroups> groups_;
-  std::unique_ptr<DeviceMemory> weights_;
-  std::unique_ptr<Inference> inference_;
-  int64_t length_ = 0;
+  RankGroups& groups_;
+  const std::unique_ptr<Backend> backend_;
+  std::vector<std::vector<int32_t>> sequences_;
+  std::unique_ptr<Inference> inference_;  // null on ranks whose weights another one has
 };
 
 }  // namespace
 
 void generate(const GenerateOptions& options, const std::function<void(size_t, std::string_view)>& emit) {
-  Generator generator(options);
-  std::vector<std::vector<int32_t>> sequences;
-  for (const std::string& prompt : options.prompts) sequences.push_back(generator.encode(prompt));
-  for (size_t i = 0; i < sequences.size(); ++i) {
+  const fs::path checkpoint = resolve_checkpoint(options.checkpoint);
+  const auto world = std::move(make_local_world(1).front());
+  RankGroups groups(config_of(checkpoint, {}), *world);
+  Generator generator(options, {}, groups);
+  for (size_t i = 0; i < options.prompts.size(); ++i) {
     emit(i, options.prompts[i]);
-    generator.go_on(i, std::move(sequences[i]), [&](std::string_view text) { emit(i, text); });
+    generator.go_on(i, [&](std::string_view text) { emit(i, text); });
   }
+}
+
+SharedText generate_together(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
+                             const World& world) {
+  std::unique_ptr<Generator> generator;
+  const std::vector<std::string> reasons = agree(groups.group(GroupKind::world), world, [&]() -> std::string {
+    try {
+      generator = std::make_unique<Generator>(options, parallel, groups);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    } catch (const std::bad_alloc&) {
+      return "no memory for the model's weights in fp32";
+    }
+  });
+  for (const std::string& of_rank : reasons) {
+    if (!of_rank.empty()) return {.text = std::nullopt, .reason = of_rank};
+  }
+  std::string text;
+  generator->go_on(0, [&](std::string_view piece) { text += piece; });
+  return {.text = std::move(text)};
 }
 
 }  // namespace gptrain

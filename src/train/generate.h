@@ -4,9 +4,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "comm/world.h"
+#include "config/run_config.h"
+#include "parallel/groups.h"
 
 namespace gptrain {
 
@@ -29,5 +34,16 @@ struct GenerateOptions {
 // "bytes". Throws Error(checkpoint) for a bad checkpoint, Error(usage) where no tokenizer is known, or the one named is
 // not the checkpoint's, and for a prompt that cannot be encoded.
 void generate(const GenerateOptions& options, const std::function<void(size_t prompt, std::string_view text)>& emit);
+
+// The same by the ranks of a world, of one prompt: the ranks of `parallel` that share a model hold their parts of it, in
+// f32 on their hosts, and the others wait. Collective over the world; the groups are of such a config, on the host's
+// memory. `text` is what follows the prompt, the same on every rank. Where some rank cannot begin (an Error as above, or
+// no memory for its part), there is none on any, but a `reason`.
+struct SharedText {
+  std::optional<std::string> text;
+  std::string reason = {};
+};
+SharedText generate_together(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
+                             const World& world);
 
 }  // namespace gptrain

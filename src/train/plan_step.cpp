@@ -127,7 +127,10 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   std::shared_ptr<const Program> program;  // of the stage's first rank
   for (int64_t i = 0; i < num_stages * tensor_size; ++i) {
     const int64_t tensor_rank = i % tensor_size;
-    const int64_t rank = i / tensor_size * (world_size / num_stages) + tensor_rank;
+    MeshPoint point;
+    point[MeshAxis::tensor] = tensor_rank;
+    point[MeshAxis::pipeline] = i / tensor_size;
+    const int64_t rank = mesh.rank_of(point);
     if (tensor_rank == 0) plans.clear();
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
     Planned& plan = entry->second;

@@ -15,6 +15,7 @@ struct RunContext {
   Backend& backend;
   RankGroups& groups;
   World& world;
+  int threads;  // of the host that are this rank's
 
   bool leads() const { return groups.rank() == 0; }                     // rank 0 prints and writes; all compute
   Communicator* all() const { return groups.group(GroupKind::world); }  // null: there is one rank

@@ -1,8 +1,6 @@
 #include "train/samples.h"
 
-#include <new>
 #include <string>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/output.h"
@@ -33,6 +31,8 @@ void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& t
 Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                  const RunTokenizer& tokenizer)
     : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
+  if (context.config.run.sample_every_steps > 0)
+    groups_ = std::make_unique<RankGroups>(context.config, context.world);
   // What a run that was killed has left.
   if (context.leads()) remove_folder(sampling_folder(folder.out()));
 }
@@ -48,41 +48,31 @@ void Samples::run(const RunProgress& progress) {
   std::error_code ignored;
   const bool is_saved = context_.leads() && fs::exists(saved / manifest_name, ignored);
   if (!broadcast_text(context_.all(), is_saved ? "yes" : "", 0).empty()) {
-    if (context_.leads()) write_text(saved, progress.step);
+    write_text(saved, progress.step);
     return;
   }
   const fs::path folder = sampling_folder(folder_.out());
   if (context_.leads()) remove_folder(folder);
   save_weights(context_.config, step_, progress, context_.groups, context_.world, folder, tokenizer_.record);
-  if (!context_.leads()) return;
   write_text(checkpoints_folder(folder) / step_folder_name(progress.step), progress.step);
-  remove_folder(folder);
+  if (context_.leads()) remove_folder(folder);
 }
 
 void Samples::write_text(const fs::path& checkpoint, int64_t step) {
   const RunConfig& config = context_.config;
-  GenerateOptions options{.checkpoint = checkpoint,
-                          .tokenizer = {},
-                          .prompts = {config.run.sample_prompt},
-                          .tokens = config.run.sample_tokens,
-                          .seed = config.run.seed,
-                          .threads = static_cast<int>(config.run.threads)};
-  std::string text;
-  bool is_prompt = true;
-  try {
-    generate(options, [&](size_t, std::string_view piece) {
-      if (!is_prompt) text += piece;
-      is_prompt = false;
-    });
-  } catch (const Error& error) {
-    print_err("warning: no sample after step {}: {}\n", step, error.what());
-    return;
-  } catch (const std::bad_alloc&) {
-    print_err("warning: no sample after step {}: no memory for the model's weights in fp32\n", step);
-    return;
+  const GenerateOptions options{.checkpoint = checkpoint,
+                                .tokenizer = {},
+                                .prompts = {config.run.sample_prompt},
+                                .tokens = config.run.sample_tokens,
+                                .seed = config.run.seed,
+                                .threads = context_.threads};
+  const SharedText written = generate_together(options, config.parallel, *groups_, context_.world);
+  if (written.text) {
+    // A character can be cut off at the end, and a model of bytes writes what it likes.
+    reporter_.report_sample(step, config.run.sample_prompt, replace_invalid_utf8(*written.text));
+  } else if (context_.leads()) {
+    print_err("warning: no sample after step {}: {}\n", step, written.reason);
   }
-  // A character can be cut off at the end, and a model of bytes writes what it likes.
-  reporter_.report_sample(step, config.run.sample_prompt, replace_invalid_utf8(text));
 }
 
 }  // namespace gptrain

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 
 #include "data/run_tokenizer.h"
 #include "train/folder.h"
@@ -16,12 +18,12 @@ namespace gptrain {
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);
 
 // Every rank has one and calls it alike, while no step is under way. A text is written as `gptrain generate` writes it,
-// by rank 0 on the CPU, with weights that go through files: of the checkpoint of this step, or of one in OUT/.sampling
-// that holds weights only, and is gone afterwards. Rank 0's host needs memory for all weights in f32 meanwhile; where
-// there is none, a warning says so and the run goes on.
+// on the CPUs of the ranks that share a model, with weights that go through files: of the checkpoint of this step, or of
+// one in OUT/.sampling that holds weights only, and is gone afterwards. Their hosts need memory for their parts of the
+// weights in f32 meanwhile; where there is none, a warning says so and the run goes on.
 class Samples {
  public:
-  // Borrows all.
+  // Borrows all. Collective over the world.
   Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
           const RunTokenizer& tokenizer);
 
@@ -34,6 +36,7 @@ class Samples {
 
   const RunContext& context_;
   FolderWatch& folder_;
+  std::unique_ptr<RankGroups> groups_;  // on the host's memory; null: there are no samples
   TrainingStep& step_;
   Reporter& reporter_;
   const RunTokenizer& tokenizer_;

@@ -28,6 +28,8 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
   const auto add = [&](std::string setting, Change change) {
     remedies.push_back({std::move(setting), std::move(change)});
   };
+  if (config.memory.recompute == RecomputeKind::none)
+    add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
   if (config.memory.recompute != RecomputeKind::block)
     add("memory.recompute = \"block\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
   if (config.batch.micro > 1) {

@@ -16,9 +16,7 @@ namespace {
 
 bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
 
-int64_t micro_batch_bytes(const RunConfig& config) {
-  return MicroBatch::bytes(config.batch.micro, config.model.sequence_length, config.data.mask_documents);
-}
+int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
 
 // Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
 // GPU's are so fast that it shows (tests/bench/NOTES.md).
@@ -36,13 +34,15 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .seed = config.run.seed,
           .training = training,
           .mask_documents = config.data.mask_documents,
-          .max_documents = config.data.max_documents};
+          .max_documents = config.data.max_documents,
+          .keeps_products = config.memory.recompute == RecomputeKind::selective};
 }
 
 std::vector<bool> recomputed_units(const RunConfig& config) {
   std::vector<bool> recomputed(static_cast<size_t>(config.model.num_layers) + 2, false);
   if (config.memory.recompute == RecomputeKind::none) return recomputed;
-  const int64_t interval = config.memory.recompute == RecomputeKind::block ? 1 : config.memory.recompute_interval;
+  const int64_t interval =
+      config.memory.recompute == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
   for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
     recomputed[static_cast<size_t>(layer) + 1] = true;
   return recomputed;
@@ -83,9 +83,9 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
   for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
     const int64_t elements = design.layout.units[static_cast<size_t>(unit)].elements;
     const LayerRecords& records = model.records(unit);
-    of(BufferKind::batch).push_back(
-        MicroBatch::bytes(model.shape().batch, model.shape().sequence_length, model.shape().mask_documents));
+    of(BufferKind::batch).push_back(model.shape().micro_batch().bytes());
     of(BufferKind::stream).push_back(model.stream_bytes());
+    of(BufferKind::kept).push_back(records.kept_bytes);
     of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
@@ -142,6 +142,10 @@ Model planned_model(const StepDesign& design, const StepShape& shape, PlanBacken
 }
 
 }  // namespace
+
+MicroBatchShape micro_batch_shape(const RunConfig& config) {
+  return {config.batch.micro, config.model.sequence_length, config.data.mask_documents};
+}
 
 PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
@@ -226,8 +230,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 }
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
-  const Stages all = Stages::one(static_cast<int32_t>(config.model.num_layers) + 2, 1);
-  StepDesign design = begin_design(config, groups.tensor_place(), all, Sharding{});
+  StepDesign design =
+      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1), Sharding{});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,

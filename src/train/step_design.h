@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "data/dataset.h"
 #include "model/model.h"
 #include "ops/target.h"
 #include "parallel/executor.h"
@@ -55,11 +56,9 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups);
 
-// The ring of the host's memory into which micro-batches are read ahead, in micro-batches.
-struct PrefetchRing {
-  int kept;   // of those that are in use, or on their way to a device
-  int depth;  // of all
-};
+// Of a rank's micro-batches.
+MicroBatchShape micro_batch_shape(const RunConfig& config);
+
 // For a device whose memory is apart, those of two steps are kept, as many as the host may have queued.
 PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);

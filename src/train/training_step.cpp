@@ -41,8 +41,8 @@ class ComputeOnly final : public ActionObserver {
 class NoTokens final : public MicroBatchSource {
  public:
   explicit NoTokens(const StepShape& shape)
-      : memory_(static_cast<size_t>(MicroBatch::bytes(shape.batch, shape.sequence_length, shape.mask_documents))),
-        view_(MicroBatch::at(memory_.data(), shape.batch, shape.sequence_length, shape.mask_documents)) {}
+      : memory_(static_cast<size_t>(shape.micro_batch().bytes())),
+        view_(MicroBatch::at(memory_.data(), shape.micro_batch())) {}
   const MicroBatch& next() override { return view_; }
 
  private:
@@ -94,8 +94,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
-        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), config.batch.micro,
-        config.model.sequence_length, config.data.mask_documents);
+        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()),
+        micro_batch_shape(config));
   }
   const Workplace place{.arenas = arena_starts(),
                         .state = state_,

@@ -201,12 +201,37 @@ class DryRun(CliCase):
     def test_recomputation_costs_flops_and_saves_activations(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}))
         kept = self.plan(config)
-        for settings in [["memory.recompute=block"], ["memory.recompute=every_nth", "memory.recompute_interval=2"]]:
+        for settings in [["memory.recompute=block"], ["memory.recompute=selective"], ["memory.recompute=every_nth", "memory.recompute_interval=2"]]:
             with self.subTest(settings=settings):
                 again = self.plan(config, *overrides(*settings))
                 self.assertLess(again["activations_bytes"], kept["activations_bytes"])
                 self.assertGreater(again["hardware_flops_per_step"], kept["hardware_flops_per_step"])
                 self.assertEqual(again["model_flops_per_step"], kept["model_flops_per_step"])
+
+    def test_selective_recomputation_runs_no_linear_again(self):
+        config = self.write_config(tiny_config(model={"num_layers": 4, "hidden_size": 512}))
+        kept, selective, whole = (self.plan(config, *overrides(f"memory.recompute={kind}"))
+                                  for kind in ["none", "selective", "block"])
+        self.assertGreater(selective["activations_bytes"], whole["activations_bytes"])
+        extra = {kind: plan["hardware_flops_per_step"] - kept["hardware_flops_per_step"]
+                 for kind, plan in [("selective", selective), ("block", whole)]}
+        # Linears are by far the most of a small model with short sequences.
+        self.assertLess(extra["selective"], 0.2 * extra["block"])
+
+    def test_says_which_links_each_order_of_the_ranks_uses(self):
+        config = self.write_config(tiny_config(model={"num_layers": 4}, batch={"micro": 1, "global": 8}))
+        arguments = ["train", config, "--dry-run", "--target", "h100", "--world-size", 16]
+        arguments += overrides("parallel.pipeline=2", "parallel.tensor=2")
+        text = self.succeed(*arguments)
+        self.assertRegex(text, r"\n  order +tensor-data-pipeline +data ranks within nodes, stages between nodes\n"
+                               r"  other order +tensor-pipeline-data +data ranks between nodes, stages within nodes\n")
+        arguments += overrides("parallel.rank_order=tensor-pipeline-data")
+        other = self.succeed(*arguments)
+        self.assertRegex(other, r"\n  other order +tensor-data-pipeline .*\n  order +tensor-pipeline-data ")
+        self.assertEqual(json.loads(self.succeed(*arguments, "--json"))["rank_order"], "tensor-pipeline-data")
+        # Stages that are near say so where their traffic is listed.
+        self.assertIn("within a node, lane send_next", other)
+        self.assertIn("between nodes, lane send_next", text)
 
     def test_175_billion_parameters_take_a_second_and_little_memory(self):
         if is_sanitized():

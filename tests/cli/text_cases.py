@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 import struct
 import unittest
 from pathlib import Path
@@ -112,10 +113,18 @@ class EndToEnd(TextCase):
 
 class Samples(TextCase):
     def test_ranks_that_share_the_weights(self):
-        settings = ["run.steps=4", "run.sample_every_steps=2", "run.sample_tokens=5", "parallel.tensor=2",
-                    "parallel.zero=3", "checkpoint.every_steps=2"]
+        for ranks, layout in [(4, ["tensor=2", "zero=3"]), (4, ["pipeline=2", "tensor=2"]), (2, ["pipeline=2"]),
+                              (6, ["pipeline=3", "rank_order=tensor-pipeline-data", "zero=2"]),
+                              (2, ["pipeline=2", "pipeline_schedule=zero-bubble-v"])]:
+            with self.subTest(layout=layout):
+                self.write_on_ranks(ranks, [f"parallel.{setting}" for setting in layout])
+
+    def write_on_ranks(self, ranks, layout):
+        shutil.rmtree(self.path("out"), ignore_errors=True)
+        settings = ["model.num_layers=4", "batch.global=12", "batch.micro=2", "run.steps=4", "run.sample_every_steps=2",
+                    "run.sample_tokens=5", "checkpoint.every_steps=2", *layout]
         self.path("out/.sampling/left").mkdir(parents=True)
-        out = self.train(self.config(), "--ranks", "4", *overrides(*settings))
+        out = self.train(self.config(), "--ranks", str(ranks), *overrides(*settings))
         self.assertIn("sample after step 4: ", out)
         samples = [json.loads(line) for line in self.path("out/samples.jsonl").read_text(encoding="utf-8").splitlines()]
         self.assertEqual([(sample["step"], sample["prompt"]) for sample in samples], [(2, ""), (4, "")])

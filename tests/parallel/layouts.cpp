@@ -197,9 +197,17 @@ std::vector<LayoutCase> full_product() {
 }
 
 std::vector<size_t> covering(const std::vector<std::vector<size_t>>& choices) {
+  // Of some hundred thousand choices few have a pair that those before them have not.
   std::set<Pair> uncovered;
-  for (const std::vector<size_t>& choice : choices)
-    for (const Pair& pair : pairs_of(choice)) uncovered.insert(pair);
+  std::vector<bool> seen;
+  for (const std::vector<size_t>& choice : choices) {
+    for (const Pair& pair : pairs_of(choice)) {
+      const size_t number = ((pair[0] * 16 + pair[2]) * 64 + pair[1]) * 64 + pair[3];
+      if (number >= seen.size()) seen.resize(number + 1, false);
+      if (!seen[number]) uncovered.insert(pair);
+      seen[number] = true;
+    }
+  }
   std::mt19937_64 random(1);
   std::vector<size_t> chosen;
   while (!uncovered.empty()) {

@@ -34,6 +34,8 @@ const Layout layouts[] = {
     {Family::llama, 1, 2, {"parallel.zero=1", "precision.compute=bf16"}},
     {Family::gpt2, 1, 3, {"parallel.zero=2"}},
     {Family::llama, 1, 2, {"parallel.zero=3", "precision.compute=bf16", "memory.recompute=block"}},
+    {Family::llama, 2, 1, {"memory.recompute=selective", "parallel.sequence=true", "model.sequence_length=18"}},
+    {Family::gpt2, 1, 2, {"memory.recompute=selective", "parallel.zero=3", "precision.compute=bf16"}},
     {Family::llama, 2, 2, {"parallel.zero=3", "parallel.sequence=true", "model.sequence_length=18"}},
     {Family::gpt2, 1, 1, {"memory.recompute=block"}, 2},
     {Family::llama, 2, 1, {"parallel.zero=0", "precision.compute=bf16"}, 2},
@@ -112,7 +114,7 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
     }
   });
   CHECK(beside == config.batch.global * (2 * 4 * config.model.sequence_length + 8));
-  CHECK(among == config.batch.accumulation * MicroBatch::bytes(2, config.model.sequence_length));
+  CHECK(among == config.batch.accumulation * micro_batch_shape(config).bytes());
 }
 
 TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {

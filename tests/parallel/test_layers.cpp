@@ -104,7 +104,8 @@ class Player {
                 .batch = config.batch.micro,
                 .sequence_length = config.model.sequence_length,
                 .loss_chunk_tokens = config.memory.loss_chunk_tokens,
-                .seed = config.run.seed},
+                .seed = config.run.seed,
+                .keeps_products = config.memory.recompute == RecomputeKind::selective},
                spec_, shards_, layout_,
                {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
                 groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
@@ -168,6 +169,8 @@ class Player {
   int64_t bytes_of(Operand buffer, int64_t unit) const {
     const LayerRecords& records = model_.records(std::clamp<int64_t>(unit, 0, model_.num_layers() - 1));
     switch (buffer) {
+      case Operand::kept:
+        return records.kept_bytes;
       case Operand::saved_for_input:
         return records.saved_for_input_bytes;
       case Operand::saved_for_weight:
@@ -175,7 +178,7 @@ class Player {
       case Operand::gradients:
         return records.gradients_bytes;
       case Operand::batch:
-        return MicroBatch::bytes(model_.shape().batch, model_.shape().sequence_length, model_.shape().mask_documents);
+        return model_.shape().micro_batch().bytes();
       default:
         return model_.carrier_bytes();
     }
@@ -188,15 +191,12 @@ class Player {
 
   // All units read the same micro-batch.
   MicroBatch micro_batch(int64_t m) {
-    return MicroBatch::at(room(Operand::batch, {{}, m, 0}).data(), model_.shape().batch,
-                          model_.shape().sequence_length, model_.shape().mask_documents);
+    return MicroBatch::at(room(Operand::batch, {{}, m, 0}).data(), model_.shape().micro_batch());
   }
 
   void upload(int64_t m, RandomBatches& source) {
-    const StepShape& shape = model_.shape();
     const MicroBatch& from = source.next();
-    std::memcpy(micro_batch(m).tokens, from.tokens,
-                static_cast<size_t>(MicroBatch::bytes(shape.batch, shape.sequence_length, shape.mask_documents)));
+    std::memcpy(micro_batch(m).tokens, from.tokens, static_cast<size_t>(model_.shape().micro_batch().bytes()));
   }
 
   LayerCall call_of(const Step& step) {
@@ -216,6 +216,7 @@ class Player {
     call.workspace = &workspace_;
     call.input = room(Operand::input, step).data();
     call.output = room(Operand::output, step).data();
+    call.kept = room(Operand::kept, step).data();
     call.saved_for_input = room(Operand::saved_for_input, step).data();
     call.saved_for_weight = room(Operand::saved_for_weight, step).data();
     call.gradients = room(Operand::gradients, step).data();
@@ -272,7 +273,7 @@ class Player {
   }
 
   static constexpr std::array buffers = {
-      Operand::input,     Operand::output,   Operand::saved_for_input, Operand::saved_for_weight,
+      Operand::input,     Operand::output,   Operand::kept,   Operand::saved_for_input, Operand::saved_for_weight,
       Operand::gradients, Operand::d_output, Operand::d_input};
 
   const std::unique_ptr<Backend> backend_;
@@ -313,7 +314,10 @@ const std::vector<Case>& cases() {
       {Family::llama, 2, true, {"model.dropout=0.1"}},
       {Family::gpt2, 1, false, fp8},
       {Family::llama, 2, false, fp8},
-      {Family::gpt2, 2, true, with(fp8, {"model.dropout=0.1"})}};
+      {Family::gpt2, 2, true, with(fp8, {"model.dropout=0.1"})},
+      {Family::gpt2, 1, false, {"memory.recompute=selective", "model.dropout=0.1"}},
+      {Family::llama, 2, true, {"memory.recompute=selective", "model.qk_norm=true", "data.mask_documents=true"}},
+      {Family::llama, 2, false, with(fp8, {"memory.recompute=selective", "model.dropout=0.1"})}};
   return all;
 }
 
@@ -391,6 +395,15 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(plain.saved_for_input_bytes == matrix(108) + matrix(144) + matrix(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
   CHECK(plain.saved_for_weight_bytes == 3 * matrix(36) + matrix(144));
   CHECK(plain.gradients_bytes == matrix(108) + matrix(36) + matrix(144) + 4 * 512);
+
+  // What products gave is kept; the rest is there from recompute to the pass that reads it.
+  const LayerRecords selective = block_of({"memory.recompute=selective"});
+  CHECK(names(selective, RecordKind::kept) == Names{"attention.qkv", "ffn.hidden", "mid"});
+  CHECK(names(selective, RecordKind::saved_for_input) ==
+        Names{"attention.lse", "norm1.mean", "norm1.rstd", "norm2.mean", "norm2.rstd"});
+  CHECK(names(selective, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
+  CHECK(selective.kept_bytes == matrix(108) + matrix(144) + matrix(36));
+  CHECK(plain.kept_bytes == 0);
 
   const LayerRecords dropped = block_of({"model.dropout=0.1"});
   CHECK(names(dropped, RecordKind::gradients) == Names{"attention.out.dy", "attention.qkv.dy", "ffn.in.dy",

@@ -55,6 +55,7 @@ struct Mesh {
   std::string label;
   int64_t tensor, data;
   Overrides overrides;
+  RankOrder order = RankOrder::tensor_data_pipeline;
 };
 
 const std::vector<Pipeline> pipelines = make_pipelines();
@@ -66,10 +67,17 @@ const std::vector<Mesh> meshes = {{"alone", 1, 1, {}},
                                   {"tensor", 2, 1, {"parallel.tensor=2"}},
                                   {"sequence", 2, 1, {"parallel.tensor=2", "parallel.sequence=true"}},
                                   {"data", 1, 2, {}},
-                                  {"tensor data", 2, 2, {"parallel.tensor=2"}}};
+                                  {"tensor data", 2, 2, {"parallel.tensor=2"}},
+                                  {"data, stages first", 1, 2, {}, RankOrder::tensor_pipeline_data},
+                                  {"tensor data, stages first",
+                                   2,
+                                   2,
+                                   {"parallel.tensor=2", "parallel.sequence=true"},
+                                   RankOrder::tensor_pipeline_data}};
 const std::vector<int64_t> micro_batches = {1, 2, 3, 5, 8};
 const std::vector<Value> recomputes = {
     {"none", {}},
+    {"selective", {"memory.recompute=selective"}},
     {"block", {"memory.recompute=block"}},
     {"every_nth", {"memory.recompute=every_nth", "memory.recompute_interval=2"}}};
 const std::vector<Value> precisions = {{"fp32", {"precision.compute=fp32"}},
@@ -121,7 +129,8 @@ class Case {
   RunConfig config() const {
     Overrides overrides = of_mesh();
     append(overrides, {fmt::format("parallel.pipeline={}", shape().stages),
-                       "parallel.pipeline_schedule=" + shape().schedule});
+                       "parallel.pipeline_schedule=" + shape().schedule,
+                       fmt::format("parallel.rank_order={}", rank_order_names[static_cast<size_t>(ranks().order)])});
     if (shape().chunks > 1) overrides.push_back(fmt::format("parallel.virtual_stages={}", shape().chunks));
     if (choice_[placement] > 0)
       overrides.push_back(fmt::format("parallel.layers_per_stage=[{}]", fmt::join(uneven_layers(), ",")));

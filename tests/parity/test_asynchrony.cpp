@@ -28,7 +28,7 @@ namespace {
 class KeptBatches final : public MicroBatchSource {
  public:
   KeptBatches(const RunConfig& config, int64_t kept)
-      : source_(config), bytes_(MicroBatch::bytes(config.batch.micro, config.model.sequence_length)), config_(config) {
+      : source_(config), bytes_(micro_batch_shape(config).bytes()), config_(config) {
     for (int64_t i = 0; i < kept; ++i) memory_.emplace_back(static_cast<size_t>(bytes_));
   }
   int64_t kept() const override { return static_cast<int64_t>(memory_.size()); }
@@ -36,7 +36,7 @@ class KeptBatches final : public MicroBatchSource {
     std::vector<std::byte>& oldest = memory_[static_cast<size_t>(taken_++ % kept())];
     std::fill(oldest.begin(), oldest.end(), std::byte{1});
     const MicroBatch& made = source_.next();
-    view_ = MicroBatch::at(oldest.data(), config_.batch.micro, config_.model.sequence_length);
+    view_ = MicroBatch::at(oldest.data(), micro_batch_shape(config_));
     std::memcpy(oldest.data(), made.tokens, static_cast<size_t>(bytes_));
     return view_;
   }

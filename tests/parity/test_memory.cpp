@@ -60,6 +60,7 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
          {std::vector<std::string>{},
           {"batch.micro=1"},
           {"memory.recompute=block"},
+          {"memory.recompute=selective", "precision.compute=bf16"},
           {"model.dropout=0.1", "precision.compute=bf16"},
           {"precision.compute=bf16-pure"},
           {"model.hidden_size=48", "model.ffn_hidden_size=112", "model.sequence_length=20", "run.device=auto",

@@ -102,14 +102,19 @@ TEST_CASE("every recompute mode gives the same bits") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"fp32", "bf16"}) {
       INFO(precision);
-      const std::vector<std::string> base = {"model.dropout=0.1", "batch.micro=2",
-                                             std::string("precision.compute=") + precision};
-      const Outcome none = train_steps(small_config(family, base), 3);
-      for (const char* mode : {"block", "every_nth"}) {
-        std::vector<std::string> overrides = base;
-        overrides.push_back(std::string("memory.recompute=") + mode);
-        if (mode == std::string("every_nth")) overrides.push_back("memory.recompute_interval=2");
-        require_same_bits(none, train_steps(small_config(family, overrides), 3));
+      for (const bool qk_norm : {false, true}) {
+        INFO("QK-norm " << qk_norm);
+        const std::vector<std::string> base = {"model.dropout=0.1", "batch.micro=2",
+                                               std::string("precision.compute=") + precision,
+                                               std::string("model.qk_norm=") + (qk_norm ? "true" : "false")};
+        const Outcome none = train_steps(small_config(family, base), 3);
+        for (const char* mode : {"selective", "block", "every_nth"}) {
+          INFO(mode);
+          std::vector<std::string> overrides = base;
+          overrides.push_back(std::string("memory.recompute=") + mode);
+          if (mode == std::string("every_nth")) overrides.push_back("memory.recompute_interval=2");
+          require_same_bits(none, train_steps(small_config(family, overrides), 3));
+        }
       }
     }
   }

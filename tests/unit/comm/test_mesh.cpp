@@ -28,6 +28,18 @@ TEST_CASE("ranks and coordinates are inverse, tensor fastest and pipeline slowes
   for (int64_t rank = 0; rank < 240; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
 }
 
+TEST_CASE("stages may be nearer than data ranks") {
+  const Mesh mesh(point(2, 1, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
+  REQUIRE(mesh.coordinates(1) == point(1, 0, 0, 0, 0));
+  REQUIRE(mesh.coordinates(2) == point(0, 0, 0, 0, 1));
+  REQUIRE(mesh.coordinates(8) == point(0, 0, 0, 1, 0));
+  for (int64_t rank = 0; rank < 24; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
+  REQUIRE(mesh.group(11, {MeshAxis::pipeline}) == Ranks{9, 11, 13, 15});
+  REQUIRE(mesh.group(11, {MeshAxis::data}) == Ranks{3, 11, 19});
+  REQUIRE(mesh.group(3, {MeshAxis::data, MeshAxis::pipeline}) ==
+          Ranks{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23});
+}
+
 TEST_CASE("groups along one axis and along several") {
   const Mesh mesh(point(2, 1, 1, 3, 2), 12);
   REQUIRE(mesh.group(3, {MeshAxis::tensor}) == Ranks{2, 3});

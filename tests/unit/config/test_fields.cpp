@@ -51,6 +51,7 @@ const std::map<std::string, Sample> samples = {
     {"parallel.pipeline", {"2", {}}},
     {"parallel.virtual_stages", {"3", {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved"}}},
     {"parallel.pipeline_schedule", {R"("gpipe")", {"parallel.pipeline=2"}}},
+    {"parallel.rank_order", {R"("tensor-pipeline-data")", {"parallel.pipeline=2"}}},
     {"parallel.layers_per_stage", {"[4,8]", {"parallel.pipeline=2"}}},
     {"parallel.zero", {"2", {}}},
     {"parallel.sequence", {"true", {"parallel.tensor=2"}}},

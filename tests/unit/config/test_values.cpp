@@ -67,7 +67,7 @@ TEST_CASE("an unknown word is refused with the nearest one") {
   CHECK(fault({"model.activation=gelu_tan"}) ==
         R"(model.activation = "gelu_tan": must be one of gelu_tanh, gelu, swiglu (try "gelu_tanh"))");
   CHECK(fault({"memory.recompute=every"}) ==
-        R"(memory.recompute = "every": must be one of none, block, every_nth (try "every_nth"))");
+        R"(memory.recompute = "every": must be one of none, selective, block, every_nth (try "every_nth"))");
   CHECK(
       fault({"model.preset=gpt2-125m"}) ==
       R"(model.preset = "gpt2-125m": must be one of the 31 names that `gptrain config schema` lists (try "gpt2-124m"))");

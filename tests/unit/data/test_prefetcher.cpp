@@ -32,7 +32,7 @@ struct Fixture {
 
   // Guard bytes behind the ring show writes beyond it.
   std::byte* make_ring(int64_t batch, int depth) {
-    ring.assign(static_cast<size_t>(depth * MicroBatch::bytes(batch, sequence_length) + 64), std::byte{0xA5});
+    ring.assign(static_cast<size_t>(depth * MicroBatchShape{batch, sequence_length}.bytes() + 64), std::byte{0xA5});
     return ring.data();
   }
   bool guard_intact() const {
@@ -41,30 +41,30 @@ struct Fixture {
 };
 
 TEST_CASE("A micro-batch lies within its bytes, its parts aligned and apart") {
-  CHECK(MicroBatch::bytes(1, 1) == 3 * 256);
-  CHECK(MicroBatch::bytes(8, 1024) == 2 * 8 * 1024 * 4 + 256);
-  CHECK(MicroBatch::bytes(3, 100) == 2 * 1280 + 256);
-  std::vector<std::byte> memory(static_cast<size_t>(MicroBatch::bytes(3, 100)));
-  const MicroBatch batch = MicroBatch::at(memory.data(), 3, 100);
+  CHECK(MicroBatchShape{1, 1}.bytes() == 3 * 256);
+  CHECK(MicroBatchShape{8, 1024}.bytes() == 2 * 8 * 1024 * 4 + 256);
+  CHECK(MicroBatchShape{3, 100}.bytes() == 2 * 1280 + 256);
+  std::vector<std::byte> memory(static_cast<size_t>(MicroBatchShape{3, 100}.bytes()));
+  const MicroBatch batch = MicroBatch::at(memory.data(), {3, 100});
   CHECK(reinterpret_cast<std::byte*>(batch.tokens) == memory.data());
   CHECK(reinterpret_cast<std::byte*>(batch.targets) == memory.data() + 1280);
   CHECK(reinterpret_cast<std::byte*>(batch.sample_ids) == memory.data() + 2560);
 }
 
 TEST_CASE("A micro-batch has room for the starts of documents where they are asked for") {
-  CHECK(MicroBatch::bytes(3, 100, true) == 3 * 1280 + 256);
-  std::vector<std::byte> memory(static_cast<size_t>(MicroBatch::bytes(3, 100, true)));
-  CHECK(reinterpret_cast<std::byte*>(MicroBatch::at(memory.data(), 3, 100, true).document_starts) ==
+  CHECK(MicroBatchShape{3, 100, true}.bytes() == 3 * 1280 + 256);
+  std::vector<std::byte> memory(static_cast<size_t>(MicroBatchShape{3, 100, true}.bytes()));
+  CHECK(reinterpret_cast<std::byte*>(MicroBatch::at(memory.data(), {3, 100, true}).document_starts) ==
         memory.data() + 2560 + 256);
-  CHECK(MicroBatch::at(memory.data(), 3, 100).document_starts == nullptr);
+  CHECK(MicroBatch::at(memory.data(), {3, 100}).document_starts == nullptr);
 }
 
 TEST_CASE("The starts of documents come with their samples") {
   const TemporaryFolder folder;
   RawTokenFile::of({{1, 2, 3}, {4}, {5, 6, 7, 8, 9, 10, 11}}, 8).write(folder / "docs");
   const Dataset dataset({{folder / "docs", 1}}, sequence_length, 60000, 3, false);
-  std::vector<std::byte> ring(static_cast<size_t>(2 * MicroBatch::bytes(2, sequence_length, true)));
-  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, ring.data(), 2, 1, true);
+  std::vector<std::byte> ring(static_cast<size_t>(2 * MicroBatchShape{2, sequence_length, true}.bytes()));
+  Prefetcher prefetcher(dataset, {2, sequence_length, true}, 0, 2, ring.data(), {1, 2});
   for (int i = 0; i < 3; ++i) {
     const MicroBatch& micro_batch = prefetcher.next();
     const std::vector<int32_t> starts(micro_batch.document_starts, micro_batch.document_starts + 2 * sequence_length);
@@ -76,7 +76,7 @@ TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Datas
   const Dataset dataset = open();
   for (const int64_t batch : {1, 3, 8}) {
     for (const int depth : {1, 2, 5}) {
-      Prefetcher prefetcher(dataset, 17, batch, batch, sequence_length, make_ring(batch, depth), depth);
+      Prefetcher prefetcher(dataset, {batch, sequence_length}, 17, batch, make_ring(batch, depth), {1, depth});
       std::vector<int32_t> tokens(sequence_length);
       std::vector<int32_t> targets(sequence_length);
       for (int64_t sample = 17; sample < 17 + 20 * batch;) {
@@ -96,7 +96,7 @@ TEST_CASE_METHOD(Fixture, "Every batch size and depth gives the samples of Datas
 TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") {
   const Dataset dataset = open();
   constexpr int depth = 3;
-  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, make_ring(2, depth), depth);
+  Prefetcher prefetcher(dataset, {2, sequence_length}, 0, 2, make_ring(2, depth), {1, depth});
   std::vector<const int32_t*> places;
   for (int64_t k = 0; k < 2 * depth; ++k) {
     const MicroBatch& micro_batch = prefetcher.next();
@@ -112,7 +112,7 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
 TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader is") {
   const Dataset dataset = open();
   constexpr int depth = 5, kept = 3;
-  Prefetcher prefetcher(dataset, 0, 2, 2, sequence_length, make_ring(2, depth), depth, kept);
+  Prefetcher prefetcher(dataset, {2, sequence_length}, 0, 2, make_ring(2, depth), {kept, depth});
   std::vector<MicroBatch> taken;
   for (int64_t k = 0; k < 3 * depth; ++k) {
     taken.push_back(prefetcher.next());
@@ -126,7 +126,7 @@ TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader i
 
 TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {
   const Dataset dataset = open();
-  Prefetcher prefetcher(dataset, 0, 4, 4, sequence_length, make_ring(4, 2), 2);
+  Prefetcher prefetcher(dataset, {4, sequence_length}, 0, 4, make_ring(4, 2), {1, 2});
   prefetcher.next();
   const int64_t before = test::num_allocations();
   int64_t last = 0;
@@ -140,8 +140,8 @@ TEST_CASE("What the reader throws comes out of next(), after what was read befor
   const TemporaryFolder folder;
   RawTokenFile::of({{1, 2, 3, 4, 5, 6, 999, 8, 9}}, 8).write(folder / "bad");
   const Dataset dataset({{folder / "bad", 1}}, 2, 257, 1, false);
-  std::vector<std::byte> ring(static_cast<size_t>(4 * MicroBatch::bytes(1, 2)));
-  Prefetcher prefetcher(dataset, 0, 1, 1, 2, ring.data(), 4);
+  std::vector<std::byte> ring(static_cast<size_t>(4 * MicroBatchShape{1, 2}.bytes()));
+  Prefetcher prefetcher(dataset, {1, 2}, 0, 1, ring.data(), {1, 4});
   CHECK(prefetcher.next().tokens[0] == 1);
   CHECK(prefetcher.next().tokens[0] == 3);
   for (int i = 0; i < 2; ++i) {
@@ -152,7 +152,7 @@ TEST_CASE("What the reader throws comes out of next(), after what was read befor
 TEST_CASE_METHOD(Fixture, "A prefetcher may end at any time") {
   const Dataset dataset = open();
   for (int i = 0; i < 50; ++i) {
-    Prefetcher prefetcher(dataset, 0, 3, 3, sequence_length, make_ring(3, 1 + i % 4), 1 + i % 4);
+    Prefetcher prefetcher(dataset, {3, sequence_length}, 0, 3, make_ring(3, 1 + i % 4), {1, 1 + i % 4});
     for (int k = 0; k < i % 6; ++k) prefetcher.next();
   }
   CHECK(guard_intact());
@@ -160,7 +160,7 @@ TEST_CASE_METHOD(Fixture, "A prefetcher may end at any time") {
 
 TEST_CASE_METHOD(Fixture, "Waiting is measured") {
   const Dataset dataset = open();
-  Prefetcher prefetcher(dataset, 0, 1, 1, sequence_length, make_ring(1, 2), 2);
+  Prefetcher prefetcher(dataset, {1, sequence_length}, 0, 1, make_ring(1, 2), {1, 2});
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 500; ++i) prefetcher.next();
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -177,7 +177,7 @@ TEST_CASE_METHOD(Fixture, "The reader runs at nice 19") {
   const Dataset dataset = open();
   std::set<std::filesystem::path> before;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) before.insert(entry.path());
-  Prefetcher prefetcher(dataset, 0, 1, 1, sequence_length, make_ring(1, 2), 2);
+  Prefetcher prefetcher(dataset, {1, sequence_length}, 0, 1, make_ring(1, 2), {1, 2});
   prefetcher.next();
   std::vector<std::filesystem::path> added;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
