@@ -4,14 +4,16 @@
 #   tools/setup.sh           what the build needs
 #   tools/setup.sh --tests   and what the tests need
 #   tools/setup.sh --tests --slurm   and the Slurm that tests/slurm brings up
+#   tools/setup.sh --parquet   what the build needs, and Arrow's library, with which gptrain reads Parquet files
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 case "$*" in
-  '') tests=no slurm=no ;;
-  --tests) tests=yes slurm=no ;;
-  '--tests --slurm') tests=yes slurm=yes ;;
-  *) die "usage: tools/setup.sh [--tests [--slurm]]" ;;
+  '') tests=no slurm=no parquet=no ;;
+  --parquet) tests=no slurm=no parquet=yes ;;
+  --tests) tests=yes slurm=no parquet=no ;;
+  '--tests --slurm') tests=yes slurm=yes parquet=no ;;
+  *) die "usage: tools/setup.sh [--tests [--slurm] | --parquet]" ;;
 esac
 
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
@@ -119,6 +121,13 @@ has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd libl
 install_data_libraries() { apt_get update && apt_get install --no-install-recommends "${data_libraries[@]}"; }
 if ! has_data_libraries && ! { command -v apt-get >/dev/null && run_logged apt-data.log install_data_libraries; }; then
   say "not all of ${data_libraries[*]}: some inputs and tokenizers of \`gptrain data\` will be refused"
+fi
+
+# Debian has no package of it; pyarrow's wheel (50 MB, 170 MB unpacked) holds its headers and libraries.
+has_arrow() { pkg-config --exists parquet || [[ -n $(python3 tools/find_pyarrow.py) ]]; }
+if [[ $parquet == yes ]] && ! has_arrow; then
+  say "fetching pyarrow"
+  run_logged pip-pyarrow.log python3 -m pip install --no-deps --target build-deps/site pyarrow || exit 1
 fi
 
 # The CUDA backend's headers that no CUDA toolkit brings. Without them, too, the build goes on, for the CPU.

@@ -40,16 +40,18 @@ struct HeadShape {
   int64_t blocks(int64_t rows, int64_t most) const { return std::min((rows + rows_at_once - 1) / rows_at_once, most); }
 };
 
-// Pair i turns by t theta^(-2i/D).
+// Pair i turns by t times its frequency (base/rotary.h).
 struct Rotary {
   int pairs;  // D / 2, or 0: nothing turns
+  RotaryAngles angles;
   double log2_theta;
   Divisor sequence_length;
 
   template <typename Op>
   explicit Rotary(const Op& op)
       : pairs(op.rotary ? static_cast<int>(op.head_size / 2) : 0),
-        log2_theta(std::log2(op.theta)),
+        angles(op.angles),
+        log2_theta(std::log2(op.angles.theta)),
         sequence_length(op.sequence_length) {}
   // Of Turns; something even where nothing turns.
   size_t shared_bytes(int rows_at_once) const {
@@ -68,7 +70,7 @@ class Turns {
         frequencies_(&shared<double>()),
         values_(reinterpret_cast<float*>(frequencies_ + rotary.pairs)) {
     for (int i = static_cast<int>(threadIdx.x); i < rotary.pairs; i += static_cast<int>(blockDim.x))
-      frequencies_[i] = exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta);
+      frequencies_[i] = rotary.angles.scaled(exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta));
   }
 
   // Of the rows from `first` on. All of the block's threads call it.

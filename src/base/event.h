@@ -6,9 +6,24 @@
 #include <string>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "base/int128.h"
 
 namespace gptrain {
+
+// The matrix products that an op consists of, which decide how fast its FLOPs go.
+struct Products {
+  enum class Kind : uint8_t {
+    none,
+    plain,               // `count` products of [m, k] and [k, n]
+    attention_forward,   // of `count` heads with m queries and n keys, k is the size of a head
+    attention_backward,  // likewise
+  };
+  Kind kind = Kind::none;
+  DType dtype = DType::f32;  // of the factors
+  int64_t count = 1;
+  int64_t m = 0, n = 0, k = 0;
+};
 
 struct Event {
   enum class Kind : uint8_t {
@@ -34,6 +49,7 @@ struct Event {
   Flops executed_flops = 0;
   int64_t bytes_moved = 0;   // of a copy or collective: the bytes of its data
   int64_t sent_bytes = 0;    // of a collective: by this rank, see comm/plan.h
+  Products products = {};    // of an op
   double start_seconds = 0;  // on the clock of steady_seconds; where nothing ran, both are 0
   double end_seconds = 0;
 };

@@ -10,6 +10,8 @@ namespace gptrain {
 enum class NormKind : uint8_t { layernorm, rmsnorm };             // arXiv 1607.06450, 1910.07467
 enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu };  // arXiv 1606.08415 (tanh form and exact), 2002.05202
 enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv 2104.09864, halves rotated as in LLaMA
+// How the angles of rope are slowed down: not at all, all of them, or those of slow pairs as in Llama 3.1.
+enum class RopeScaling : uint8_t { none, linear, llama3 };
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth };
 enum class OptimizerKind : uint8_t { adamw };  // arXiv 1711.05101

@@ -49,6 +49,9 @@ void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsP
 // Fills every slice asked for; see load_slices in checkpoint.h. For callers that load a checkpoint in several parts.
 void load_slices(const Contents& contents, const std::vector<Slice>& slices);
 
+// All of one tensor, in f32; Error(checkpoint) if there is none of that name.
+std::vector<float> load_tensor(const Contents& contents, const std::string& name);
+
 // Loads the manifest and checks that every file it lists is there and has its size.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
 

@@ -3,55 +3,21 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/hf_model.h"
+#include "checkpoint/hf_config.h"
 #include "checkpoint/model_check.h"
+#include "checkpoint/new_folder.h"
 #include "checkpoint/safetensors.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
-
-void refuse_existing(const fs::path& out) {
-  std::error_code unreadable;  // then creating it fails too and says why
-  if (fs::exists(fs::symlink_status(out, unreadable))) {
-    throw Error(ExitCode::usage, "--hf {}: already exists; name a folder that does not", out.string());
-  }
-}
-
-std::vector<float> load_weight(const Contents& contents, const std::string& name) {
-  const std::string key = "weight/" + name;
-  const auto tensor = contents.tensors.find(key);
-  if (tensor == contents.tensors.end()) {
-    throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
-                contents.checkpoint.string(), key);
-  }
-  const std::vector<int64_t>& shape = tensor->second.global_shape;
-  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{key, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
-  return values;
-}
-
-// [rows, columns] to [columns, rows], in square tiles that stay in the cache.
-std::vector<float> transpose(const float* from, int64_t rows, int64_t columns) {
-  constexpr int64_t tile = 32;
-  std::vector<float> to(static_cast<size_t>(rows * columns));
-  for (int64_t row = 0; row < rows; row += tile) {
-    for (int64_t column = 0; column < columns; column += tile) {
-      for (int64_t r = row; r < std::min(row + tile, rows); ++r) {
-        for (int64_t c = column; c < std::min(column + tile, columns); ++c) {
-          to[static_cast<size_t>(c * rows + r)] = from[r * columns + c];
-        }
-      }
-    }
-  }
-  return to;
-}
 
 void write_values(SafetensorsWriter& writer, const float* values, int64_t count, DType dtype) {
   if (dtype == DType::f32) {
@@ -63,58 +29,111 @@ void write_values(SafetensorsWriter& writer, const float* values, int64_t count,
   writer.write(rounded.data(), count * dtype_bytes(dtype));
 }
 
-// Returns the size of the file.
-int64_t write_weights(const fs::path& path, const Contents& contents, const HfModel& model, DType dtype,
-                      const std::function<void(int64_t, int64_t)>& progress) {
-  std::vector<SafetensorsTensor> tensors;
-  for (const HfTensor& tensor : model.tensors) tensors.push_back({tensor.name, dtype, tensor.shape});
-  // transformers loads only files that say which library's tensors they hold.
-  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
-  std::string loaded;
-  std::vector<float> source;
-  int64_t done = 0;
-  for (const HfTensor& tensor : model.tensors) {
-    if (tensor.source != loaded) {
-      source = {};  // before the next is taken
-      source = load_weight(contents, tensor.source);
-      loaded = tensor.source;
+using Progressed = std::function<void(int64_t bytes)>;
+
+// Reads each of the checkpoint's tensors once, while transformers' come in their order.
+class HfSource {
+ public:
+  explicit HfSource(const Contents& contents) : contents_(contents) {}
+
+  void write(const HfTensor& tensor, SafetensorsWriter& writer, DType dtype) {
+    if (tensor.source != loaded_) {
+      values_ = {};  // before the next is taken
+      values_ = load_tensor(contents_, "weight/" + tensor.source);
+      loaded_ = tensor.source;
     }
     const int64_t count = *num_elements(tensor.shape);
     const int64_t columns = count / tensor.rows;
-    const float* values = source.data() + tensor.first_row * columns;
+    const float* values = values_.data() + tensor.first_row * columns;
     if (tensor.transposed) {
       write_values(writer, transpose(values, tensor.rows, columns).data(), count, dtype);
     } else {
       write_values(writer, values, count, dtype);
     }
-    done += count * dtype_bytes(dtype);
-    if (progress) progress(done, writer.file_bytes());
   }
-  writer.finish();
-  return writer.file_bytes();
+
+ private:
+  const Contents& contents_;
+  std::string loaded_;
+  std::vector<float> values_;
+};
+
+int64_t bytes_of(const HfTensor& tensor, DType dtype) { return *num_elements(tensor.shape) * dtype_bytes(dtype); }
+
+using File = std::span<const HfTensor>;
+
+// As few as can be in this order, where none but one of a single tensor is larger than `most_bytes`.
+std::vector<File> part_into_files(const std::vector<HfTensor>& tensors, DType dtype, int64_t most_bytes) {
+  std::vector<File> files;
+  size_t first = 0;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t more = bytes_of(tensors[i], dtype);
+    if (i > first && bytes + more > most_bytes) {
+      files.push_back(File(tensors).subspan(first, i - first));
+      first = i;
+      bytes = 0;
+    }
+    bytes += more;
+  }
+  files.push_back(File(tensors).subspan(first));
+  return files;
 }
 
-void write_text(const fs::path& path, const std::string& text) {
-  SyncedFile file(path);
-  file.write(text.data(), static_cast<int64_t>(text.size()));
-  file.sync_and_close();
+// One file, or several and their index. Returns the sizes of the files.
+std::vector<int64_t> write_weights(NewFolder& folder, const Contents& contents, const HfModel& model, DType dtype,
+                                   int64_t most_bytes, const Progressed& progressed) {
+  const std::vector<File> files = part_into_files(model.tensors, dtype, most_bytes);
+  const bool is_single = files.size() == 1;
+  HfSource source(contents);
+  std::vector<int64_t> sizes;
+  Json map = Json::object();
+  int64_t total = 0;
+  for (const File& file : files) {
+    const std::string name = is_single
+                                 ? "model.safetensors"
+                                 : fmt::format("model-{:05}-of-{:05}.safetensors", sizes.size() + 1, files.size());
+    std::vector<SafetensorsTensor> tensors;
+    for (const HfTensor& tensor : file) tensors.push_back({tensor.name, dtype, tensor.shape});
+    // transformers loads only files that say which library's tensors they hold.
+    SafetensorsWriter writer(folder.path() / name, tensors, {{"format", "pt"}});
+    for (const HfTensor& tensor : file) {
+      source.write(tensor, writer, dtype);
+      map[tensor.name] = name;
+      total += bytes_of(tensor, dtype);
+      progressed(bytes_of(tensor, dtype));
+    }
+    writer.finish();
+    sizes.push_back(writer.file_bytes());
+  }
+  const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}};
+  if (!is_single) folder.write("model.safetensors.index.json", json_text(index, 2) + '\n');
+  return sizes;
 }
 
-// The tokenizer's own file, and what makes AutoTokenizer load it.
-void write_tokenizer(const fs::path& folder, const TokenizerRecord& record, const RunConfig& config) {
-  nlohmann::ordered_json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                  {"model_max_length", config.model.sequence_length},
-                                  {"clean_up_tokenization_spaces", false}};
-  if (record.end_token) about["eos_token"] = tokenizer_of(record, tokenizer_name.data())->text_of(*record.end_token);
-  write_text(folder / tokenizer_name, record.text);
-  write_text(folder / "tokenizer_config.json", json_text(about, 2) + '\n');
+// The tokenizer's own file, and what makes AutoTokenizer load it and generation end with its token.
+void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const RunConfig& config) {
+  Json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                {"model_max_length", config.model.sequence_length},
+                {"clean_up_tokenization_spaces", false}};
+  Json generation = Json::object();
+  if (record.end_token) {
+    const std::string end(tokenizer_of(record, tokenizer_name.data())->text_of(*record.end_token));
+    for (const char* use : {"bos_token", "eos_token", "pad_token"}) {
+      about[use] = end;
+      generation[fmt::format("{}_id", use)] = *record.end_token;
+    }
+  }
+  folder.write(std::string(tokenizer_name), record.text);
+  folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
+  folder.write("generation_config.json", json_text(generation, 2) + '\n');
 }
 
 }  // namespace
 
 HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
-                   const std::function<void(int64_t, int64_t)>& progress) {
-  refuse_existing(out);
+                   const std::function<void(int64_t, int64_t)>& progress, int64_t most_file_bytes) {
+  NewFolder folder(out, "--hf");
   const Contents contents = read_contents(checkpoint);
   const RunConfig config = saved_config(checkpoint, contents.stored.manifest);
   check_model(contents, config);
@@ -125,25 +144,20 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
     model.config["bos_token_id"] = *tokenizer->end_token;
     model.config["eos_token_id"] = *tokenizer->end_token;
   }
-  const fs::path target = plain_path(out);
-  const fs::path temporary = target.parent_path() / (std::string(temporary_prefix) + target.filename().string());
-  if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
-    throw Error(ExitCode::checkpoint, leftover);
-  }
-  HfExport result{model.architecture, static_cast<int64_t>(model.tensors.size()), 0, 0, model.left_out, model.warning};
+  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out, model.warning};
+  create_folders(folder.path());
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
-  try {
-    create_folders(temporary);
-    result.bytes = write_weights(temporary / "model.safetensors", contents, model, dtype, progress);
-    write_text(temporary / "config.json", json_text(model.config, 2) + '\n');
-    if (has_tokenizer) write_tokenizer(temporary, *tokenizer, config);
-    sync_folder(temporary);
-    refuse_existing(target);
-    publish_folder(temporary, target);
-  } catch (...) {
-    remove_folder(temporary);
-    throw;
-  }
+  const int64_t total = result.parameters * dtype_bytes(dtype);
+  int64_t done = 0;
+  const std::vector<int64_t> sizes = write_weights(folder, contents, model, dtype, most_file_bytes, [&](int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  });
+  result.files = std::ssize(sizes);
+  for (const int64_t bytes : sizes) result.bytes += bytes;
+  folder.write("config.json", json_text(model.config, 2) + '\n');
+  if (has_tokenizer) write_tokenizer(folder, *tokenizer, config);
+  folder.publish();
   return result;
 }
 

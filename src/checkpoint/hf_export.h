@@ -1,9 +1,12 @@
 // A checkpoint's weights as a folder that transformers' from_pretrained loads.
 //
 // OUT/
-//   config.json         class, shape and eps of the model; see hf_model.h
-//   model.safetensors   the weights under transformers' names
-//   tokenizer.json, tokenizer_config.json   where the checkpoint holds a tokenizer that is not "bytes"
+//   config.json         class, shape and eps of the model; see hf_config.h
+//   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors, ...,
+//   and
+//                       model.safetensors.index.json, which says what is in which
+//   tokenizer.json, tokenizer_config.json, generation_config.json   where the checkpoint holds a tokenizer that is not
+//                       "bytes"
 #pragma once
 
 #include <cstdint>
@@ -20,7 +23,8 @@ struct HfExport {
   std::string architecture;
   int64_t tensors = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;                  // of model.safetensors
+  int64_t files = 0;                  // of weights
+  int64_t bytes = 0;                  // of these files
   std::vector<std::string> left_out;  // see HfModel
   std::string warning;                // see HfModel
 };
@@ -28,9 +32,11 @@ struct HfExport {
 // Writes the master weights of `checkpoint` (a checkpoint's folder) to the folder `out`, which must not exist, in
 // `dtype`: f32, or bf16 rounded to nearest. Tensors are streamed: memory holds at most the largest one twice. The
 // folder is written under a temporary name beside it and renamed when all of it is on the disk. `progress(done,
-// total)`, if given, hears of the bytes written. Throws Error(usage) if `out` exists or no class of transformers
-// computes the model, Error(checkpoint) for a damaged checkpoint or a failing disk; `out` then does not exist.
+// total)`, if given, hears of the bytes written. Files of several tensors have at most `most_file_bytes` of them.
+// Throws Error(usage) if `out` exists or no class of transformers computes the model, Error(checkpoint) for a damaged
+// checkpoint or a failing disk; `out` then does not exist.
 HfExport export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& out, DType dtype,
-                   const std::function<void(int64_t done, int64_t total)>& progress = {});
+                   const std::function<void(int64_t done, int64_t total)>& progress = {},
+                   int64_t most_file_bytes = 5'000'000'000);
 
 }  // namespace gptrain

@@ -25,9 +25,10 @@ constexpr const char* metadata_key = "__metadata__";
 constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between checksum and write
 constexpr int64_t read_bytes = int64_t{1} << 20;
 
+// Written by the first name of a dtype. Masks are BOOL, which other programs store beside the weights.
 constexpr std::pair<DType, std::string_view> dtype_names[] = {
-    {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::i64, "I64"},
-    {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"}};
+    {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::f16, "F16"}, {DType::i64, "I64"},
+    {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"},     {DType::u8, "BOOL"}};
 
 std::string_view format_dtype(DType dtype) {
   for (const auto& [known, name] : dtype_names) {

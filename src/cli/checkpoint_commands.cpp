@@ -1,14 +1,19 @@
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/compare.h"
 #include "checkpoint/hf_export.h"
+#include "checkpoint/hf_import.h"
 #include "checkpoint/model_check.h"
 #include "cli/commands.h"
+#include "cli/numbers.h"
+#include "train/folder.h"
 #include "train/run_state.h"
 
 namespace gptrain {
@@ -29,32 +34,137 @@ void export_weights(const ExportArguments& arguments) {
         bar->update(done);
       });
   if (bar) bar->finish();
-  print_out("{}: {}, {}, {} parameters in {} ({})\n", arguments.out, written.architecture,
+  print_out("{}: {}, {}, {} parameters in {} ({}{})\n", arguments.out, written.architecture,
             format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
-            format_bytes(static_cast<double>(written.bytes)));
+            format_bytes(static_cast<double>(written.bytes)),
+            written.files > 1 ? fmt::format(" in {} files", written.files) : "");
   if (!written.warning.empty()) print_err("warning: {}\n", written.warning);
   for (const std::string& key : written.left_out) {
     print_out("left out: {}, which acts in training only and has no place in a {}\n", key, written.architecture);
   }
 }
 
+struct ImportArguments {
+  std::string folder;
+  std::string out;
+  std::string precision = "fp32";
+};
+
+void import_weights(const ImportArguments& arguments) {
+  std::unique_ptr<Progress> bar;
+  const HfImport read =
+      import_hf(arguments.folder, arguments.out, arguments.precision, [&](int64_t done, int64_t total) {
+        if (!bar) bar = std::make_unique<Progress>("importing", total, ProgressUnit::bytes);
+        bar->update(done);
+      });
+  if (bar) bar->finish();
+  print_out("{}: {}, {}, {} parameters; train CONFIG --init-from {} starts a run from them\n", arguments.out,
+            read.architecture, format_counted(read.tensors, "tensor"), format_grouped(read.parameters), arguments.out);
+  for (const std::string& note : read.notes) print_out("note: {}\n", note);
+}
+
+void add_import_command(CLI::App& checkpoint) {
+  auto arguments = std::make_shared<ImportArguments>();
+  CLI::App* command = checkpoint.add_subcommand("import", "a Hugging Face folder as a checkpoint of step 0");
+  command->add_option("--hf", arguments->folder, "the folder to read: config.json and safetensors")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("--precision", arguments->precision, "precision.compute of the checkpoint's config: fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->type_name("WORD");
+  command->callback([arguments] { import_weights(*arguments); });
+}
+
+void add_verify_command(CLI::App& checkpoint) {
+  auto path = std::make_shared<std::string>();
+  auto deep = std::make_shared<bool>(false);
+  CLI::App* command = checkpoint.add_subcommand("verify", "check every file and checksum");
+  command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
+  command->add_flag("--deep", *deep, "look at the numbers, too: norms by tensor, all of them finite");
+  command->callback([path, deep] {
+    const auto directory = resolve_checkpoint(*path);
+    verify_checkpoint(directory);
+    check_model(directory);
+    if (*deep) {
+      const TensorReport report = report_tensors(directory);
+      write_out(report.table);
+      if (!report.sound) throw Error(ExitCode::checkpoint, "{} holds numbers that are not finite", directory.string());
+    }
+    print_out("{}: sound\n", directory.string());
+  });
+}
+
+void add_diff_command(CLI::App& checkpoint) {
+  auto first = std::make_shared<std::string>();
+  auto second = std::make_shared<std::string>();
+  CLI::App* command = checkpoint.add_subcommand("diff", "the largest difference of two checkpoints, by tensor");
+  command->add_option("A", *first, "a checkpoint, or a run's folder (its newest)")->required();
+  command->add_option("B", *second, "another")->required();
+  command->callback(
+      [first, second] { write_out(compare_checkpoints(resolve_checkpoint(*first), resolve_checkpoint(*second))); });
+}
+
+void add_average_command(CLI::App& checkpoint) {
+  struct Arguments {
+    std::vector<std::string> folders;
+    std::vector<double> shares;
+    std::string out;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = checkpoint.add_subcommand("average", "the mean of the weights of checkpoints of one model");
+  command->add_option("DIR", arguments->folders, "checkpoints, or runs' folders (their newest)")->required();
+  command->add_option("--out", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("--shares", arguments->shares, "a factor for each checkpoint, in place of the mean")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("A,B,...");
+  command->callback([arguments] {
+    std::vector<std::filesystem::path> checkpoints;
+    for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));
+    average_checkpoints(checkpoints, arguments->shares, arguments->out);
+    print_out("{}: the weights of {} averaged\n", arguments->out,
+              format_counted(std::ssize(checkpoints), "checkpoint"));
+  });
+}
+
+void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
+  const size_t before = list_checkpoints(run).size();
+  if (before == 0) throw Error(ExitCode::checkpoint, "{}: holds no checkpoints", run);
+  const FolderLock lock(run);
+  const std::string warning = apply_retention(run, keep_last, keep_every);
+  const std::vector<CheckpointInfo> kept = list_checkpoints(run);
+  print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
+            kept.size());
+  if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
+}
+
+void add_prune_command(CLI::App& checkpoint) {
+  auto run = std::make_shared<std::string>();
+  auto keep_last = std::make_shared<int64_t>(0);
+  auto keep_every = std::make_shared<int64_t>(0);
+  CLI::App* command = checkpoint.add_subcommand("prune", "remove older checkpoints of a run");
+  command->add_option("RUN", *run, "a run's folder, which no process is training in")->required();
+  command->add_option("--keep-last", *keep_last, "how many of the newest stay")
+      ->required()
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_option("--keep-every", *keep_every, "steps that are multiples stay, too")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->callback([run, keep_last, keep_every] { prune(*run, *keep_last, *keep_every); });
+}
+
 }  // namespace
 
 void add_checkpoint_commands(CLI::App& app) {
-  CLI::App* checkpoint =
-      app.add_subcommand("checkpoint", "look at, verify and export checkpoints")->require_subcommand(1);
+  CLI::App* checkpoint = app.add_subcommand("checkpoint", "look at, verify, compare, convert and remove checkpoints")
+                             ->require_subcommand(1);
   auto path = std::make_shared<std::string>();
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
   inspect_command->callback([path] { write_out(inspect_checkpoint(resolve_checkpoint(*path))); });
-  CLI::App* verify_command = checkpoint->add_subcommand("verify", "check every file and checksum");
-  verify_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
-  verify_command->callback([path] {
-    const auto directory = resolve_checkpoint(*path);
-    verify_checkpoint(directory);
-    check_model(directory);
-    print_out("{}: sound\n", directory.string());
-  });
+  add_verify_command(*checkpoint);
   auto exporting = std::make_shared<ExportArguments>();
   CLI::App* export_command = checkpoint->add_subcommand("export", "the weights as a Hugging Face folder");
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();
@@ -66,6 +176,10 @@ void add_checkpoint_commands(CLI::App& app) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("DTYPE");
   export_command->callback([exporting] { export_weights(*exporting); });
+  add_import_command(*checkpoint);
+  add_diff_command(*checkpoint);
+  add_average_command(*checkpoint);
+  add_prune_command(*checkpoint);
 }
 
 }  // namespace gptrain

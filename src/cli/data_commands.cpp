@@ -36,6 +36,17 @@ std::string part_fault(const std::string& text, int& part, int& num_parts) {
   return fmt::format("{} is not I/N with 1 <= I <= N", text);
 }
 
+// "120 samples of 512 tokens, 1.35% of them padding; 2 documents were longer and are cut"
+std::string best_fit_text(int64_t length, const PackResult& packed) {
+  const auto places = static_cast<double>(packed.samples * length);
+  const auto targets = static_cast<double>(packed.tokens - packed.samples);
+  std::string text = fmt::format("{} of {} tokens, {:.2f}% of them padding", format_counted(packed.samples, "sample"),
+                                 format_grouped(length), 100 * (1 - targets / places));
+  if (packed.cut_documents > 0)
+    text += fmt::format("; {} longer and cut", format_counted(packed.cut_documents, "document"));
+  return text;
+}
+
 void pack_inputs(PackArguments& arguments) {
   PackOptions& options = arguments.options;
   options.out_prefix = arguments.out;
@@ -56,6 +67,7 @@ void pack_inputs(PackArguments& arguments) {
                format_grouped(packed.tokens));
     return;
   }
+  if (packed.samples > 0) print_out("{}: {}\n", arguments.out, best_fit_text(options.best_fit_length, packed));
   print_out("{}: {}, {} tokens{} from {}\n", arguments.out, format_counted(packed.documents, "document"),
              format_grouped(packed.tokens),
              packed.shards > 0 ? fmt::format(" in {}", format_counted(packed.shards, "shard")) : "",
@@ -83,6 +95,11 @@ void add_pack_command(CLI::App& data) {
   command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
       ->check(whole_number_from(1))
       ->type_name("TOKENS");
+  command
+      ->add_option("--best-fit", options.best_fit_length,
+                   "whole documents in samples of model.sequence_length = LENGTH")
+      ->check(whole_number_from(1))
+      ->type_name("LENGTH");
   command->add_option("--threads", options.threads, "threads that encode")->check(whole_number_from(1))->type_name("N");
   command->add_flag("--resume", options.resume, "go on behind the last whole shard of a pack that was stopped");
   command->add_option("--on-bad-line", packing->on_bad_line, "what a document that cannot be read does: stop, skip")

@@ -158,6 +158,9 @@ void print_mixture(const MixArguments& arguments) {
   print_out("{} steps of {}, {} tokens\n", format_grouped(config.run.steps),
             format_counted(config.batch.global, "sequence"), format_grouped(samples * config.model.sequence_length));
   for (const auto& source : reports) {
+    if (source.padding > 0) print_out("{}: {:.2f}% of its samples is padding\n", source.path, 100 * source.padding);
+  }
+  for (const auto& source : reports) {
     if (source.epochs <= many_epochs) continue;
     print_err("warning: {} is seen {:.1f} times; beyond about {:.0f} a repeated token teaches less than a new one\n",
               source.path, source.epochs, many_epochs);

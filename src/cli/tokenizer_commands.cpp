@@ -133,6 +133,7 @@ void add_train_tokenizer_command(CLI::App& data) {
   command->add_option("--sample-bytes", count.sample_bytes, "read no more than about so much of the input")
       ->check(whole_number_from(1))
       ->type_name("N");
+  command->add_flag("--replace-invalid", count.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
   command->add_option("--threads", count.threads, "threads that count")->check(whole_number_from(1))->type_name("N");
   command->callback([training] { train_tokenizer(*training); });
 }

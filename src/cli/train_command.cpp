@@ -20,6 +20,7 @@
 #include "data/run_tokenizer.h"
 #include "data/token_file.h"
 #include "parallel/groups.h"
+#include "planner/predict.h"
 #include "report/dry_run.h"
 #include "report/step_profile.h"
 #include "report/timeline_page.h"
@@ -40,11 +41,13 @@ struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string resume = latest;
+  std::string init_from;
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
   int64_t ranks = 0;       // not given
   std::string target;
+  std::string cluster;
   double tokens_per_second = 0;
   std::string trace;
   std::string timeline;
@@ -112,13 +115,11 @@ int64_t planned_world_size(const TrainArguments& arguments) {
 // Writes planned steps into a trace, rank by rank.
 class PlannedTrace {
  public:
-  PlannedTrace(const fs::path& path, DType compute) : file_(path), compute_(compute) { file_.write(trace_head); }
+  explicit PlannedTrace(const fs::path& path) : file_(path) { file_.write(trace_head); }
 
-  void add(int64_t rank, StepPlan plan, std::vector<double> not_before = {}) {
-    const StepProfile profile =
-        planned_profile(rank, compute_, std::move(plan.log), plan.rates, std::move(not_before));
+  void add(const StepProfile& profile, bool has_times) {
     if (std::exchange(is_first_, false)) {
-      if (plan.rates.are_known()) table_ = step_profile_table(profile);
+      if (has_times) table_ = step_profile_table(profile);
     } else {
       write(trace_between);
     }
@@ -142,69 +143,80 @@ class PlannedTrace {
   }
 
   AtomicFile file_;
-  const DType compute_;
   std::string text_;  // not yet written
   std::string table_;
   bool is_first_ = true;
 };
 
-// The plans of a pipeline's ranks, played together.
-class PlannedStages {
- public:
-  void add(int64_t rank, StepPlan plan) { plans_.emplace_back(rank, std::move(plan)); }
-
-  PlannedPipeline play() const {
-    std::vector<StageLog> logs;
-    for (const auto& [rank, plan] : plans_) {
-      if (plan.design->stages.stage == std::ssize(logs)) logs.push_back({&plan.log, plan.rates});
-    }
-    return plan_pipeline(logs);
-  }
-
-  // Every plan, with the times of its stage.
-  void trace(const PlannedPipeline& pipeline, PlannedTrace& trace) {
-    for (auto& [rank, plan] : plans_) {
-      const auto stage = static_cast<size_t>(plan.design->stages.stage);
-      trace.add(rank, std::move(plan), pipeline.stages[stage].not_before);
-    }
-  }
-
-  bool have_rates() const { return plans_.front().second.rates.are_known(); }
-
- private:
-  std::vector<std::pair<int64_t, StepPlan>> plans_;
+// The machine to plan for. Without --target it is this one, of whose rates nothing is known.
+struct PlannedMachine {
+  Target target;
+  std::optional<Machine> rates;
 };
+
+PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig& config, int64_t world_size) {
+  PlannedMachine machine;
+  if (arguments.target.empty()) {
+    machine.target = planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks));
+  } else {
+    const DeviceProfile device = find_device(arguments.target);
+    machine.rates = Machine{device, find_cluster(arguments.cluster.empty() ? device.cluster : arguments.cluster)};
+    machine.target = target_of(device, machine.rates->cluster);
+  }
+  machine.target.of_processes = arguments.ranks == 0;
+  require_products(config, machine.target, ExitCode::usage);
+  return machine;
+}
+
+// A plan, with the times of its events.
+struct TimedPlan {
+  int64_t rank;
+  StepPlan plan;
+  EventTimes times;
+};
+
+// Plays the first plan of each stage; others of a stage differ from it in a few rows.
+SimulatedStep simulate(const std::vector<TimedPlan>& plans) {
+  std::vector<StageLog> logs;
+  for (const TimedPlan& timed : plans)
+    if (timed.plan.design->stages.stage == std::ssize(logs)) logs.push_back({&timed.plan.log, timed.times});
+  return simulate_step(logs);
+}
 
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
-  Target target = arguments.target.empty() ? planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks))
-                                           : find_target(arguments.target);
-  target.of_processes = arguments.ranks == 0;
-  require_products(config, target, ExitCode::usage);
+  const PlannedMachine machine = planned_machine(arguments, config, world_size);
+  const Target& target = machine.target;
   std::optional<PlannedTrace> trace;
-  if (!arguments.trace.empty()) trace.emplace(arguments.trace, config.precision.compute);
-  PlannedStages stages;
+  if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   const bool pipelined = config.parallel.pipeline > 1;
   if (!pipelined && !arguments.timeline.empty())
     throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
+  const Mesh mesh = make_mesh(config, world_size);
+  std::vector<TimedPlan> plans;
   const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
-    if (pipelined) return stages.add(rank, std::move(of_rank));
-    if (trace) trace->add(rank, std::move(of_rank));
+    const bool is_first = plans.empty() || of_rank.design->stages.stage != plans.back().plan.design->stages.stage;
+    if (!is_first && !trace) return;
+    const EventTimes times = machine.rates ? EventTimes(*machine.rates, config, mesh, rank) : EventTimes();
+    plans.push_back({rank, std::move(of_rank), times});
   });
-  std::optional<PlannedPipeline> pipeline;
-  if (pipelined) {
-    pipeline = stages.play();
-    if (!arguments.timeline.empty()) {
-      AtomicFile page(arguments.timeline);
-      page.write(timeline_page(*pipeline, fmt::format("{} on {} stages", fs::path(arguments.config).stem().string(),
-                                                      config.parallel.pipeline),
-                               stages.have_rates()));
-      page.commit();
+  const SimulatedStep step = simulate(plans);
+  if (!arguments.timeline.empty()) {
+    AtomicFile page(arguments.timeline);
+    page.write(timeline_page(step.pipeline,
+                             fmt::format("{} on {} stages", fs::path(arguments.config).stem().string(),
+                                         config.parallel.pipeline),
+                             machine.rates.has_value()));
+    page.commit();
+  }
+  if (trace) {
+    for (TimedPlan& timed : plans) {
+      const auto stage = static_cast<size_t>(timed.plan.design->stages.stage);
+      trace->add(planned_profile(timed.rank, config.precision.compute, std::move(timed.plan.log), target, timed.times,
+                                 step.pipeline.stages[stage].not_before),
+                 machine.rates.has_value());
     }
-    const bool known = stages.have_rates();
-    if (trace) stages.trace(*pipeline, *trace);
-    if (!known) pipeline.reset();
   }
   DryRunInput input{.config = config,
                     .target = target,
@@ -213,11 +225,17 @@ void dry_run(const TrainArguments& arguments) {
                     .ops = plan.ops,
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
-                    .world = {make_mesh(config, world_size), plan.traffic, plan.largest_rank},
+                    .world = {mesh, plan.traffic, plan.largest_rank},
                     .stages = stage_forecasts(plan),
-                    .pipeline = std::move(pipeline),
                     .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas)};
+  if (machine.rates) {
+    if (pipelined) input.pipeline = step.pipeline;
+    input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config));
+    input.rate = TokenRate{static_cast<double>(config.batch.global * config.model.sequence_length) /
+                               input.forecast->step_seconds,
+                           "predicted"};
+  }
   if (arguments.tokens_per_second > 0) {
     input.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {
@@ -258,6 +276,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
           ->type_name("[latest|DIR]");
+  CLI::Option* init = command
+                          ->add_option("--init-from", arguments->init_from,
+                                       "start a run with the weights of a checkpoint, where none is resumed")
+                          ->type_name("DIR");
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "run N steps and stop as at the end; 0: save the initial state")
           ->check(whole_number_from(0))
@@ -273,7 +295,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(steps)->excludes(profile_step);
+  dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
@@ -284,9 +306,15 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("N")
       ->needs(dry)
       ->excludes(ranks);
-  command->add_option("--target", arguments->target, "machine to plan for: a100-80g, h100, ... (default: this one)")
-      ->type_name("NAME")
-      ->needs(dry);
+  CLI::Option* target =
+      command
+          ->add_option("--target", arguments->target, "device to plan for: a100-80g, h100, ..., or a profile's file")
+          ->type_name("NAME|FILE")
+          ->needs(dry);
+  command->add_option("--cluster", arguments->cluster, "what it stands in: dgx-a100, ... (the device's usual one)")
+      ->type_name("NAME|FILE")
+      ->needs(dry)
+      ->needs(target);
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())
       ->type_name("R")
@@ -298,7 +326,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
-  command->callback([arguments, resume, steps, profile_step, &result] {
+  command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run) {
       dry_run(*arguments);
       return;
@@ -313,6 +341,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     TrainOptions options;
     options.ranks = std::max<int64_t>(arguments->ranks, 1);
     if (*resume) options.resume = arguments->resume;
+    if (*init) options.init_from = arguments->init_from;
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);

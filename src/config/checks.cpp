@@ -96,8 +96,32 @@ class Settler {
       model.ffn_hidden_size =
           is_gated(model.activation) ? (8 * model.hidden_size + 191) / 192 * 64 : 4 * model.hidden_size;
     }
-    if (!sound({"model.hidden_size", "model.num_heads", "model.positions"})) return;
+    if (!is_given("model.qkv_bias")) model.qkv_bias = model.bias;
+    settle_heads(has_kv_heads);
+    check_rope_scaling();
+  }
 
+  void settle_heads(bool has_kv_heads) {
+    ModelConfig& model = config_.model;
+    if (!sound({"model.hidden_size", "model.num_heads", "model.head_size", "model.positions"})) return;
+    if (model.head_size > 0) {
+      if (model.positions == PositionKind::rope && model.head_size % 2 != 0) {
+        fault("model.head_size", "must be even for model.positions = rope",
+              nearest_integers(model.head_size, 1, 1 << 16, [](int64_t size) { return size % 2 == 0; }));
+      }
+    } else {
+      derive_head_size(has_kv_heads);
+    }
+    if (has_kv_heads && sound({"model.num_kv_heads", "model.num_heads"}) && model.num_heads % model.num_kv_heads != 0) {
+      fault("model.num_kv_heads", fmt::format("must divide model.num_heads = {}", model.num_heads),
+            nearest_integers(model.num_kv_heads, 1, model.num_heads,
+                             [&](int64_t heads) { return model.num_heads % heads == 0; }));
+    }
+  }
+
+  void derive_head_size(bool has_kv_heads) {
+    ModelConfig& model = config_.model;
+    model.head_size = model.hidden_size / model.num_heads;
     const auto divides_hidden = [&](int64_t heads) { return model.hidden_size % heads == 0; };
     const bool rope = model.positions == PositionKind::rope;
     const auto even_head_size = [&](int64_t heads) { return !rope || model.hidden_size / heads % 2 == 0; };
@@ -110,14 +134,17 @@ class Settler {
     } else if (!even_head_size(model.num_heads)) {
       fault("model.num_heads",
             fmt::format("must leave an even head size for model.positions = rope, not {} / {} = {}", model.hidden_size,
-                        model.num_heads, model.head_size()),
+                        model.num_heads, model.head_size),
             nearest);
     }
-    if (kv_heads_sound && sound({"model.num_heads"}) && model.num_heads % model.num_kv_heads != 0) {
-      fault("model.num_kv_heads", fmt::format("must divide model.num_heads = {}", model.num_heads),
-            nearest_integers(model.num_kv_heads, 1, model.num_heads,
-                             [&](int64_t heads) { return model.num_heads % heads == 0; }));
-    }
+  }
+
+  void check_rope_scaling() {
+    const ModelConfig& model = config_.model;
+    if (!sound({"model.rope_scaling", "model.rope_low_freq_factor", "model.rope_high_freq_factor"})) return;
+    if (model.rope_scaling != RopeScaling::llama3 || model.rope_low_freq_factor < model.rope_high_freq_factor) return;
+    fault("model.rope_high_freq_factor",
+          fmt::format("must be greater than model.rope_low_freq_factor = {}", model.rope_low_freq_factor), "4");
   }
 
   void check_attention_window() {
@@ -238,10 +265,11 @@ class Settler {
     const std::vector<int64_t>& layers = config_.parallel.layers_per_stage;
     if (!sound({"parallel.layers_per_stage"})) return;
     if (std::ssize(layers) != chunks) {
-      return fault("parallel.layers_per_stage",
-                   fmt::format("must have one number for each of parallel.pipeline * parallel.virtual_stages = {} chunks",
-                               chunks),
-                   "[]");
+      return fault(
+          "parallel.layers_per_stage",
+          fmt::format("must have one number for each of parallel.pipeline * parallel.virtual_stages = {} chunks",
+                      chunks),
+          "[]");
     }
     int64_t sum = 0;
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -384,17 +412,24 @@ class Settler {
       fault(path, fmt::format("must be a multiple of {} with {}", multiple * tensor, with),
             nearest_integers(value, 1, 1 << 22, fits_ranks));
     }
+    if (is_given("model.head_size") && sound({"model.head_size", "model.num_heads"}) && !fits_ranks(model.q_size())) {
+      fault("model.head_size",
+            fmt::format("times model.num_heads = {} must be a multiple of {} with {}", model.num_heads,
+                        multiple * tensor, with),
+            nearest_integers(model.head_size, 1, 1 << 16,
+                             [&](int64_t size) { return fits_ranks(size * model.num_heads); }));
+    }
     if (sound({"model.hidden_size", "model.num_heads", "model.num_kv_heads"})) {
       // A rank has whole heads of keys and values, and where there are more ranks than heads, a copy of one.
       const auto of_rank = [&](int64_t heads) { return std::max<int64_t>(1, heads / tensor); };
       const auto fits_heads = [&](int64_t heads) {
-        return fits(2 * of_rank(heads) * model.head_size()) && model.num_heads % heads == 0 &&
+        return fits(2 * of_rank(heads) * model.head_size) && model.num_heads % heads == 0 &&
                (heads % tensor == 0 || tensor % heads == 0);
       };
-      if (!fits(2 * of_rank(model.num_kv_heads) * model.head_size())) {
+      if (!fits(2 * of_rank(model.num_kv_heads) * model.head_size)) {
         fault("model.num_kv_heads",
               fmt::format("{}times the head size, {}, must be a multiple of 8 with {}",
-                          tensor > 1 ? "those of a tensor rank " : "", model.head_size(), with),
+                          tensor > 1 ? "those of a tensor rank " : "", model.head_size, with),
               nearest_integers(model.num_kv_heads, 1, model.num_heads, fits_heads));
       }
     }
@@ -459,12 +494,13 @@ class Settler {
     constexpr Amount limit = int64_t{1} << 62;
     const ModelConfig& model = config_.model;
     const Amount hidden = model.hidden_size, ffn = model.ffn_hidden_size, layers = model.num_layers;
+    const Amount heads = Amount(model.num_heads) * model.head_size;
     const Amount vocabulary = model.vocab_size, length = model.sequence_length;
     constexpr int64_t bytes_of_parameter = 64;  // weights, gradients and state in all their forms
-    const Amount of_block = hidden * hidden * 4 + hidden * ffn * 3 + (hidden + ffn) * 16;
+    const Amount of_block = hidden * heads * 4 + hidden * ffn * 3 + (hidden + heads + ffn) * 16;
     const Amount parameters = (layers * of_block + vocabulary * hidden * 2 + length * hidden) * bytes_of_parameter;
     constexpr int64_t bytes_of_feature = 64;  // of a row: what forward saves and backward adds
-    const Amount features = hidden * 32 + ffn * 16 + Amount(model.num_heads) * 32 + 64;
+    const Amount features = (hidden + heads) * 32 + ffn * 16 + Amount(model.num_heads) * 32 + 64;
     const Amount rows = Amount(config_.batch.micro) * length;
     const Amount activations = rows * (layers + 4) * features * bytes_of_feature;
     constexpr int64_t default_chunk = 8192, bytes_of_logit = 64;

@@ -194,6 +194,14 @@ void add_model(std::vector<Field>& table) {
   const NumberRule probability{.min = 0, .max = 1, .max_excluded = true};
   const Dependency rope{"model.positions", "model.positions is rope",
                         [](const RunConfig& config) { return config.model.positions == PositionKind::rope; }};
+  const Dependency scaled{"model.rope_scaling", "model.rope_scaling is linear or llama3", [](const RunConfig& config) {
+                            return config.model.positions == PositionKind::rope &&
+                                   config.model.rope_scaling != RopeScaling::none;
+                          }};
+  const Dependency llama3{"model.rope_scaling", "model.rope_scaling is llama3", [](const RunConfig& config) {
+                            return config.model.positions == PositionKind::rope &&
+                                   config.model.rope_scaling == RopeScaling::llama3;
+                          }};
   table.insert(
       table.end(),
       {
@@ -204,11 +212,14 @@ void add_model(std::vector<Field>& table) {
                 "width of the residual stream")
               .required("768"),
           field("model.num_heads", section, &M::num_heads, IntegerRule{1, 1 << 16, {}},
-                "attention heads; divides hidden_size")
+                "attention heads; divides hidden_size, unless head_size is given")
               .required("12"),
           field("model.num_kv_heads", section, &M::num_kv_heads, IntegerRule{1, 1 << 16, {}},
                 "key and value heads of grouped-query attention; divides num_heads; default: num_heads")
               .derived("12"),
+          field("model.head_size", section, &M::head_size, IntegerRule{1, 1 << 16, {}},
+                "features of a head; default: hidden_size / num_heads")
+              .derived("64"),
           field("model.ffn_hidden_size", section, &M::ffn_hidden_size, IntegerRule{1, 1 << 22, {}},
                 "width of the MLP; default: 4 hidden_size, or with swiglu 8/3 hidden_size rounded up to a multiple of "
                 "64")
@@ -235,8 +246,34 @@ void add_model(std::vector<Field>& table) {
           field("model.rope_theta", section, &M::rope_theta, NumberRule{.min = 1, .max = 1e12},
                 "base of the rotation angles")
               .only_with(rope),
+          words<M, RopeScaling>("model.rope_scaling", section, &M::rope_scaling,
+                                {{"none", RopeScaling::none},
+                                 {"linear", RopeScaling::linear},
+                                 {"llama3", RopeScaling::llama3}},
+                                {},
+                                "which rotations are slowed down by rope_factor, so that a model reads more tokens than "
+                                "it was first trained on: all, or as in Llama 3.1 the slow ones")
+              .only_with(rope),
+          field("model.rope_factor", section, &M::rope_factor, NumberRule{.min = 1, .max = 1e6},
+                "divides the rotation angles")
+              .required("8.0")
+              .only_with(scaled),
+          field("model.rope_low_freq_factor", section, &M::rope_low_freq_factor, NumberRule{.min = 0, .max = 1e6},
+                "features that turn at most that often within rope_original_length tokens are slowed down by all of "
+                "rope_factor")
+              .only_with(llama3),
+          field("model.rope_high_freq_factor", section, &M::rope_high_freq_factor, NumberRule{.min = 0, .max = 1e6},
+                "features that turn at least that often within rope_original_length tokens are not slowed down")
+              .only_with(llama3),
+          field("model.rope_original_length", section, &M::rope_original_length, IntegerRule{1, 1 << 24, {}},
+                "tokens of a sample that the model was first trained on")
+              .required("8192")
+              .only_with(llama3),
           field("model.qk_norm", section, &M::qk_norm, BooleanRule{}, "normalize queries and keys per head"),
           field("model.bias", section, &M::bias, BooleanRule{}, "biases of linears, and beta of layernorm"),
+          field("model.qkv_bias", section, &M::qkv_bias, BooleanRule{},
+                "bias of the linear to queries, keys and values; default: bias")
+              .derived("true"),
           field("model.tied_head", section, &M::tied_head, BooleanRule{},
                 "the head is the transpose of the token embedding"),
           dropout_field(),

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/run_config.h"
 
@@ -38,6 +39,13 @@ std::string list_config(const RunConfig& config);
 
 // A JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
 std::string config_schema();
+
+// What a run with the config `asked` makes of a model that was saved with `saved`, whose weights it starts from.
+struct ModelChanges {
+  std::string refused;                // one line each, where the weights are of another model; empty if they fit
+  std::vector<std::string> accepted;  // keys that change what is computed with them: "model.vocab_size: 257 in ..."
+};
+ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
 
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
 // checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:

@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/kinds.h"
+#include "base/rotary.h"
 
 namespace gptrain {
 
@@ -16,6 +17,7 @@ struct ModelConfig {
   int64_t hidden_size = 0;
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;     // default: num_heads
+  int64_t head_size = 0;        // default: hidden_size / num_heads
   int64_t ffn_hidden_size = 0;  // default: 4 hidden_size; gated: 8/3 hidden_size, rounded up to a multiple of 64
   int64_t vocab_size = 0;       // true, unpadded
   int64_t sequence_length = 0;
@@ -24,8 +26,14 @@ struct ModelConfig {
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;
   double rope_theta = 10000.0;
+  RopeScaling rope_scaling = RopeScaling::none;
+  double rope_factor = 1;
+  double rope_low_freq_factor = 1;   // llama3
+  double rope_high_freq_factor = 4;  // llama3
+  int64_t rope_original_length = 0;  // llama3
   bool qk_norm = false;
-  bool bias = true;  // linears, and beta of layernorm
+  bool bias = true;      // linears, and beta of layernorm
+  bool qkv_bias = true;  // of the linear to queries, keys and values; default: bias
   bool tied_head = true;
   double residual_dropout = 0;  // embedding and both branches of a block
   double attention_dropout = 0;
@@ -33,8 +41,12 @@ struct ModelConfig {
   double init_std = 0.02;
   double z_loss = 0;  // weight of the squared log-sum-exp
 
-  int64_t head_size() const { return hidden_size / num_heads; }
-  int64_t kv_size() const { return num_kv_heads * head_size(); }
+  int64_t q_size() const { return num_heads * head_size; }
+  int64_t kv_size() const { return num_kv_heads * head_size; }
+  RotaryAngles rope() const {
+    return {rope_theta,           rope_scaling,          rope_factor,
+            rope_low_freq_factor, rope_high_freq_factor, static_cast<double>(rope_original_length)};
+  }
 };
 
 struct DataSource {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
@@ -46,6 +47,32 @@ std::string list_config(const RunConfig& config) {
     if (field.get && field.used(config)) lines += fmt::format("{} = {}\n", field.path, json_text(field.get(config)));
   }
   return lines;
+}
+
+ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked) {
+  // What acts in training only, and what says how weights of the same shapes are used.
+  const std::vector<std::string> of_training = {"model.preset", "model.residual_dropout", "model.attention_dropout",
+                                                "model.init_std", "model.z_loss"};
+  std::vector<std::string> of_use = {"model.attention_window",     "model.rope_theta",
+                                     "model.rope_scaling",         "model.rope_factor",
+                                     "model.rope_low_freq_factor", "model.rope_high_freq_factor",
+                                     "model.rope_original_length"};
+  if (asked.model.positions == PositionKind::rope) of_use.emplace_back("model.sequence_length");
+  if (asked.model.vocab_size > saved.model.vocab_size) of_use.emplace_back("model.vocab_size");
+  ModelChanges changes;
+  std::vector<std::string> refused;
+  for (const Field& field : fields()) {
+    if (field.section() != "model" || !field.get || field.get(saved) == field.get(asked)) continue;
+    const auto is_in = [&](const std::vector<std::string>& paths) {
+      return std::find(paths.begin(), paths.end(), field.path) != paths.end();
+    };
+    if (is_in(of_training)) continue;
+    (is_in(of_use) ? changes.accepted : refused)
+        .push_back(fmt::format("{}: {} in the checkpoint, {} in the config", field.path, json_text(field.get(saved)),
+                               json_text(field.get(asked))));
+  }
+  changes.refused = join(refused, "\n");
+  return changes;
 }
 
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {

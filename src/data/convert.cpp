@@ -113,6 +113,10 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
   const TokenFile source(options.in);
   if (source.format() == TokenFormat::megatron && options.to == TokenFormat::megatron)
     throw Error(ExitCode::usage, "{} is in Megatron's format already", options.in.native());
+  if (source.best_fit_length() > 0)
+    throw Error(ExitCode::usage,
+                "{} was packed with --best-fit {}: {} has no samples that are told apart; pack its texts without",
+                options.in.native(), source.best_fit_length(), format_name(options.to));
   if (options.end_token && options.to != TokenFormat::megatron)
     throw Error(ExitCode::usage, "--end-token: {} has no documents that could be told apart", format_name(options.to));
   ConvertResult result{source.format(), source.num_tokens(), 0};

@@ -29,12 +29,24 @@ void check_sources(const std::vector<DataSource>& sources) {
   }
 }
 
+void check_length(const DataSource& source, int64_t best_fit_length, int64_t sequence_length) {
+  if (best_fit_length == sequence_length) return;
+  throw Error(ExitCode::usage,
+              "model.sequence_length = {}: {} was packed with --best-fit {}; set model.sequence_length to {}, or pack it "
+              "again with --best-fit {}",
+              sequence_length, source.path, best_fit_length, best_fit_length, sequence_length);
+}
+
 std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
   check_sources(sources);
   std::vector<TokenFile> files;
   files.reserve(sources.size());
   for (const DataSource& source : sources) {
     const TokenFile& file = files.emplace_back(source.path, checksums);
+    if (file.best_fit_length() > 0) {
+      check_length(source, file.best_fit_length(), sequence_length);
+      continue;
+    }
     if (samples_per_epoch(file.num_tokens(), sequence_length) == 0) {
       throw Error(ExitCode::data,
                   "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
@@ -47,7 +59,10 @@ std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_
 
 std::vector<int64_t> samples_of(const std::vector<TokenFile>& files, int64_t sequence_length) {
   std::vector<int64_t> samples;
-  for (const TokenFile& file : files) samples.push_back(samples_per_epoch(file.num_tokens(), sequence_length));
+  for (const TokenFile& file : files) {
+    samples.push_back(file.best_fit_length() > 0 ? file.num_samples()
+                                                 : samples_per_epoch(file.num_tokens(), sequence_length));
+  }
   return samples;
 }
 
@@ -118,6 +133,11 @@ struct Dataset::Impl {
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
+
+  // Targets that count of one sample.
+  int64_t targets_of(const TokenFile& file, int64_t sample) const {
+    return file.best_fit_length() > 0 ? file.sample(sample).count - 1 : sequence_length;
+  }
 };
 
 Dataset::Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
@@ -131,11 +151,34 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* d
   const SampleLocation location = impl_->order.locate(sample);
   const TokenFile& file = impl_->files[location.source];
   const int64_t length = impl_->sequence_length;
-  const int64_t first = location.index * length;
-  file.read({first, length}, impl_->vocab_size, tokens);
-  std::copy(tokens + 1, tokens + length, targets);
-  file.read({first + length, 1}, impl_->vocab_size, targets + length - 1);
-  if (document_starts != nullptr) file.document_starts({first, length}, document_starts);
+  const TokenFile::Range sample_tokens = file.best_fit_length() > 0
+                                             ? file.sample(location.index)
+                                             : TokenFile::Range{location.index * length, length + 1};
+  const int64_t first = sample_tokens.first;
+  const int64_t inputs = std::min(sample_tokens.count, length);
+  const int64_t counted = sample_tokens.count - 1;  // targets
+  file.read({first, inputs}, impl_->vocab_size, tokens);
+  std::copy(tokens + 1, tokens + inputs, targets);
+  if (counted == inputs) file.read({first + inputs, 1}, impl_->vocab_size, targets + inputs - 1);
+  std::fill(tokens + inputs, tokens + length, 0);
+  std::fill(targets + counted, targets + length, -1);
+  if (document_starts == nullptr) return;
+  file.document_starts({first, inputs}, document_starts);
+  std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
+}
+
+int64_t Dataset::count_targets(int64_t first, int64_t count) const {
+  const std::vector<TokenFile>& files = impl_->files;
+  if (std::none_of(files.begin(), files.end(), [](const TokenFile& file) { return file.best_fit_length() > 0; }))
+    return count * impl_->sequence_length;
+  int64_t targets = 0;
+  for (int64_t sample = first; sample < first + count; ++sample) {
+    const SampleLocation location = impl_->order.locate(sample);
+    targets += impl_->targets_of(files[location.source], location.index);
+  }
+  if (targets > 0) return targets;
+  throw Error(ExitCode::data, "samples {} to {} are documents of one token each, which predict nothing", first,
+              first + count - 1);
 }
 
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
@@ -145,13 +188,17 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   std::vector<SourceReport> reports;
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
     const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
+    const TokenFile& file = impl_->files[i];
+    const auto places = static_cast<double>(impl_->samples[i] * impl_->sequence_length);
+    const auto targets = static_cast<double>(file.num_tokens() - impl_->samples[i]);
     const double seen_share = static_cast<double>(taken[i]) / static_cast<double>(std::max<int64_t>(num_samples, 1));
     reports.push_back({.path = impl_->sources[i].path,
                        .asked_share = impl_->weights[i] / weight_sum,
                        .share = order.num_phases() > 1 ? seen_share : slots_share,
-                       .tokens = impl_->files[i].num_tokens(),
-                       .documents = impl_->files[i].num_documents(),
+                       .tokens = file.num_tokens(),
+                       .documents = file.num_documents(),
                        .samples = impl_->samples[i],
+                       .padding = file.best_fit_length() > 0 ? 1 - targets / places : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
                        .first_repeat = order.number_of(i, impl_->samples[i])});

@@ -26,19 +26,29 @@ struct Mixture {
 // there come in O(1), and each epoch of a source ends before its next; within an epoch a keyed permutation. Without
 // shuffle: the same mixture, each source in its own order. Weights can follow the sources' sizes, change at given
 // samples, and end where a source has been seen often enough.
+//
+// Of a source whose documents lie in samples (TokenFile::best_fit_length) a sample is one of these: up to T + 1 tokens,
+// no neighbour's among them. What is left of its T places is padding: token 0, of a document of its own, and a target
+// that does not count.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
-  // inconsistent, or too short for one sample. `checksums`: see TokenFile.
+  // inconsistent, or too short for one sample, and Error(usage) for samples of another length. `checksums`: see
+  // TokenFile.
   Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
           bool shuffle, bool checksums = true, const Mixture& mixture = {});
   ~Dataset();
   Dataset(Dataset&&) noexcept;
 
-  // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T. Safe from several threads. Throws Error(data) naming file
-  // and byte for a token >= vocab_size. Does not allocate. Where `document_starts` is given, document_starts[t] is the
-  // place in the sample where the document of tokens[t] begins, 0 for one that began before it.
+  // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T, or -1 where that does not count. Safe from several threads.
+  // Throws Error(data) naming file and byte for a token >= vocab_size. Does not allocate. Where `document_starts` is
+  // given, document_starts[t] is the place in the sample where the document of tokens[t] begins, 0 for one that began
+  // before it.
   void read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts = nullptr) const;
+
+  // Targets that count of samples [first, first + count), without reading them. Does not allocate. Throws Error(data)
+  // where there are none: each sample is a document of one token.
+  int64_t count_targets(int64_t first, int64_t count) const;
 
   struct SourceReport {
     std::string path;
@@ -47,6 +57,7 @@ class Dataset {
     int64_t tokens;      // in the file
     int64_t documents;
     int64_t samples;  // per epoch
+    double padding;   // share of their places
     double epochs;    // seen by `num_samples` samples of the run
     int64_t taken;    // of those samples
     std::optional<int64_t> first_repeat;  // the sample that the source gives a second time first, if one ever is

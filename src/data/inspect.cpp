@@ -235,6 +235,12 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::sh
       "{}: {}, {} tokens of dtype {} ({}), largest id {}\n", prefix.native(),
       format_counted(file.num_documents(), "document"), format_grouped(num_tokens), dtype_name(file.dtype()),
       format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
+  if (file.best_fit_length() > 0) {
+    const auto places = static_cast<double>(file.num_samples() * file.best_fit_length());
+    text += fmt::format("in {} of {} tokens, {:.2f}% of them padding\n", format_counted(file.num_samples(), "sample"),
+                        format_grouped(file.best_fit_length()),
+                        100 * (1 - static_cast<double>(num_tokens - file.num_samples()) / places));
+  }
   text +=
       fmt::format("unigram entropy {:.4f} nats: the loss of the best guess that sees no context\n", entropy(counts));
   text += length_histogram(file) + token_tables(counts, num_tokens, tokenizer.get());

@@ -50,12 +50,21 @@ std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs
     const TokenFile& file = files.emplace_back(input);
     if (file.format() != TokenFormat::megatron)
       throw Error(ExitCode::usage, "{} has no index; `gptrain data convert` makes one", input.native());
+    if (file.best_fit_length() != files.front().best_fit_length()) {
+      throw Error(ExitCode::usage, "{} was packed with --best-fit {}, {} with {} (0: without): they cannot be joined",
+                  inputs.front().native(), files.front().best_fit_length(), input.native(), file.best_fit_length());
+    }
     if (file.dtype() != files.front().dtype()) {
       throw Error(ExitCode::usage, "{} holds tokens of {}, {} of {}: they cannot be joined", inputs.front().native(),
                   dtype_name(files.front().dtype()), input.native(), dtype_name(file.dtype()));
     }
   }
   return files;
+}
+
+int64_t end_of_sample(const TokenFile& file, int64_t sample) {
+  const TokenFile::Range range = file.sample(sample);
+  return range.first + range.count;
 }
 
 }  // namespace
@@ -68,9 +77,12 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
   for (const TokenFile& file : files) total += file.num_tokens();
   TokenWriter writer(out, files.front().dtype());
   if (tokenizer) writer.set_tokenizer(std::move(*tokenizer));
+  const int64_t best_fit_length = files.front().best_fit_length();
+  if (best_fit_length > 0) writer.set_best_fit_length(best_fit_length);
   JoinResult result;
   std::vector<int32_t> ids(chunk_tokens);
   for (const TokenFile& file : files) {
+    int64_t sample = 0;
     for (int64_t i = 0; i < file.num_documents(); ++i) {
       const TokenFile::Range document = file.document(i);
       for (int64_t done = 0; done < document.count; done += chunk_tokens) {
@@ -78,7 +90,12 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
         file.read({document.first + done, count}, any_vocabulary, ids.data());
         writer.append(std::span(ids).first(static_cast<size_t>(count)));
       }
-      writer.end_document();
+      if (best_fit_length > 0 && document.first + document.count < end_of_sample(file, sample)) {
+        writer.end_document_in_sample();
+      } else {
+        writer.end_document();
+        ++sample;
+      }
       result.tokens += document.count;
     }
     result.documents += file.num_documents();

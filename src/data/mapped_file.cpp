@@ -114,6 +114,10 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   memory_ = {static_cast<const std::byte*>(memory), Unmap{length, watch(memory, length)}};
 }
 
+void MappedFile::forget() const {
+  if (memory_ != nullptr) ::madvise(const_cast<std::byte*>(data()), static_cast<size_t>(size_bytes_), MADV_DONTNEED);
+}
+
 void MappedFile::check() const {
   if (memory_ == nullptr) return;
   const int64_t byte = memory_.get_deleter().watched->unreadable;

@@ -28,6 +28,9 @@ class MappedFile {
   // what was read is used.
   void check() const;
 
+  // Gives back the memory that holds what was read; it is read again where it is asked for.
+  void forget() const;
+
   // The value at `offset_bytes`, which needs no alignment but must lie inside the file.
   template <typename T>
   T load(int64_t offset_bytes) const {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
+#include "data/best_fit.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
 #include "data/token_file.h"
@@ -32,6 +33,16 @@ fs::path shard_prefix(const PackOptions& options, int64_t shard) {
   return options.out_prefix.native() + fmt::format("-{:05}", shard);
 }
 
+constexpr std::string_view token_suffixes[] = {".idx", ".meta.json", ".bin"};
+
+// Where a shard's documents are kept until they are put into samples.
+fs::path unfitted_prefix(const fs::path& shard) { return token_file_path(shard, ".unfitted"); }
+
+void remove_unfitted(const fs::path& shard) {
+  std::error_code ignored;
+  for (const std::string_view suffix : token_suffixes) fs::remove(token_file_path(unfitted_prefix(shard), suffix), ignored);
+}
+
 fs::path state_path(const PackOptions& options) { return token_file_path(options.out_prefix, ".pack.json"); }
 
 // Everything that can be refused before any output exists.
@@ -50,7 +61,7 @@ std::vector<TextInput> find_inputs(const PackOptions& options) {
     if (input.path == "-" && options.resume) {
       throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time");
     }
-    for (const std::string_view suffix : {".bin", ".idx", ".meta.json"}) {
+    for (const std::string_view suffix : token_suffixes) {
       const auto output = token_file_path(shard_prefix(options, 0), suffix);
       std::error_code ignored;
       if (fs::equivalent(input.path, output, ignored)) {
@@ -74,6 +85,7 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
           {"field", options.field},
           {"end_token", tokenizer.end_token.value_or(-1)},
           {"shard_tokens", options.shard_tokens},
+          {"best_fit_length", options.best_fit_length},
           {"skip_faults", options.skip_faults},
           {"replace_invalid_utf8", options.replace_invalid_utf8}};
 }
@@ -84,7 +96,7 @@ TokenizerRecord without_text(TokenizerRecord record) {
   return record;
 }
 
-// Temporary files that a killed pack of this PREFIX left: PREFIX[-NNNNN].bin.tmp-PROCESS, and .idx.
+// What a killed pack of this PREFIX left: PREFIX[-NNNNN].bin.tmp-PROCESS, and .idx, and PREFIX[-NNNNN].unfitted.*.
 void remove_leftovers(const PackOptions& options) {
   const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
   const std::string start = options.out_prefix.filename().native();
@@ -94,7 +106,7 @@ void remove_leftovers(const PackOptions& options) {
     if (!name.starts_with(start)) continue;
     const size_t suffix = std::min(name.find_first_not_of("-0123456789", start.size()), name.size());
     const auto is = [&](std::string_view kind) { return std::string_view(name).substr(suffix).starts_with(kind); };
-    if (!is(".bin.tmp-") && !is(".idx.tmp-") && !is(".meta.json.tmp-")) continue;
+    if (!is(".bin.tmp-") && !is(".idx.tmp-") && !is(".meta.json.tmp-") && !is(".unfitted.")) continue;
     fs::remove(path, ignored);
   }
 }
@@ -126,6 +138,11 @@ class Packer {
     }
   }
 
+  ~Packer() {
+    writer_.reset();
+    if (options_.best_fit_length > 0) remove_unfitted(shard_prefix(options_, result_.shards));
+  }
+
   PackResult run() {
     if (result_.was_finished) return result_;
     BlockReader reader(
@@ -149,7 +166,9 @@ class Packer {
 
   void open_shard() {
     const bool is_small = options_.tokenizer->vocab_size() < first_vocabulary_of_i32;
-    writer_.emplace(shard_prefix(options_, result_.shards), is_small ? DType::u16 : DType::i32);
+    const fs::path prefix = shard_prefix(options_, result_.shards);
+    writer_.emplace(options_.best_fit_length > 0 ? unfitted_prefix(prefix) : prefix,
+                    is_small ? DType::u16 : DType::i32);
     writer_->set_tokenizer(result_.shards == 0 ? tokenizer_ : without_text(tokenizer_));
     shard_tokens_ = 0;
     shard_has_documents_ = false;
@@ -157,6 +176,13 @@ class Packer {
 
   void close_shard() {
     writer_->finish();
+    if (options_.best_fit_length > 0) {
+      const fs::path prefix = shard_prefix(options_, result_.shards);
+      const BestFitResult fitted = write_best_fit(unfitted_prefix(prefix), prefix, options_.best_fit_length);
+      remove_unfitted(prefix);
+      result_.samples += fitted.samples;
+      result_.cut_documents += fitted.cut_documents;
+    }
     if (options_.shard_tokens > 0) ++result_.shards;
   }
 
@@ -196,7 +222,8 @@ class Packer {
     result_.faults += item.encoded.num_faults;
     for (const EncodedBlock::Fault& fault : item.encoded.faults) {
       const std::string text =
-          fmt::format("{}, line {}: {}", inputs_[item.block.input].path.native(), fault.line, fault.reason);
+          fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
+                      item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
       if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text);
       if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
     }
@@ -209,6 +236,8 @@ class Packer {
                                   {"documents", result_.documents},
                                   {"empty_documents", result_.empty_documents},
                                   {"tokens", result_.tokens},
+                                  {"samples", result_.samples},
+                                  {"cut_documents", result_.cut_documents},
                                   {"faults", result_.faults},
                                   {"first_faults", result_.first_faults},
                                   {"input", position.input},
@@ -241,6 +270,8 @@ class Packer {
       result_.documents = state.at("documents");
       result_.empty_documents = state.at("empty_documents");
       result_.tokens = state.at("tokens");
+      result_.samples = state.at("samples");
+      result_.cut_documents = state.at("cut_documents");
       result_.faults = state.at("faults");
       result_.first_faults = state.at("first_faults").get<std::vector<std::string>>();
       start_ = {state.at("input"), state.at("offset"), state.at("line")};

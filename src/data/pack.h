@@ -19,7 +19,8 @@ struct PackOptions {
   std::string field = "text";  // of JSON objects and CSV records
   bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
   int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
-  int threads = 1;           // that encode; the output does not depend on it
+  int64_t best_fit_length = 0;  // above 0: whole documents are put into samples of so many inputs (best_fit.h)
+  int threads = 1;              // that encode; the output does not depend on it
   bool resume = false;       // goes on behind the last shard of a pack that was killed
   bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
   bool replace_invalid_utf8 = false;
@@ -33,6 +34,8 @@ struct PackResult {
   int64_t tokens = 0;           // with end-of-document tokens
   int64_t input_bytes = 0;      // as they lie on the disk; of a resumed pack, since then
   int64_t shards = 0;           // 0 without shard_tokens
+  int64_t samples = 0;          // with best_fit_length
+  int64_t cut_documents = 0;    // longer than one
   int64_t faults = 0;
   std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
   bool was_finished = false;              // resume found nothing left to do
@@ -41,7 +44,8 @@ struct PackResult {
 // Ids are stored as u16 where the vocabulary is below 65500, else as i32, as Megatron-LM does it. Empty documents are
 // left out. `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total; a total of 0
 // is not known. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output
-// that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX.
+// that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX. With
+// best_fit_length the documents of a shard lie in PREFIX.unfitted until the shard is whole: twice its room on the disk.
 PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
 // What `data inspect` prints: counts, document length histogram, the most and the least frequent tokens, unigram

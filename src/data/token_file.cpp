@@ -70,12 +70,13 @@ TokenFile::TokenFile(const std::filesystem::path& path, bool checksums)
 TokenFile::TokenFile(const Prefix& prefix, bool checksums)
     : index_(open_part(prefix.path, ".idx")),
       tokens_(open_part(prefix.path, ".bin")),
-      meta_(checksums ? read_token_meta(prefix.path) : std::nullopt) {
+      meta_(read_token_meta(prefix.path)) {
   check_header();
   check_sequences();
   check_boundaries();
+  if (best_fit_length() > 0) check_samples();
   index_->check();
-  if (meta_) {
+  if (meta_ && checksums) {
     compare_with_checksums();
     checked_ = std::make_unique<std::atomic<bool>[]>(meta_->blocks.size());
   }
@@ -172,6 +173,16 @@ void TokenFile::check_boundaries() const {
   }
 }
 
+// PREFIX.meta.json says that there are samples; the index says which.
+void TokenFile::check_samples() const {
+  for (int64_t i = 0; i < num_samples(); ++i) {
+    const int64_t tokens = sample(i).count;
+    if (1 <= tokens && tokens <= best_fit_length() + 1) continue;
+    damaged(*index_, boundary_at(i), "sample {} has {} tokens, but best_fit_length = {} of its .meta.json allows 1 to {}",
+            i, tokens, best_fit_length(), best_fit_length() + 1);
+  }
+}
+
 int64_t TokenFile::sequence_start(int64_t sequence) const {
   const int64_t bytes = sequence < num_sequences_ ? index_->load<int64_t>(offset_at(sequence)) : tokens_.size_bytes();
   return bytes / dtype_bytes(dtype_);
@@ -179,8 +190,14 @@ int64_t TokenFile::sequence_start(int64_t sequence) const {
 
 TokenFile::Range TokenFile::document(int64_t document) const {
   if (!index_) return {0, num_tokens()};
-  const int64_t first = sequence_start(index_->load<int64_t>(boundary_at(document)));
-  const int64_t end = sequence_start(index_->load<int64_t>(boundary_at(document + 1)));
+  if (best_fit_length() == 0) return sample(document);
+  const int64_t first = sequence_start(document);
+  return {first, sequence_start(document + 1) - first};
+}
+
+TokenFile::Range TokenFile::sample(int64_t sample) const {
+  const int64_t first = sequence_start(index_->load<int64_t>(boundary_at(sample)));
+  const int64_t end = sequence_start(index_->load<int64_t>(boundary_at(sample + 1)));
   return {first, end - first};
 }
 
@@ -225,7 +242,7 @@ void TokenFile::check_block(int64_t block) const {
 }
 
 void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
-  if (meta_ && range.count > 0) {
+  if (checked_ && range.count > 0) {
     const int64_t token_bytes = dtype_bytes(dtype_);
     const int64_t last = ((range.first + range.count) * token_bytes - 1) / checksum_block_bytes;
     for (int64_t block = range.first * token_bytes / checksum_block_bytes; block <= last; ++block) check_block(block);

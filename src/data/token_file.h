@@ -38,7 +38,7 @@ bool is_token_file(const std::filesystem::path& path);
 // Whether it is a file without an index (flat_tokens.h); false where nothing is there.
 bool is_flat_token_file(const std::filesystem::path& path);
 
-// The files mapped. All documents joined end to end form one run of num_tokens() tokens.
+// The files mapped. All documents joined end to end form one run of num_tokens() tokens, unless they lie in samples.
 class TokenFile {
  public:
   // Checks every field of the index against the sizes of both files and against each other. With `checksums`, blocks of
@@ -49,7 +49,10 @@ class TokenFile {
   TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32
   int64_t num_tokens() const { return (tokens_.size_bytes() - first_byte_) / dtype_bytes(dtype_); }
-  int64_t num_documents() const { return index_ ? num_boundaries_ - 1 : 1; }
+  int64_t num_documents() const {
+    if (!index_) return 1;
+    return best_fit_length() > 0 ? num_sequences_ : num_boundaries_ - 1;
+  }
 
   struct Range {
     int64_t first;
@@ -57,6 +60,11 @@ class TokenFile {
   };
   // The tokens of a document, 0 <= document < num_documents().
   Range document(int64_t document) const;
+  // Above 0: the documents lie in samples, each of 1 to so many inputs and one target more. 0: they do not.
+  int64_t best_fit_length() const { return meta_ ? meta_->best_fit_length : 0; }
+  // Of a file with a best_fit_length: its samples, and the tokens of one, 0 <= sample < num_samples().
+  int64_t num_samples() const { return num_boundaries_ - 1; }
+  Range sample(int64_t sample) const;
   // out[i] is how far into the range the document begins that holds its i-th token: 0 where it begins before the range.
   // The range must exist. Does not allocate; safe from several threads.
   void document_starts(Range range, int32_t* out) const;
@@ -65,10 +73,12 @@ class TokenFile {
   // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
   void read(Range range, int64_t vocab_size, int32_t* out) const;
 
-  // Blocks of PREFIX.meta.json; 0 where there is none.
-  int64_t num_checksums() const { return meta_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }
+  // Blocks of PREFIX.meta.json; 0 where there is none, or none to compare with.
+  int64_t num_checksums() const { return checked_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }
   // Compares that block, unless it has been. Throws Error(data) naming file and bytes.
   void check_block(int64_t block) const;
+  // Lets go of the memory in which the system keeps what was read.
+  void forget() const { tokens_.forget(); }
 
  private:
   struct Prefix {
@@ -80,6 +90,7 @@ class TokenFile {
   void check_header();
   void check_sequences() const;
   void check_boundaries() const;
+  void check_samples() const;
   int64_t length_at(int64_t sequence) const;    // bytes into .idx
   int64_t offset_at(int64_t sequence) const;    // bytes into .idx
   int64_t boundary_at(int64_t boundary) const;  // bytes into .idx
@@ -95,7 +106,7 @@ class TokenFile {
   int64_t first_byte_ = 0;  // of the tokens
   TokenFormat format_ = TokenFormat::megatron;
   std::optional<TokenMeta> meta_;
-  std::unique_ptr<std::atomic<bool>[]> checked_;  // of each block: it was compared
+  std::unique_ptr<std::atomic<bool>[]> checked_;  // of each block: it was compared; null where none is
   DType dtype_ = DType::u16;
   int64_t num_sequences_ = 0;
   int64_t num_boundaries_ = 0;

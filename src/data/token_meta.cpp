@@ -39,6 +39,11 @@ TokenMeta parse(const std::string& text) {
       throw json::other_error::create(504, "a checksum is not eight hexadecimal digits", nullptr);
     meta.blocks.push_back(crc);
   }
+  if (root.contains("best_fit_length")) {
+    meta.best_fit_length = root["best_fit_length"];
+    if (meta.best_fit_length < 1)
+      throw json::other_error::create(507, "its best_fit_length is no length of a sample", nullptr);
+  }
   if (root.contains("tokenizer")) meta.tokenizer = parse_tokenizer_record(root["tokenizer"]);
   return meta;
 }
@@ -65,6 +70,7 @@ std::string format_token_meta(const TokenMeta& meta) {
   for (size_t i = 0; i < meta.blocks.size(); ++i)
     append(text, "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
   text += "\n]";
+  if (meta.best_fit_length > 0) text += fmt::format(",\n \"best_fit_length\": {}", meta.best_fit_length);
   if (meta.tokenizer) text += ",\n \"tokenizer\": " + json_text(tokenizer_record_json(*meta.tokenizer));
   return text + "}\n";
 }

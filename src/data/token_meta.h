@@ -1,5 +1,5 @@
-// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB, and which tokenizer made it
-// (data/README.md). Other writers of token files know no such file; where there is none, nothing is compared.
+// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB, which tokenizer made it, and
+// whether its documents lie in samples (data/README.md). Other writers of token files know no such file; where there is none, nothing is compared.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +18,9 @@ struct TokenMeta {
   int64_t tokens = 0;
   std::vector<uint32_t> blocks;  // CRC-32C of each block; the last may be shorter
   std::optional<TokenizerRecord> tokenizer = {};
+  // Above 0: the documents lie in samples of at most so many inputs, each of which the index gives as a document, with
+  // the documents as its sequences.
+  int64_t best_fit_length = 0;
 };
 
 constexpr int64_t checksum_block_bytes = int64_t{64} << 20;

@@ -171,7 +171,7 @@ struct TokenWriter::Impl {
   void put_meta() {
     const BlockChecksums& made = tokens.checksums();
     const std::string text =
-        format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer});
+        format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer, best_fit_length});
     meta.put_bytes(text.data(), text.size());
   }
 
@@ -181,6 +181,7 @@ struct TokenWriter::Impl {
   DType dtype;
   int32_t max_sequence_tokens;
   std::optional<TokenizerRecord> tokenizer;
+  int64_t best_fit_length = 0;
   bool in_sequence = false;  // the last of `lengths` can still grow
   std::vector<int32_t> lengths;
   std::vector<int64_t> boundaries = {0};
@@ -211,6 +212,10 @@ void TokenWriter::end_document() {
   impl_->in_sequence = false;
   impl_->boundaries.push_back(static_cast<int64_t>(impl_->lengths.size()));
 }
+
+void TokenWriter::end_document_in_sample() { impl_->in_sequence = false; }
+
+void TokenWriter::set_best_fit_length(int64_t length) { impl_->best_fit_length = length; }
 
 void TokenWriter::set_tokenizer(TokenizerRecord tokenizer) { impl_->tokenizer = std::move(tokenizer); }
 

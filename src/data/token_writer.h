@@ -26,8 +26,12 @@ class TokenWriter {
   // Adds tokens to the current document. Throws Error(data) for a token that dtype cannot hold.
   void append(std::span<const int32_t> tokens);
   void end_document();
+  // For files of samples: the next document begins, in the same sample. end_document() ends that.
+  void end_document_in_sample();
   // What PREFIX.meta.json says of the tokenizer; nothing, where this is not called.
   void set_tokenizer(TokenizerRecord tokenizer);
+  // Documents lie in samples of that length (TokenMeta::best_fit_length); they do not, where this is not called.
+  void set_best_fit_length(int64_t length);
   // Call after end_document(); nothing may follow.
   void finish();
 

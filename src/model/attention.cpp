@@ -28,9 +28,9 @@ class AttentionBranch final : public Branch {
   // Heads of this rank.
   int64_t num_heads() const { return model().num_heads / context_.tensor.size(); }
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
-  int64_t q_width() const { return num_heads() * model().head_size(); }
-  int64_t kv_width() const { return num_kv_heads() * model().head_size(); }
-  double scale() const { return 1 / std::sqrt(static_cast<double>(model().head_size())); }
+  int64_t q_width() const { return num_heads() * model().head_size; }
+  int64_t kv_width() const { return num_kv_heads() * model().head_size; }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(model().head_size)); }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
@@ -154,14 +154,14 @@ void AttentionBranch::transform_queries(const LayerCall& call) {
   const QueryKeyValue raw = split(layout_.at(call, fused_));
   const QueryKeyValue ready = operands(call);
   context_.backend.run(QueryKeyForward{.sequence_length = context_.shape.sequence_length,
-                                       .head_size = model().head_size(),
+                                       .head_size = model().head_size,
                                        .q = raw.q,
                                        .k = raw.k,
                                        .q_gamma = q_norm_.norm(call),
                                        .k_gamma = k_norm_.norm(call),
                                        .eps = model().norm_eps,
                                        .rotary = model().positions == PositionKind::rope,
-                                       .theta = model().rope_theta,
+                                       .angles = model().rope(),
                                        .q_out = ready.q,
                                        .k_out = ready.k,
                                        .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
@@ -174,7 +174,7 @@ void AttentionBranch::core_forward(const LayerCall& call) {
                                         .sequence_length = shape.sequence_length,
                                         .num_heads = num_heads(),
                                         .num_kv_heads = num_kv_heads(),
-                                        .head_size = model().head_size(),
+                                        .head_size = model().head_size,
                                         .scale = scale(),
                                         .mask = mask(call),
                                         .dropout = probability_dropout(call),
@@ -217,7 +217,7 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_atten
                                          .sequence_length = shape.sequence_length,
                                          .num_heads = num_heads(),
                                          .num_kv_heads = num_kv_heads(),
-                                         .head_size = model().head_size(),
+                                         .head_size = model().head_size,
                                          .scale = scale(),
                                          .mask = mask(call),
                                          .dropout = probability_dropout(call),
@@ -234,14 +234,14 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_atten
   const bool normed = model().qk_norm;
   const QueryKeyValue raw = split(layout_.at(call, fused_));
   context_.backend.run(QueryKeyBackward{.sequence_length = shape.sequence_length,
-                                        .head_size = model().head_size(),
+                                        .head_size = model().head_size,
                                         .q = normed ? raw.q : Matrix{},
                                         .k = normed ? raw.k : Matrix{},
                                         .q_gamma = q_norm_.norm(call),
                                         .k_gamma = k_norm_.norm(call),
                                         .rstd = normed ? layout_.at(call, head_rstd_) : Matrix{},
                                         .rotary = model().positions == PositionKind::rope,
-                                        .theta = model().rope_theta,
+                                        .angles = model().rope(),
                                         .dq = d_in.q,
                                         .dk = d_in.k,
                                         .q_gamma_sums = head_sums_.at(call, 0),

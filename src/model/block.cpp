@@ -10,7 +10,6 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   mid_ = layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols});
   if (attention_->weight_reads_output_gradient())
     d_mid_ = layout_.leave({"d_mid", stream.dtype, stream.rows, stream.cols});
-  if (ffn_->weight_reads_output_gradient()) layout_.weight_reads_output_gradient();
   if (ffn_->wants_output_gradient_amax()) layout_.want_output_gradient_amax();
 
   LayerRecords& records = layout_.finish();
@@ -20,7 +19,8 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   records.use_of(UnitPass::backward_input) = {{batch, input, saved_for_input, saved_for_weight, d_output},
                                                {gradients, d_input}};
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
-  if (records.weight_reads_output_gradient) records.use_of(UnitPass::backward_weight).reads.add(d_output);
+  // Where the gradient of a branch is that of the stream, it has no copy of its own.
+  if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   if (context.shape.keeps_products) {
     records.use_of(UnitPass::forward).writes.add(kept);
     records.use_of(UnitPass::recompute).reads.add(kept);

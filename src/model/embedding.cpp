@@ -4,7 +4,6 @@ namespace gptrain {
 
 Embedding::Embedding(const LayerContext& context, const UnitTensors& tensors)
     : Layer(context), tokens_(tensors.find("token")), positions_(tensors.find("position")) {
-  layout_.weight_reads_output_gradient();
   LayerRecords& records = layout_.finish();
   records.use_of(UnitPass::forward) = {{Operand::batch}, {Operand::output}};
   records.use_of(UnitPass::backward_weight) = {{Operand::batch, Operand::d_output}, {}};

@@ -10,7 +10,7 @@
 //   loss (head)       saved_for_input                                      gradients
 //   backward_input    input, kept, saved_for_input, saved_for_weight,      gradients, d_input
 //                     gradients (the head), d_output (not the head)
-//   backward_weight   saved_for_weight, gradients, d_output (where weight_reads_output_gradient)
+//   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // A layer leaves out what it does not have: the embedding has no input, saves nothing and has no backward_input; the
 // head has neither output nor d_output. Only a block keeps something, and only with StepShape::keeps_products.

@@ -58,8 +58,6 @@ struct LayerRecords {
   int64_t saved_for_weight_bytes = 0;
   int64_t gradients_bytes = 0;
   int64_t fp8_weights_bytes = 0;
-  // W reads d_output: where the gradient of a branch is that of the residual stream, it has no copy of its own.
-  bool weight_reads_output_gradient = false;
   // The layer wants the amax of d_output behind it (see LayerCall::d_output).
   bool wants_output_gradient_amax = false;
   UnitUses uses{};
@@ -100,7 +98,6 @@ class LayerLayout {
   Field prepare(const SavedTensor& tensor);
   // W reads this one, too, whoever declared it.
   void read_by_weight(Field field);
-  void weight_reads_output_gradient() { records_.weight_reads_output_gradient = true; }
   void want_output_gradient_amax() { records_.wants_output_gradient_amax = true; }
 
   // Which buffers the passes use follows from the declarations and the kind; the layer says so.

@@ -26,6 +26,10 @@ int64_t scratch_bytes(const Op& op, const Target& target) {
   return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : gpu_scratch_bytes(op);
 }
 
+Products product(DType dtype, int64_t m, int64_t n, int64_t k) {
+  return {.kind = Products::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
+}
+
 // One [rows, in] x [in, out] product, whichever of the three it is.
 template <typename Op>
 Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Target& target) {
@@ -47,6 +51,10 @@ Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens) {
 // whole tiles. What documents leave out is known to the device only, and counts.
 template <typename Op>
 void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
+  footprint.products.dtype = op.q.dtype;
+  footprint.products.count = op.batch * op.num_heads;
+  footprint.products.m = footprint.products.n = op.sequence_length;
+  footprint.products.k = op.head_size;
   const int64_t t = op.sequence_length;
   const auto heads = static_cast<Flops>(op.batch * op.num_heads);
   footprint.model_flops = twice_attended_pairs(op.mask, t) * static_cast<Flops>(op.head_size) * heads *
@@ -95,12 +103,14 @@ Footprint footprint(const BranchBackward& op, const Target&) {
 Footprint footprint(const LinearForward& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.x.rows, target);
   result.bytes_moved = moved({op.x, op.w, op.bias, op.y, op.pre_activation});
+  result.products = product(op.x.dtype, op.x.rows, op.w.rows, op.w.cols);
   return result;
 }
 
 Footprint footprint(const LinearBackwardInput& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
   result.bytes_moved = moved({op.dy, op.w, op.dx, op.pre_activation});
+  result.products = product(op.dy.dtype, op.dy.rows, op.w.cols, op.w.rows);
   return result;
 }
 
@@ -108,6 +118,7 @@ Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
   Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
   result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
   if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
+  result.products = product(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
   return result;
 }
 
@@ -123,6 +134,7 @@ Footprint footprint(const QueryKeyBackward& op, const Target& target) {
 Footprint footprint(const AttentionForward& op, const Target& target) {
   Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = scratch_bytes(op, target)};
   count_attention(op, 2, 2, result);  // q k^T, p v
+  result.products.kind = Products::Kind::attention_forward;
   return result;
 }
 
@@ -133,6 +145,7 @@ Footprint footprint(const AttentionBackward& op, const Target& target) {
   // and dp once for dk and dv and once for dq.
   const bool twice = !on_cpu(target) && !fused_attention_shape(op);
   count_attention(op, 4, twice ? 7 : 5, result);
+  result.products.kind = Products::Kind::attention_backward;
   return result;
 }
 
@@ -195,7 +208,8 @@ Footprint footprint(const ScaledProduct& op, const Target& target) {
   return {.model_flops = op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : flops,
           .executed_flops = flops,
           .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
-          .scratch_bytes = scratch_bytes(op, target)};
+          .scratch_bytes = scratch_bytes(op, target),
+          .products = product(op.a.dtype, op.a.rows, op.b.rows, op.a.cols)};
 }
 
 }  // namespace gptrain

@@ -17,7 +17,8 @@ Event op_event(const Op& op, const Footprint& cost) {
           .shape = shape_text(op),
           .model_flops = cost.model_flops,
           .executed_flops = cost.executed_flops,
-          .bytes_moved = cost.bytes_moved};
+          .bytes_moved = cost.bytes_moved,
+          .products = cost.products};
 }
 
 // A copy's footprint is its bytes. Its name says whither it goes.

@@ -17,6 +17,7 @@
 #include "base/kinds.h"
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "base/rotary.h"
 #include "ops/adamw.h"
 #include "ops/step_state.h"
 
@@ -178,9 +179,9 @@ struct LinearBackwardWeight {
 };
 
 // Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form),
-// then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t *
-// theta^(-2i/D): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k (and do where there is no
-// norm). Rows may be strided (slices of a fused QKV matrix).
+// then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t times its
+// frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k (and do where there
+// is no norm). Rows may be strided (slices of a fused QKV matrix).
 struct QueryKeyForward {
   static constexpr std::string_view name = "query_key_forward";
   int64_t sequence_length;
@@ -189,7 +190,7 @@ struct QueryKeyForward {
   Matrix q_gamma, k_gamma;  // [1, D] f32, both given or neither
   double eps;
   bool rotary;
-  double theta;
+  RotaryAngles angles;
   Matrix q_out, k_out;  // like q, k
   Matrix rstd;          // [N, H + G] f32 out, given with the gammas
 };
@@ -204,7 +205,7 @@ struct QueryKeyBackward {
   Matrix q_gamma, k_gamma;  // as in forward
   Matrix rstd;
   bool rotary;
-  double theta;
+  RotaryAngles angles;
   Matrix dq, dk;                      // [N, H D], [N, G D] C, in and out
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
 };

@@ -13,7 +13,8 @@ namespace gptrain {
 struct StepState {
   // Written by the host before the step.
   float learning_rate = 0;
-  float inverse_tokens = 0;  // 1 / counted tokens of the global batch
+  float inverse_tokens = 0;  // 1 / counted_targets
+  int64_t counted_targets = 0;  // of the global batch
 
   // Cleared by the host before the step, written by ops in it.
   double loss_sum = 0;        // sum of the cross-entropy of the counted tokens so far, natural log

@@ -3,13 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <vector>
 
 namespace gptrain {
 
-// Figures for a named GPU are data-sheet values (dense); those of the machine at hand are measured or read from the
-// system.
+// Rates of a GPU that is planned for are data-sheet values (dense), from its profile (planner/profiles.h); those of the
+// machine at hand are measured or read from the system.
 struct Target {
   enum class Kind : uint8_t { cpu, gpu };
   std::string name;      // "this-machine", "a100-80g", ...
@@ -23,7 +21,6 @@ struct Target {
   bool fp8_products = false;    // has them, at whatever rate
   bool bf16_products = true;    // GPUs below compute capability 8.0, which gptrain does not run on, have none
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
-  double link_bytes_per_second = 0;  // that a device sends to others of its node; 0: not known
   int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node
   bool device_links = true;     // gpu: ranks exchange from device to device (NCCL), not through the host
@@ -32,9 +29,5 @@ struct Target {
 
 // This machine: memory from the system, `num_threads` (0: every core the process may use). Rates are left at 0.
 Target this_machine(int num_threads);
-
-// A target of the table (case-insensitive), with data-sheet rates. Throws Error(usage) naming the valid ones.
-Target find_target(std::string_view name);
-std::vector<std::string> target_names();
 
 }  // namespace gptrain

@@ -97,6 +97,13 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
   return {};
 }
 
+bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
+                        int64_t ranks_per_node) {
+  if (ranks_per_node == 0) return true;
+  const std::vector<int64_t> ranks = group_ranks(config, mesh, rank, kind);
+  return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
+}
+
 // The first group of a rank decides nothing for others: sizes of a kind are the same for all of its groups.
 std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};

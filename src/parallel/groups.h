@@ -72,6 +72,8 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = Exi
 // The ranks of `rank`'s group of a kind, in rising order, but of neighbours: those in the order of the ring. A rank
 // without one is alone.
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
+// Whether all ranks of `rank`'s group of a kind lie on one node, where a node holds that many neighbouring ranks (0: all).
+bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind, int64_t ranks_per_node);
 // The groups that the config's lanes work in, in the order in which all ranks make them, but for those between stages,
 // which come last: neighbour_groups. Those of one rank are never made.
 std::vector<LaneGroup> lane_groups(const RunConfig& config);

@@ -10,9 +10,10 @@ namespace {
 double head_in_layers(const ModelConfig& model) {
   const auto h = static_cast<double>(model.hidden_size);
   const double ffn_matrices = model.activation == ActivationKind::swiglu ? 3 : 2;
-  const double matrices = 2 * h * (h + static_cast<double>(model.kv_size())) +
+  const auto q = static_cast<double>(model.q_size());
+  const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) +
                           ffn_matrices * h * static_cast<double>(model.ffn_hidden_size);
-  const double layer = 2 * matrices + 2 * h * static_cast<double>(model.sequence_length);
+  const double layer = 2 * matrices + 2 * q * static_cast<double>(model.sequence_length);
   return 2 * h * static_cast<double>(model.vocab_size) / layer;
 }
 

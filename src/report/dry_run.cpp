@@ -12,7 +12,6 @@
 #include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
-#include "report/planned_times.h"
 
 namespace gptrain {
 namespace {
@@ -57,6 +56,7 @@ std::string model_line(const ModelConfig& m, int64_t tensor_size) {
   const int64_t padded = vocabulary_rows(m.vocab_size, tensor_size) * tensor_size;
   std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
                                  m.ffn_hidden_size, m.num_heads);
+  if (m.q_size() != m.hidden_size) line += fmt::format(" of {}", m.head_size);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
   line += fmt::format(", sequence {}", m.sequence_length);
   if (m.attention_window > 0) line += fmt::format(" with an attention window of {}", m.attention_window);
@@ -129,7 +129,7 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
 }
 
 std::string_view link_class(const DryRunInput& input, GroupKind kind) {
-  return lies_within_a_node(input.config, input.target, input.world.mesh, 0, kind) ? "within a node" : "between nodes";
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node" : "between nodes";
 }
 
 // Where the groups of that kind lie, over all ranks, were they in that order.
@@ -214,7 +214,6 @@ std::string pipeline_section(const DryRunInput& input) {
                           parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
                           format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
-    text += row("step", format_duration(input.pipeline->seconds), "at full rates");
     text += row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
                 "stages wait for each other, over the time of their passes");
   }
@@ -233,10 +232,94 @@ std::string pipeline_section(const DryRunInput& input) {
   return text;
 }
 
+// What follows from the forecast for the whole run.
+struct Speed {
+  double tokens_per_second, tokens_per_gpu;
+  double model_flops_per_gpu, hardware_flops_per_gpu;
+  double mfu = 0, hfu = 0;  // of the rate of the step's 16-bit or f32 products
+  double gpu_hours;         // of the run, without failures
+
+  Speed(const DryRunInput& input, const Totals& totals) {
+    const double seconds = input.forecast->step_seconds;
+    const auto ranks = static_cast<double>(input.world.mesh.world_size());
+    tokens_per_second = static_cast<double>(totals.tokens_per_step) / seconds;
+    tokens_per_gpu = tokens_per_second / ranks;
+    model_flops_per_gpu = to_double(totals.step.model_flops) / seconds / ranks;
+    hardware_flops_per_gpu = to_double(totals.step.executed_flops) / seconds / ranks;
+    const Target& target = input.target;
+    const double rate = input.config.precision.compute == DType::f32 ? target.f32_flops : target.bf16_flops;
+    mfu = model_flops_per_gpu / rate;
+    hfu = hardware_flops_per_gpu / rate;
+    gpu_hours = seconds * static_cast<double>(input.config.run.steps) * ranks / 3600;
+  }
+};
+
+std::string wait_text(const LongestWait& wait) {
+  const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
+  return fmt::format("longest: {}{}, {}", wait.operation, unit, format_duration(wait.seconds));
+}
+
+std::string forecast_section(const DryRunInput& input, const Totals& totals) {
+  if (!input.forecast) return "";
+  const StepForecast& forecast = *input.forecast;
+  const Speed speed(input, totals);
+  std::string text = "\npredicted step\n";
+  text += row("machine", forecast.machine);
+  text += row("step", format_duration(forecast.step_seconds),
+              fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
+                          format_count(speed.tokens_per_gpu)));
+  text += row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
+              fmt::format("{:.1f} TFLOP/s on each device (MFU)", speed.model_flops_per_gpu / 1e12));
+  text += row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
+              fmt::format("{:.1f} TFLOP/s on each device (HFU)", speed.hardware_flops_per_gpu / 1e12));
+  if (forecast.bubble_seconds > 0)
+    text += row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    const double seconds = forecast.exposed_seconds[lane];
+    if (seconds < 1e-4 * forecast.step_seconds) continue;
+    const LongestWait& wait = forecast.longest_waits[lane];
+    text += row(fmt::format("exposed {}", lane_names[lane]), format_duration(seconds),
+                wait.seconds > 0 ? wait_text(wait) : "");
+  }
+  std::vector<std::string> parts;
+  for (const auto& [name, seconds] : forecast.critical_path)
+    if (seconds > 5e-3 * forecast.step_seconds)
+      parts.push_back(fmt::format("{} {:.0f}%", name, 100 * seconds / forecast.step_seconds));
+  return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
+}
+
+Json forecast_json(const DryRunInput& input, const Totals& totals) {
+  const StepForecast& forecast = *input.forecast;
+  const Speed speed(input, totals);
+  Json json{{"predicted_for", forecast.machine},
+            {"step_seconds", forecast.step_seconds},
+            {"tokens_per_second", speed.tokens_per_second},
+            {"tokens_per_second_origin", "predicted"},
+            {"tokens_per_second_per_gpu", speed.tokens_per_gpu},
+            {"model_tflops_per_gpu", speed.model_flops_per_gpu / 1e12},
+            {"hardware_tflops_per_gpu", speed.hardware_flops_per_gpu / 1e12},
+            {"mfu", speed.mfu},
+            {"hfu", speed.hfu},
+            {"bubble_seconds", forecast.bubble_seconds}};
+  Json& exposed = json["exposed_seconds"] = Json::object();
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    const LongestWait& wait = forecast.longest_waits[lane];
+    exposed[std::string(lane_names[lane])] = forecast.exposed_seconds[lane];
+    if (wait.seconds == 0) continue;
+    json["longest_waits"].push_back(
+        {{"lane", lane_names[lane]}, {"collective", wait.operation}, {"unit", wait.unit}, {"seconds", wait.seconds}});
+  }
+  for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
+  json["gpu_hours"] = speed.gpu_hours;
+  json["checkpoint_seconds"] = forecast.checkpoint_seconds;
+  json["best_checkpoint_every_seconds"] = forecast.best_checkpoint_interval;
+  json["goodput"] = forecast.goodput;
+  return json;
+}
+
 Json pipeline_json(const DryRunInput& input) {
   Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
   if (input.pipeline) {
-    json["step_seconds"] = input.pipeline->seconds;
     json["bubble"] = input.pipeline->bubble();
   }
   for (size_t i = 0; i < input.stages.size(); ++i) {
@@ -291,6 +374,13 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     text += row("shortest time", format_duration(seconds),
                 fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s{}", seconds / 86400,
                             input.target.name, devices, rate / 1e12, traffic));
+  }
+  if (input.forecast && input.rate && input.rate->origin == "predicted") {
+    const double hours = Speed(input, totals).gpu_hours;
+    text += row("device-hours", format_count(hours),
+                fmt::format("{} with failures: goodput {:.1f}% with a checkpoint every {}",
+                            format_count(hours / input.forecast->goodput), 100 * input.forecast->goodput,
+                            format_duration(input.forecast->best_checkpoint_interval)));
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -363,7 +453,7 @@ std::string dry_run_text(const DryRunInput& input) {
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
-          run_section(input, totals) + data_section(input);
+          forecast_section(input, totals) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
@@ -388,6 +478,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
+  if (input.forecast) json.update(forecast_json(input, totals));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

@@ -13,6 +13,7 @@
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "report/forecast.h"
 #include "report/planned_pipeline.h"
 #include "report/step_log.h"
 
@@ -56,6 +57,7 @@ struct DryRunInput {
   WorldForecast world = {};
   std::vector<StageForecast> stages = {};        // of a pipeline
   std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
+  std::optional<StepForecast> forecast = {};     // likewise
   std::string warnings = {};  // of the ops, lines
   std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
 };

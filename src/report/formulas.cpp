@@ -12,7 +12,7 @@ Flops wide(int64_t value) { return static_cast<Flops>(value); }
 Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops tokens = wide(sequences) * wide(m.sequence_length);
   const Flops h = wide(m.hidden_size);
-  const Flops q = wide(m.num_heads * m.head_size());
+  const Flops q = wide(m.q_size());
   const Flops kv = wide(m.kv_size());
   const Flops layers = wide(m.num_layers);
   const Flops ffn_products = is_gated(m.activation) ? 3 : 2;

@@ -1,12 +1,12 @@
-// The planned step of all stages of a pipeline together: when each runs its passes, and when it waits for the others.
+// When each stage of a pipeline runs its passes in a planned step, and when it waits for the others; the simulated step
+// (planner/simulate_step.h) fills it in.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
-#include "report/planned_times.h"
-#include "report/step_log.h"
+#include "report/time_span.h"
 
 namespace gptrain {
 
@@ -23,7 +23,7 @@ struct PlannedStage {
   std::vector<PipelineBar> bars;
   double busy_seconds = 0;     // in bars, the update's not counted
   double waiting_seconds = 0;  // for other stages, until the global norm
-  // By action of the stage's program: when what it waits for from other stages is there (PlannedClock::next).
+  // By action of the stage's program: when what it waits for from other stages is there; 0: nothing.
   std::vector<double> not_before;
 };
 
@@ -35,14 +35,5 @@ struct PlannedPipeline {
   // GPipe and 1F1B.
   double bubble() const;
 };
-
-struct StageLog {
-  const StepLog* log;  // borrowed
-  StepRates rates;
-};
-
-// Plays the stages' logs beside each other. A transfer begins when both of its ends have, and the one before it on its
-// way between the two stages is over; its length is the sender's. All stages meet at the global norm.
-PlannedPipeline plan_pipeline(const std::vector<StageLog>& stages);
 
 }  // namespace gptrain

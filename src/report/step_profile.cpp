@@ -206,62 +206,44 @@ class TraceWriter {
 };
 
 // The times that a step's events have themselves.
-class MeasuredTimes {
+class MeasuredTimes final : public StepClock {
  public:
   explicit MeasuredTimes(const StepProfile& profile) : profile_(profile) {}
 
-  TimeSpan next(const Action* action, std::span<const Event> events, std::vector<TimeSpan>& times, double) {
+  TimeSpan next(std::vector<TimeSpan>& times) override {
+    const StepLog& log = profile_.log;
+    const size_t part = part_++;
+    const bool is_action = part > 0 && part <= log.block_of.size();
+    const EventBlock& events =
+        is_action ? log.blocks[static_cast<size_t>(log.block_of[part - 1])] : part == 0 ? log.before : log.after;
     times.clear();
     for (const Event& event : events) times.push_back({event.start_seconds, event.end_seconds});
-    if (action == nullptr) return {};
-    return profile_.action_times[static_cast<size_t>(action - profile_.log.program->schedule.actions.data())];
+    return is_action ? profile_.action_times[part - 1] : TimeSpan{};
   }
+  double end() const override { return profile_.end_seconds; }
 
  private:
   const StepProfile& profile_;
+  size_t part_ = 0;
 };
-
-template <typename Clock, typename Body>
-void walk(const StepLog& log, const std::vector<double>& not_before, Clock& clock, const Body& body) {
-  std::vector<TimeSpan> times;
-  const auto visit = [&](const Action* action, const EventBlock& events, int32_t block, double after) {
-    const TimeSpan time = clock.next(action, events, times, after);
-    body(StepPart{action, time, events, times, block});
-  };
-  visit(nullptr, log.before, -1, 0);
-  for (size_t i = 0; i < log.block_of.size(); ++i) {
-    const int32_t block = log.block_of[i];
-    visit(&log.program->schedule.actions[i], log.blocks[static_cast<size_t>(block)], block,
-          not_before.empty() ? 0 : not_before[i]);
-  }
-  visit(nullptr, log.after, -1, 0);
-}
 
 }  // namespace
 
-StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates,
-                            std::vector<double> not_before) {
-  StepProfile profile{.rank = rank,
-                      .compute = compute,
-                      .matrix_flops = rates.matrix_flops,
-                      .bytes_per_second = rates.bytes_per_second,
-                      .log = std::move(log),
-                      .planned = rates,
-                      .not_before = std::move(not_before)};
-  PlannedClock clock(rates);
-  walk(profile.log, profile.not_before, clock, [](const StepPart&) {});
-  profile.end_seconds = clock.end();
-  return profile;
-}
-
 void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body) {
-  if (profile.planned) {
-    PlannedClock clock(*profile.planned);
-    walk(profile.log, profile.not_before, clock, body);
-  } else {
-    MeasuredTimes times(profile);
-    walk(profile.log, profile.not_before, times, body);
+  const StepLog& log = profile.log;
+  const std::unique_ptr<StepClock> clock =
+      profile.planned ? profile.planned(log) : std::make_unique<MeasuredTimes>(profile);
+  std::vector<TimeSpan> times;
+  const auto visit = [&](const Action* action, const EventBlock& events, int32_t block) {
+    const TimeSpan time = clock->next(times);
+    body(StepPart{action, time, events, times, block});
+  };
+  visit(nullptr, log.before, -1);
+  for (size_t i = 0; i < log.block_of.size(); ++i) {
+    const int32_t block = log.block_of[i];
+    visit(&log.program->schedule.actions[i], log.blocks[static_cast<size_t>(block)], block);
   }
+  visit(nullptr, log.after, -1);
 }
 
 std::vector<ProfileRow> rows_by_op(const StepProfile& profile) { return Rows(profile, false, name_of).added_up(); }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,10 +11,22 @@
 
 #include "base/dtype.h"
 #include "base/int128.h"
-#include "report/planned_times.h"
 #include "report/step_log.h"
+#include "report/time_span.h"
 
 namespace gptrain {
+
+// Says when the parts of a step ran, or would run, one after the other: what comes before the first action, each action,
+// what comes after the last one.
+class StepClock {
+ public:
+  virtual ~StepClock() = default;
+  // Fills one span for each event of the next part, and returns that of its ops and waits.
+  virtual TimeSpan next(std::vector<TimeSpan>& times) = 0;
+  virtual double end() const = 0;  // of everything so far
+};
+// Of the log that it is given, which outlives the clock.
+using ClockMaker = std::function<std::unique_ptr<StepClock>(const StepLog&)>;
 
 // Times in seconds on the clock of steady_seconds.
 struct StepProfile {
@@ -28,15 +40,10 @@ struct StepProfile {
   double data_seconds = 0;  // of the step, waiting for data; outside all events
   StepLog log;
   std::vector<TimeSpan> action_times = {};  // by action; of a planned step none
-  std::optional<StepRates> planned = {};    // of a planned step: its events have no times, and these give them
-  std::vector<double> not_before = {};      // of a planned stage: by action, as PlannedStage has it
+  ClockMaker planned = {};  // of a planned step: its events have no times, and this gives them
 
   double seconds() const { return end_seconds - start_seconds; }
 };
-
-// The profile of a planned step, which begins at 0.
-StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const StepRates& rates,
-                            std::vector<double> not_before = {});
 
 // An action's part of a step, or what comes before the first one and after the last one.
 struct StepPart {

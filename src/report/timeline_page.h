@@ -8,7 +8,7 @@
 namespace gptrain {
 
 // One HTML file with one SVG, without scripts. Bars that would be too narrow to be seen are joined. has_rates: whether the
-// target's rates are known (StepRates::are_known).
+// target's rates are known.
 std::string timeline_page(const PlannedPipeline& pipeline, const std::string& title, bool has_rates);
 
 }  // namespace gptrain

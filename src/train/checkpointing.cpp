@@ -33,7 +33,7 @@ Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, Tra
                              const std::optional<TokenizerRecord>& tokenizer)
     : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {}
 
-RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint) {
+RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, const std::optional<fs::path>& weights) {
   if (checkpoint) {
     const RunProgress progress = load_state(*checkpoint, step_, context_.groups, context_.world);
     saved_step_ = progress.step;
@@ -49,7 +49,18 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint) {
   } else {
     step_.initialize();
   }
+  if (weights) start_from_weights(*weights);
   return {};
+}
+
+void Checkpointing::start_from_weights(const fs::path& checkpoint) {
+  const std::vector<std::string> changes = load_weights(checkpoint, step_, context_.groups, context_.world);
+  if (!context_.leads()) return;
+  print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).step);
+  for (const std::string& change : changes) print_out("  {}\n", change);
+  const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
+  if (before && tokenizer_ && before->sha256 != tokenizer_->sha256)
+    print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
 }
 
 void Checkpointing::set_later_aside(int64_t step) const {

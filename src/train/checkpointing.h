@@ -21,8 +21,10 @@ class Checkpointing {
   Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                 const std::optional<TokenizerRecord>& tokenizer);
 
-  // Gives the step its state: the checkpoint's, or the initial one. Returns how far the run has come.
-  RunProgress start(const std::optional<std::filesystem::path>& checkpoint);
+  // Gives the step its state: the checkpoint's, or the initial one, with other weights where they are given. Returns how
+  // far the run has come.
+  RunProgress start(const std::optional<std::filesystem::path>& checkpoint,
+                    const std::optional<std::filesystem::path>& weights);
   // Renames the checkpoints of the folder that are later than `step`. Not collective: rank 0.
   void set_later_aside(int64_t step) const;
 
@@ -38,6 +40,7 @@ class Checkpointing {
   void retain() const;
 
  private:
+  void start_from_weights(const std::filesystem::path& checkpoint);
   void save(const RunProgress& progress);
   // What is wrong with the run's folder, and where the state of `step` is instead.
   std::string lost_folder(int64_t step) const;

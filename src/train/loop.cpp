@@ -36,7 +36,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
                       rings_->data() + prefetch_ring_bytes(context.config, target), reporter_, stop_);
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
-  progress_ = checkpoints_.start(start_.checkpoint);
+  progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
@@ -92,7 +92,10 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   if (profiler != nullptr) profiler->start();
   context_.world.activity().set_step(step);
   context_.world.activity().set_phase("step");
-  step_->begin(lr, batches, profiler, [this] { return stop_.is_wanted(); });
+  const int64_t batch = context_.config.batch.global;
+  // Every rank finds the same, before the batch is read.
+  const int64_t targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
+  step_->begin(lr, batches, profiler, [this] { return stop_.is_wanted(); }, targets);
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 

@@ -199,6 +199,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   impl_->add("peak_bytes", metrics.peak_bytes);
   impl_->add("skipped", metrics.skipped);
   if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
+  if (metrics.padding > 0) impl_->add("padding", metrics.padding);
   impl_->end();
   impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
                                           {"grad_norm", metrics.grad_norm},

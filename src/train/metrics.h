@@ -24,6 +24,7 @@ struct StepMetrics {
   int64_t peak_bytes = 0;
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
+  double padding = 0;     // share of the step's tokens whose targets do not count
 };
 
 struct ValidationMetrics {

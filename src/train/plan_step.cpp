@@ -186,7 +186,6 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   plan.log = observer.finish();
   plan.ops = op_table(plan.log);
   plan.traffic = lane_traffic(plan.log);
-  plan.rates = step_rates(config, target, groups.mesh(), rank);
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   step.evaluate(1, source);
   plan.warnings = backend.take_warnings();

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "parallel/groups.h"
-#include "report/planned_times.h"
 #include "report/step_log.h"
 #include "train/training_step.h"
 
@@ -18,7 +17,6 @@ struct StepPlan {
   StepLog log;
   OpTable ops{};          // of the log
   LaneTraffic traffic{};  // of the log: what the rank sends
-  StepRates rates;        // for the log's times
   std::string warnings;   // lines, as of Backend::take_warnings
 
   const StepMemory& memory() const { return design->memory; }

@@ -109,6 +109,7 @@ void Reporter::warn() const {
 void Reporter::report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun) {
   const RunConfig& config = context_.config;
   const double seconds = result.seconds;
+  const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
   // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
@@ -122,11 +123,12 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
                             .samples = progress.samples,
                             .step_seconds = seconds,
                             .data_seconds = begun.data_seconds,
-                            .tokens_per_second = static_cast<double>(step_.counted_tokens()) / seconds,
+                            .tokens_per_second = places / seconds,
                             .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
                             .peak_bytes = step_.taken().total(),
                             .skipped = result.skipped,
-                            .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0};
+                            .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
+                            .padding = 1 - static_cast<double>(result.counted_targets) / places};
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);
   print_out("{}\n", format_step_line(metrics, config.run.steps, context_.backend.target().memory_bytes, eta));

@@ -52,6 +52,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
 std::string config_fact(const RunConfig& config, const TrainOptions& options) {
   std::string lines = list_config(config);
   if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
+  if (options.init_from) lines += fmt::format("--init-from {}\n", *options.init_from);
   if (options.steps) lines += fmt::format("--steps {}\n", *options.steps);
   if (options.profile_step) lines += fmt::format("--profile-step {}\n", *options.profile_step);
   return lines;

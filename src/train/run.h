@@ -14,6 +14,7 @@ namespace gptrain {
 struct TrainOptions {
   std::optional<std::string>
       resume;  // "latest" or a folder; not given: from scratch, refused where run.out holds checkpoints
+  std::optional<std::string> init_from;  // a checkpoint whose weights the run starts with where it resumes none
   std::optional<int64_t> steps;         // run this many and stop as at the end
   int64_t ranks = 1;                    // threads of this process, each a rank
   std::optional<int64_t> profile_step;  // time this step op by op: a table on standard output, and a trace in run.out

@@ -7,6 +7,7 @@
 #include "base/amount.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/contents.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "config/load.h"
@@ -82,6 +83,15 @@ std::vector<Slice> slices_of(const TrainingStep& step, Part part, bool written_o
   return slices;
 }
 
+// Leaves out the rows behind those that the checkpoint has.
+void keep_stored_rows(Slice& slice, const Contents& contents) {
+  const auto stored = contents.tensors.find(slice.name);
+  if (stored == contents.tensors.end() || stored->second.global_shape.empty()) return;
+  const int64_t rows = stored->second.global_shape.front();
+  slice.global_shape.front() = std::min(slice.global_shape.front(), rows);
+  slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
+}
+
 void save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress, const RankGroups& groups,
           const World& world, const fs::path& out, const std::optional<TokenizerRecord>& tokenizer, Part part) {
   Communicator* const all = groups.group(GroupKind::world);
@@ -150,6 +160,22 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
 }
 
+std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
+                                      const World& world) {
+  std::vector<std::string> changes;
+  DeviceState memory(step.backend());
+  agree_on(groups.group(GroupKind::world), world, [&] {
+    const Contents contents = read_contents(checkpoint);
+    changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
+    std::vector<Slice> slices = slices_of(step, Part::weights, false, memory);
+    for (Slice& slice : slices) keep_stored_rows(slice, contents);
+    std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
+    load_slices(contents, slices);
+  });
+  step.weights_changed();
+  return changes;
+}
+
 fs::path resolve_checkpoint(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path / "manifest.json", error)) return path;
@@ -201,6 +227,16 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
   }
+  return checkpoint;
+}
+
+fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked) {
+  fs::path checkpoint = resolve_checkpoint(asked);
+  verify_checkpoint(checkpoint);
+  check_model(checkpoint);
+  const std::string refused = model_changes(saved_config(checkpoint, read_manifest(checkpoint)), config).refused;
+  if (!refused.empty())
+    throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(), refused);
   return checkpoint;
 }
 

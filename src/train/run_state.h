@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
@@ -48,6 +49,15 @@ std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& confi
 // from.
 std::optional<std::filesystem::path> checkpoint_to_start_from(const RunConfig& config,
                                                               const std::optional<std::string>& resume);
+
+// What --init-from asks for: a checkpoint, or the newest of a run's folder. Checks that it is sound, and that its weights
+// are those of the config's model, whose vocabulary may be larger: Error(checkpoint), Error(usage).
+std::filesystem::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked);
+// Gives a step that has its initial state the checkpoint's weights; rows of the vocabulary that the checkpoint lacks stay
+// as they are. Returns, one line each, what else is not as it was there. Collective over the world; errors as for
+// save_state.
+std::vector<std::string> load_weights(const std::filesystem::path& checkpoint, TrainingStep& step,
+                                      const RankGroups& groups, const World& world);
 
 // Renames the complete checkpoints of run.out that are later than `step` to NAME.abandoned: after a resume from an
 // older one they belong to no run. Returns their names.

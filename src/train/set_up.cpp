@@ -94,24 +94,28 @@ int ranks_on_this_host(const World& world) {
 Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,
                    const World& world) {
   Start start;
+  constexpr char resumed = 'r', begun_with = 'w';  // before the path
   const std::string chosen = agree(all, world, [&] {
                                if (world.rank() > 0) return std::string();
                                start.lock = std::make_unique<FolderLock>(config.run.out);
-                               const auto checkpoint = checkpoint_to_start_from(config, options.resume);
-                               return checkpoint ? checkpoint->string() : std::string();
+                               if (const auto checkpoint = checkpoint_to_start_from(config, options.resume))
+                                 return resumed + checkpoint->string();
+                               if (!options.init_from) return std::string();
+                               return begun_with + checkpoint_to_init_from(config, *options.init_from).string();
                              }).front();
-  if (!chosen.empty()) start.checkpoint = chosen;
+  if (!chosen.empty()) (chosen[0] == resumed ? start.checkpoint : start.weights) = chosen.substr(1);
   const std::vector<std::string> seen = agree(all, world, [&] {
     const int64_t done = start.checkpoint ? read_manifest(*start.checkpoint).step : 0;
     start.last_step = last_step_of_call(config, options, done);
     if (start.lock) start.warning = warning_of_room(config, done, bytes);
+    if (start.weights) return describe_checkpoint(*start.weights);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
   });
   agree_on(all, world, [&] {
     for (size_t rank = 1; rank < seen.size() && world.rank() == 0; ++rank) {
       if (seen[rank] == seen[0]) continue;
       throw Error(ExitCode::checkpoint,
-                  "{} is {} on rank {} ({}), {} on rank 0 ({}): all ranks must see the same folder", chosen, seen[rank],
+                  "{} is {} on rank {} ({}), {} on rank 0 ({}): all ranks must see the same folder", chosen.substr(1), seen[rank],
                   rank, world.host(static_cast<int>(rank)), seen[0], world.host(0));
     }
   });

@@ -22,7 +22,8 @@ namespace gptrain {
 // What rank 0 finds in the run's folder, and all ranks act on.
 struct Start {
   std::unique_ptr<FolderLock> lock;  // on rank 0
-  std::optional<std::filesystem::path> checkpoint;
+  std::optional<std::filesystem::path> checkpoint;  // that the run goes on from
+  std::optional<std::filesystem::path> weights;     // or whose weights it starts with
   int64_t last_step = 0;  // of this call
   std::string warning;    // on rank 0: of too little room for checkpoints; else empty
 };

@@ -58,7 +58,6 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       groups_(groups),
       copies_(backend.make_side_queue()),
       readback_(backend, copies_.get()),
-      counted_tokens_(design_->config.batch.global * design_->config.model.sequence_length),
       state_(nullptr),
       gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
@@ -259,10 +258,12 @@ void TrainingStep::set_loss_scale(const LossScale& scale) {
 }
 
 void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
-                         const std::function<bool()>& stop_wanted) {
+                         const std::function<bool()>& stop_wanted, std::optional<int64_t> counted_targets) {
+  const RunConfig& config = design_->config;
   readback_.begin();
   host_state_.learning_rate = static_cast<float>(learning_rate);
-  host_state_.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(counted_tokens_));
+  host_state_.counted_targets = counted_targets.value_or(config.batch.global * config.model.sequence_length);
+  host_state_.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(host_state_.counted_targets));
   host_state_.loss_sum = 0;
   host_state_.squared_norm = 0;
   host_state_.gradient_scale = 0;
@@ -276,14 +277,19 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
 StepResult TrainingStep::end() {
   const StepReadback::Values values = readback_.read();
   host_state_ = values.state;
-  return {host_state_.loss_sum / static_cast<double>(counted_tokens_), std::sqrt(host_state_.squared_norm),
-          host_state_.skip != 0, values.stops > 0, host_state_.updates,
-          static_cast<double>(host_state_.step_loss_scale), values.seconds};
+  return {host_state_.loss_sum / static_cast<double>(host_state_.counted_targets),
+          std::sqrt(host_state_.squared_norm),
+          host_state_.skip != 0,
+          values.stops > 0,
+          host_state_.updates,
+          static_cast<double>(host_state_.step_loss_scale),
+          host_state_.counted_targets,
+          values.seconds};
 }
 
 StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
-                             const std::function<bool()>& stop_wanted) {
-  begin(learning_rate, source, observer, stop_wanted);
+                             const std::function<bool()>& stop_wanted, std::optional<int64_t> counted_targets) {
+  begin(learning_rate, source, observer, stop_wanted, counted_targets);
   return end();
 }
 

@@ -27,6 +27,7 @@ struct StepResult {
   bool stop = false;      // some rank wants to stop
   int64_t updates = 0;    // steps of the run that were not skipped
   double loss_scale = 1;  // that the gradients were made with (not 1 only with fp16)
+  int64_t counted_targets = 0;  // of the global batch
   // Since the step before was over, or, where that was before this one began, since then.
   double seconds = 0;
 
@@ -54,7 +55,6 @@ class TrainingStep {
   Backend& backend() const { return backend_; }
   // Bytes that the arenas really took, the host's ring of micro-batches included.
   MemoryPlan taken() const;
-  int64_t counted_tokens() const { return counted_tokens_; }  // of a step
 
   // Finds the algorithms of all products of a step and of an evaluation that the backend has a choice for, by timing
   // them on these arenas, which hold anything afterwards. Before anything else; collective as a step is.
@@ -74,9 +74,9 @@ class TrainingStep {
 
   // Begins a step. The source brings this rank's micro-batches. `stop_wanted` is asked late in the step, and is kept
   // until the next one; what any rank answers, all find in the result, and a rank that wants to stop goes on wanting
-  // it.
+  // it. `counted_targets`: those of the global batch, above 0, which the loss is the mean over; none: all of them count.
   void begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
-             const std::function<bool()>& stop_wanted = {});
+             const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
   // Waits for the oldest step that has begun and not ended. `source` is done with when all have.
   StepResult end();
   int64_t begun() const { return readback_.ahead(); }  // steps that have not ended
@@ -86,7 +86,7 @@ class TrainingStep {
   int64_t most_ahead() const { return copies_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
   // One whole step.
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
-                 const std::function<bool()>& stop_wanted = {});
+                 const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
   // Whether any rank wants to stop. Collective over the world.
   bool agree_to_stop(bool wanted) { return agreement_->agree_to_stop(wanted); }
   // Sum of the cross-entropy over `micro_batches` micro-batches of every data rank, without dropout. Weights do not
@@ -121,7 +121,6 @@ class TrainingStep {
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
-  int64_t counted_tokens_;
   Workspace workspace_;
   StepState* state_;  // device
   StepState host_state_;

@@ -56,7 +56,7 @@ bool Validation::run(int64_t step) {
 ValidationMetrics Validation::metrics_of(double sum) {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
-  ValidationMetrics metrics{sum / static_cast<double>(samples * config.model.sequence_length), std::nullopt};
+  ValidationMetrics metrics{sum / static_cast<double>(data_->count_targets(0, samples)), std::nullopt};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
   if (*text_bytes_ > 0) metrics.bits_per_byte = sum / (std::numbers::ln2 * static_cast<double>(*text_bytes_));

@@ -9,7 +9,8 @@ from cli_case import EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, tiny_con
 
 COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["data", "convert"],
             ["data", "join"], ["data", "mix"], ["checkpoint"], ["checkpoint", "inspect"],
-            ["checkpoint", "verify"], ["checkpoint", "export"], ["generate"], ["config"], ["config", "check"],
+            ["checkpoint", "verify"], ["checkpoint", "export"], ["checkpoint", "import"], ["checkpoint", "diff"],
+            ["checkpoint", "average"], ["checkpoint", "prune"], ["generate"], ["config"], ["config", "check"],
             ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"]]
 SCREEN_LINES = 30
 SCREEN_COLUMNS = 100

@@ -11,13 +11,14 @@ import unittest
 from pathlib import Path
 
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
-           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text"]
+           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text",
+           "best_fit", "parquet", "weights"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("executable")
-    parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="MODULE,...")
+    parser.add_argument("--without", type=lambda text: text.split(",") if text else [], default=[], metavar="MODULE,...")
     parser.add_argument("names", nargs="*", metavar="MODULE | TEST")
     arguments = parser.parse_args()
     if not os.access(arguments.executable, os.X_OK):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Folders of src/ in the order of the house: a folder includes from itself and from those before it.
 ROOMS = ["base", "config", "mesh", "model/spec", "schedule", "ops", "comm", "model", "parallel", "optim", "data",
-         "checkpoint", "report", "train", "cli"]
+         "checkpoint", "report", "train", "planner", "cli"]
 # What cuda/ implements, and what it stands on; nothing includes it.
 CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600

@@ -109,6 +109,10 @@ class EndToEnd(TextCase):
         self.assertEqual(self.path("hf/tokenizer.json").read_bytes(), self.path("t.json").read_bytes())
         self.assertEqual(json.loads(self.path("hf/tokenizer_config.json").read_text())["eos_token"], "<|endoftext|>")
         self.assertEqual(json.loads(self.path("hf/config.json").read_text())["eos_token_id"], 0)
+        self.assertEqual(json.loads(self.path("hf/generation_config.json").read_text()),
+                         {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
+        self.assertIn("GPT2LMHeadModel", self.succeed("checkpoint", "import", "--hf", "hf", "imported"))
+        self.assertEqual(self.generate("--prompt", "the dog", out="imported"), alone)
 
 
 class Samples(TextCase):
@@ -308,9 +312,6 @@ class OtherFormats(TextCase):
 
 class Refusals(TextCase):
     def test_what_is_not_read_is_named(self):
-        self.path("a.parquet").write_bytes(b"PAR1" + bytes(60) + b"PAR1")
-        self.refuse(USAGE, ["a.parquet is a Parquet file", "tools/parquet_to_jsonl.py"], "data", "pack", "a.parquet",
-                    "--out", "x", "--tokenizer", "bytes")
         self.path("t.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>")
         self.refuse(USAGE, "t.model is a SentencePiece model", "data", "tokenize", "--tokenizer", "t.model", "x")
 

@@ -13,7 +13,7 @@ sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*
   "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
   "$root"/src/data/{token_file,flat_tokens,mapped_file,token_meta}.cpp
   "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
-  "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,json_texts_plain,xz,zstd}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
+  "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,json_texts_plain,no_parquet,xz,zstd}.cpp "$root"/src/train/{metrics,tensorboard}.cpp
   "$root"/src/report/{run_page,svg_plot}.cpp)
 object_of() { local path=${1#"$root"/}; echo "$work/${path//\//-}.o"; }
 # shellcheck disable=SC2016  # expanded by the shell that xargs starts

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <fmt/format.h>
+#include <numbers>
 
 #include "harness.h"
 #include "reference.h"
@@ -19,6 +20,17 @@ constexpr Shape shapes[] = {{1, 1, 1, 1, 2},  {2, 3, 3, 1, 6},    {1, 5, 4, 2, 6
 struct Options {
   DType dtype;
   bool with_norm, rotary;
+  RopeScaling scaling = RopeScaling::none;
+
+  // Within eight tokens some of a head's pairs turn often, some seldom.
+  RotaryAngles angles() const {
+    return {.theta = theta,
+            .scaling = scaling,
+            .factor = 3,
+            .low_freq_factor = 0.01,
+            .high_freq_factor = 1,
+            .original_length = 8};
+  }
 };
 
 // One of q and k: [N, heads * D].
@@ -37,11 +49,20 @@ struct Heads {
   }
 };
 
-template <typename Real>
-Real angle(int64_t token, size_t pair, int64_t head_size) {
-  // In f64 for the plain version too: angles of thousands of radians leave f32 nothing.
-  return static_cast<Real>(static_cast<double>(token) *
-                           std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_size)));
+// In f64 for the plain version too: angles of thousands of radians leave f32 nothing. Scaled as transformers says it,
+// by wavelengths.
+double angle(int64_t token, size_t pair, int64_t head_size, const RotaryAngles& angles) {
+  const double frequency = std::pow(angles.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_size));
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  double scaled = frequency / angles.factor;
+  if (angles.scaling == RopeScaling::none) scaled = frequency;
+  if (angles.scaling == RopeScaling::llama3 && wavelength < angles.original_length / angles.low_freq_factor) {
+    const double smooth = (angles.original_length / wavelength - angles.low_freq_factor) /
+                          (angles.high_freq_factor - angles.low_freq_factor);
+    scaled = wavelength < angles.original_length / angles.high_freq_factor ? frequency
+                                                                           : (1 - smooth) * scaled + smooth * frequency;
+  }
+  return static_cast<double>(token) * scaled;
 }
 
 template <typename Real>
@@ -53,10 +74,11 @@ Real rstd_of(const Heads<Real>& heads, size_t first) {
 
 // Turns each pair of a head's vector by direction * angle.
 template <typename Real>
-void turn(std::vector<Real>& values, size_t first, int64_t token, int64_t head_size, double direction) {
+void turn(std::vector<Real>& values, size_t first, int64_t token, int64_t head_size, double direction,
+          const RotaryAngles& angles) {
   const auto half = static_cast<size_t>(head_size / 2);
   for (size_t i = 0; i < half; ++i) {
-    const double radians = direction * angle<double>(token, i, head_size);
+    const double radians = direction * angle(token, i, head_size, angles);
     const auto c = static_cast<Real>(std::cos(radians));
     const auto s = static_cast<Real>(std::sin(radians));
     const Real a = values[first + i];
@@ -74,7 +96,7 @@ std::vector<Real> forward(const Heads<Real>& heads, const Options& options) {
       const Real rstd = rstd_of(heads, first);
       for (size_t i = 0; i < heads.gamma.size(); ++i) y[first + i] *= rstd * heads.gamma[i];
     }
-    if (options.rotary) turn(y, first, token, heads.head_size, 1);
+    if (options.rotary) turn(y, first, token, heads.head_size, 1, options.angles());
   });
   return y;
 }
@@ -88,7 +110,7 @@ template <typename Real>
 HeadGradients<Real> backward(const Heads<Real>& heads, const std::vector<Real>& dy, const Options& options) {
   HeadGradients<Real> result{dy, std::vector<Real>(static_cast<size_t>(heads.head_size))};
   heads.for_each([&](size_t first, int64_t token) {
-    if (options.rotary) turn(result.dx, first, token, heads.head_size, -1);
+    if (options.rotary) turn(result.dx, first, token, heads.head_size, -1, options.angles());
     if (!options.with_norm) return;
     const Real rstd = rstd_of(heads, first);
     Real mean = 0;
@@ -151,7 +173,7 @@ void check_forward(Trial& trial, const Shape& shape, const Options& options, boo
   }
   op.eps = eps;
   op.rotary = options.rotary;
-  op.theta = theta;
+  op.angles = options.angles();
   op.q_out = q_out.matrix();
   op.k_out = k_out.matrix();
   trial.run(op);
@@ -195,7 +217,7 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
   op.sequence_length = shape.tokens;
   op.head_size = shape.head_size;
   op.rotary = options.rotary;
-  op.theta = theta;
+  op.angles = options.angles();
   op.dq = dq.matrix();
   op.dk = dk.matrix();
   if (options.with_norm) {
@@ -247,7 +269,7 @@ void check_slices(Trial& trial) {
   op.q = op.q_out = qkv.matrix().column_range(0, 12);
   op.k = op.k_out = qkv.matrix().column_range(12, 4);
   op.rotary = true;
-  op.theta = theta;
+  op.angles.theta = theta;
   trial.run(op);
   bool v_unchanged = true;
   bool turned = false;
@@ -274,11 +296,11 @@ void bench(Trial& trial, DType dtype, int64_t rows, bool with_norm, bool backwar
   if (backward_too) {
     const Matrix sums = trial.in_out(DType::f64, 1, size).matrix();
     trial.time(QueryKeyBackward{tokens, size, with_norm ? q : none, with_norm ? k : none, with_norm ? gamma : none,
-                                with_norm ? gamma : none, with_norm ? rstd : none, true, theta, q_out, k_out,
-                                with_norm ? sums : none, with_norm ? sums : none});
+                                with_norm ? gamma : none, with_norm ? rstd : none, true, RotaryAngles{theta}, q_out,
+                                k_out, with_norm ? sums : none, with_norm ? sums : none});
   } else {
-    trial.time(QueryKeyForward{tokens, size, q, k, with_norm ? gamma : none, with_norm ? gamma : none, eps, true, theta,
-                               q_out, k_out, with_norm ? rstd : none});
+    trial.time(QueryKeyForward{tokens, size, q, k, with_norm ? gamma : none, with_norm ? gamma : none, eps, true,
+                               RotaryAngles{theta}, q_out, k_out, with_norm ? rstd : none});
   }
 }
 
@@ -300,6 +322,12 @@ void add_cases(Suite& suite) {
       }
     }
   }
+  for (const RopeScaling scaling : {RopeScaling::linear, RopeScaling::llama3}) {
+    const Options options{DType::f32, false, true, scaling};
+    const std::string name = scaling == RopeScaling::linear ? "scaled linearly" : "scaled as in Llama 3";
+    suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 2, 38}, options, false); });
+    suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 2, 38}, options); });
+  }
   suite.add<QueryKeyForward>("slices of a QKV matrix", check_slices);
   suite.add<QueryKeyForward>("odd heads without rotary", [](Trial& t) {
     check_forward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false}, false);
@@ -319,7 +347,7 @@ void add_cases(Suite& suite) {
     op.q = op.k = q.matrix();
     op.q_out = op.k_out = out.matrix();
     op.rotary = true;
-    op.theta = theta;
+    op.angles.theta = theta;
     t.expect_rejected(op, "rotary with an odd head size");
   });
   for (const DType dtype : {DType::f32, DType::bf16}) {

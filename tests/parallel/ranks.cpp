@@ -141,15 +141,25 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
 
 Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start,
                        int64_t first_sample, const Wrapping& wrapping) {
+  const auto make = [&](const RankContext& rank) {
+    return std::make_unique<RandomBatches>(config, first_sample, rank.groups.sample_rank(),
+                                           rank.groups.num_sample_ranks());
+  };
+  const int64_t all = config.batch.global * config.model.sequence_length;
+  return train_on_batches(config, world_size, steps, start, {make, [all](int) { return all; }}, wrapping);
+}
+
+Outcome train_on_batches(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start,
+                         const StepBatches& batches, const Wrapping& wrapping) {
   Outcome outcome;
   std::map<std::string, std::vector<int>> owners;
   std::mutex mutex;
   std::barrier all_collected(world_size);
   on_ranks(config, world_size, start, wrapping, [&](RankContext& rank) {
     const Leaving leaving(all_collected);
-    RandomBatches batches(config, first_sample, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    const std::unique_ptr<MicroBatchSource> source = batches.make(rank);
     for (int i = 0; i < steps; ++i) {
-      const StepResult result = rank.step.run(1e-3, batches);
+      const StepResult result = rank.step.run(1e-3, *source, nullptr, {}, batches.counted_targets(i));
       if (rank.groups.rank() == 0) {
         outcome.losses.push_back(result.loss);
         outcome.norms.push_back(result.grad_norm);

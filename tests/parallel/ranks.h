@@ -39,6 +39,12 @@ struct Wrapping {
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // without it, a CPU backend of one thread
 };
 
+// Where ranks get their micro-batches, and how many targets of a step's global batch count.
+struct StepBatches {
+  std::function<std::unique_ptr<MicroBatchSource>(const RankContext&)> make;
+  std::function<int64_t(int step)> counted_targets;  // steps from 0
+};
+
 // Runs `body` on every rank of a world of threads, each on a backend of its own, with initial weights, or with those of
 // `start` and zero moments. The first exception of a rank is thrown again, after all have ended.
 void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
@@ -48,5 +54,8 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
 // it to a checkpoint. Throws std::logic_error if an element has no such rank or several.
 Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start = nullptr,
                        int64_t first_sample = 0, const Wrapping& wrapping = {});
+// The same on given micro-batches.
+Outcome train_on_batches(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start,
+                         const StepBatches& batches, const Wrapping& wrapping = {});
 
 }  // namespace gptrain::testing

@@ -1,6 +1,7 @@
 // The events of a step that ran are those of its plan, action by action; what is derived from them is what they add up
 // to; and planned times follow from lanes and waits.
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "catch.h"
 #include "events.h"
 #include "model_fixture.h"
+#include "planner/rank_clock.h"
 #include "report/formulas.h"
 #include "train/plan_step.h"
 
@@ -56,6 +58,20 @@ Target gpu_of(int64_t ranks_per_node) {
   return target;
 }
 
+// Ops are as fast beside collectives as without.
+Machine machine_of(int64_t gpus_per_node) {
+  const DeviceProfile device = find_device("h100");
+  Machine machine{device, find_cluster(device.cluster)};
+  machine.device.slow_down_beside_traffic = 0;
+  machine.cluster.gpus_per_node = gpus_per_node;
+  return machine;
+}
+
+StepProfile profile_of(const RunConfig& config, const StepPlan& plan, const Machine& machine, int64_t world_size) {
+  const EventTimes times(machine, config, make_mesh(config, world_size), 0);
+  return planned_profile(0, DType::f32, plan.log, target_of(machine.device, machine.cluster), times);
+}
+
 }  // namespace
 
 TEST_CASE("every rank's step has the events of its plan, action by action") {
@@ -86,7 +102,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
     const StepPlan plan = plan_step(config, gpu_of(8));
     Flops model_flops = 0;
     size_t events = 0;
-    const StepProfile profile = planned_profile(0, DType::f32, plan.log, plan.rates);
+    const StepProfile profile = profile_of(config, plan, machine_of(8), 1);
     for_each_part(profile, [&](const StepPart& part) {
       for (const Event& event : part.events) model_flops += event.model_flops;
       events += part.events.size();
@@ -103,7 +119,7 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
   const StepPlan plan = plan_step(config, gpu_of(8));
   int64_t beside = 0;
   int64_t among = 0;
-  for_each_part(planned_profile(0, DType::f32, plan.log, plan.rates), [&](const StepPart& part) {
+  for_each_part(profile_of(config, plan, machine_of(8), 1), [&](const StepPart& part) {
     for (const Event& event : part.events) {
       if (part.action == nullptr || event.kind != Event::Kind::copy) continue;
       if (event.beside_ops) {
@@ -120,7 +136,9 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
 TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {
   const RunConfig config = config_of({Family::gpt2, 1, 2, {"parallel.zero=3", "run.device=auto"}});
   const StepPlan plan = plan_step(config, gpu_of(8), 2, 0);
-  const StepProfile profile = planned_profile(0, DType::f32, plan.log, plan.rates);
+  const Machine machine = machine_of(8);
+  const StepProfile profile = profile_of(config, plan, machine, 2);
+  const EventTimes known(machine, config, make_mesh(config, 2), 0);
   double ops_end = 0;
   double lanes_seconds = 0;
   double waits_seconds = 0;
@@ -134,7 +152,8 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
         // In order on its lane, and not before it is called.
         CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.place.lane)]);
         CHECK(time.start_seconds >= ops_end);
-        CHECK(time.seconds() == Approx(static_cast<double>(event.sent_bytes) / 450e9));
+        CHECK(time.seconds() == Approx(known.seconds_of(event)));
+        CHECK(time.seconds() > static_cast<double>(event.sent_bytes) / machine.cluster.link_bytes_per_second);
         lane_end[static_cast<size_t>(event.place.lane)] = time.end_seconds;
         lanes_seconds += time.seconds();
         continue;
@@ -149,14 +168,15 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
   CHECK(waits_seconds > 0);
   CHECK(waits_seconds < lanes_seconds);  // some of it is hidden
   CHECK(profile.seconds() == Approx(ops_seconds + waits_seconds).epsilon(0.01));
-  // Between nodes nothing is known of links: no time, and no waits.
-  const StepPlan apart = plan_step(config, gpu_of(1), 2, 0);
-  const StepProfile without = planned_profile(0, DType::f32, apart.log, apart.rates);
+  // Links of no length: no waits.
+  Machine quick = machine_of(1);
+  quick.cluster.nic_bytes_per_second = INFINITY;
+  quick.cluster.nic_latency_seconds = 0;
+  const StepProfile without = profile_of(config, plan, quick, 2);
   CHECK(without.seconds() == Approx(ops_seconds).epsilon(0.01));
   // Without rates an event takes a microsecond.
   const StepPlan plain = plan_step(config, this_machine(1), 2, 0);
-  CHECK_FALSE(plain.rates.are_known());
-  for_each_part(planned_profile(0, DType::f32, plain.log, plain.rates), [](const StepPart& part) {
+  for_each_part(planned_profile(0, DType::f32, plain.log, this_machine(1), EventTimes()), [](const StepPart& part) {
     for (size_t i = 0; i < part.events.size(); ++i) {
       if (part.events[i].kind != Event::Kind::wait) CHECK(part.times[i].seconds() == Approx(1e-6));
     }

@@ -91,20 +91,20 @@ Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   const int64_t f = m.ffn_hidden_size / t;
   const int64_t heads = m.num_heads / t;
   const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: replicas
-  const int64_t qkv = (heads + 2 * kv_heads) * m.head_size();
+  const int64_t qkv = (heads + 2 * kv_heads) * m.head_size;
   const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
   const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;
   const int64_t biases =
       m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
   const int64_t norm = padded(h) * (m.bias && m.norm == NormKind::layernorm ? 2 : 1);
-  const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size()) : 0;
+  const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size) : 0;
   Elements e{};
   e.num_layers = m.num_layers;
   e.block_norms = 2 * norm + head_norms;
   e.head_norms = norm;
   e.embedding = padded(vocabulary) + (m.positions == PositionKind::learned ? padded(m.sequence_length * h) : 0);
   e.block =
-      e.block_norms + padded(qkv * h) + padded(h * heads * m.head_size()) + padded(ffn_in * h) + padded(h * f) + biases;
+      e.block_norms + padded(qkv * h) + padded(h * heads * m.head_size) + padded(ffn_in * h) + padded(h * f) + biases;
   e.head = e.head_norms + (m.tied_head ? 0 : padded(vocabulary));
   for (int64_t* unit : {&e.embedding, &e.block, &e.head}) *unit = padded(*unit, segment_multiple * d);
   e.unit_multiple = unit_multiple * d;

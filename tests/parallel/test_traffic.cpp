@@ -154,14 +154,14 @@ TrafficTable norms_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
   if (s.sequence) e.all_reduces(s.reductions * norm_tensors * (2 * s.layers + 1), s.model.hidden_size * 4);
-  if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size() * 4);
+  if (s.model.qk_norm) e.all_reduces(s.reductions * 2 * s.layers, s.model.head_size * 4);
   return e.table;
 }
 
 // The gradients of keys' and values' heads that several ranks hold: weights [2 D, h] and biases [2 D].
 TrafficTable replicas_traffic(const Sizes& s) {
   Expected e(s.t > s.model.num_kv_heads ? s.t / s.model.num_kv_heads : 1);
-  const int64_t rows = 2 * s.model.head_size();
+  const int64_t rows = 2 * s.model.head_size;
   e.all_reduces(s.reductions * s.layers, rows * s.model.hidden_size * 4);
   if (s.model.bias) e.all_reduces(s.reductions * s.layers, rows * 4);
   return e.table;

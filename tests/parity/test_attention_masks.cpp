@@ -1,4 +1,5 @@
-// Attention masks through whole training steps: documents packed into one sample, and windows.
+// Attention masks through whole training steps: documents packed into one sample, padding behind them, and windows.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -39,7 +40,8 @@ struct Sums {
 
 Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets,
              const std::vector<int32_t>& document_starts, bool masked) {
-  const auto count = static_cast<double>(tokens.size());
+  const int64_t counted = std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+  const auto count = static_cast<double>(counted);
   const RunConfig config =
       small_config(Family::llama, {"model.sequence_length=" + std::to_string(tokens.size()), "batch.global=1",
                                    "batch.micro=1", masked ? "data.mask_documents=true" : "data.mask_documents=false"});
@@ -49,7 +51,7 @@ Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& tar
   step.initialize();
   OneSample source(tokens, targets, document_starts);
   Sums sums;
-  sums.loss = step.run(0, source).loss * count;
+  sums.loss = step.run(0, source, nullptr, {}, counted).loss * count;
   for (const StatePiece& piece : step.state()) {
     std::vector<double>& gradient = sums.gradients[step.spec().tensors[static_cast<size_t>(piece.tensor)].name];
     for (int64_t i = 0; i < piece.count(); ++i) gradient.push_back(count * static_cast<double>(piece.gradient[i]));
@@ -129,6 +131,30 @@ TEST_CASE("a sample of two documents has the losses and gradients of the two alo
   const Comparison joined = compare(64, 131, false);
   CHECK(distance(joined.packed.gradients.at("blocks.0.attention.qkv.weight"),
                  joined.alone.gradients.at("blocks.0.attention.qkv.weight")) > 1e-2);
+}
+
+TEST_CASE("padding changes neither losses nor gradients") {
+  const auto token = [](size_t t) {
+    return static_cast<int32_t>(philox({3, 4}, {static_cast<uint32_t>(t), 0, 0, 0})[0] % 101);
+  };
+  for (const bool masked : {false, true}) {
+    for (const auto& [inputs, length] : {std::pair<size_t, size_t>{5, 19}, {69, 70}, {64, 131}, {1, 40}}) {
+      INFO(inputs << " of " << length << " places" << (masked ? ", masked" : ""));
+      std::vector<int32_t> tokens, targets, starts(length, 0);
+      for (size_t t = 0; t < inputs; ++t) tokens.push_back(token(t));
+      for (size_t t = 0; t < inputs; ++t) targets.push_back(token(t + 1));
+      const Sums alone = sums_of(tokens, targets, std::vector<int32_t>(inputs, 0), masked);
+      tokens.resize(length, 0);
+      targets.resize(length, -1);
+      std::fill(starts.begin() + static_cast<int64_t>(inputs), starts.end(), static_cast<int32_t>(inputs));
+      const Sums padded = sums_of(tokens, targets, starts, masked);
+      CHECK(padded.loss == Approx(alone.loss).epsilon(1e-6));
+      for (const auto& [name, gradient] : padded.gradients) {
+        INFO(name);
+        CHECK(distance(gradient, alone.gradients.at(name)) < 2e-5);
+      }
+    }
+  }
 }
 
 TEST_CASE("masks that leave nothing out change no bit, others do") {

@@ -98,6 +98,14 @@ TEST_CASE("gradients with an attention window and documents") {
   expect_right(small_config(Family::llama, {"model.attention_window=5", "data.mask_documents=true"}));
 }
 
+TEST_CASE("gradients of heads of their own size, biases of queries alone, and scaled angles") {
+  expect_right(small_config(
+      Family::llama, {"model.head_size=14", "model.qkv_bias=true", "model.qk_norm=false", "model.rope_scaling=llama3",
+                      "model.rope_factor=4", "model.rope_theta=50", "model.rope_original_length=8"}));
+  expect_right(small_config(Family::llama, {"model.head_size=6", "model.rope_scaling=linear", "model.rope_factor=3"}));
+  expect_right(small_config(Family::gpt2, {"model.head_size=7", "model.qkv_bias=false"}));
+}
+
 TEST_CASE("gradients of mixed choices") {
   expect_right(small_config(
       Family::gpt2, {"model.norm=rmsnorm", "model.positions=rope", "model.activation=gelu", "model.tied_head=false"}));

@@ -1,6 +1,7 @@
 #include "data/ingest/block_texts.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -11,7 +12,13 @@ namespace gptrain {
 BlockTexts::BlockTexts(std::string field, bool replace_invalid_utf8, bool any_bytes)
     : replace_invalid_utf8_(replace_invalid_utf8), any_bytes_(any_bytes), json_(std::move(field)) {}
 
+void append_row_text(std::string& bytes, const void* text, uint32_t length) {
+  bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+  if (length != null_row_text) bytes.append(static_cast<const char*>(text), length);
+}
+
 void BlockTexts::read(const Block& block, const OnText& on_text, const OnFault& on_fault) {
+  in_rows_ = block.kind == InputKind::rows;
   switch (block.kind) {
     case InputKind::text:
       return check(block.text(), block.first_line, on_text, on_fault);
@@ -19,6 +26,8 @@ void BlockTexts::read(const Block& block, const OnText& on_text, const OnFault& 
       return read_jsonl(block, on_text, on_fault);
     case InputKind::csv:
       return read_csv(block, on_text, on_fault);
+    case InputKind::rows:
+      return read_rows(block, on_text, on_fault);
     case InputKind::json: {
       int64_t number = 0;
       return json_.texts_of(block.text(), [&](std::string_view text, const std::string& reason) {
@@ -70,13 +79,28 @@ void BlockTexts::read_csv(const Block& block, const OnText& on_text, const OnFau
   }
 }
 
+void BlockTexts::read_rows(const Block& block, const OnText& on_text, const OnFault& on_fault) {
+  std::string_view rest = block.text();
+  for (int64_t row = block.first_line; !rest.empty(); ++row) {
+    uint32_t length = 0;
+    std::memcpy(&length, rest.data(), sizeof length);
+    rest.remove_prefix(sizeof length);
+    if (length == null_row_text) {
+      on_fault(row, "no text: null");
+      continue;
+    }
+    check(rest.substr(0, length), row, on_text, on_fault);
+    rest.remove_prefix(length);
+  }
+}
+
 void BlockTexts::check(std::string_view text, int64_t line, const OnText& on_text, const OnFault& on_fault) {
   if (any_bytes_ && !replace_invalid_utf8_) return on_text(text, line);
   const size_t invalid = find_invalid_utf8(text);
   if (invalid == text.size()) return on_text(text, line);
   if (replace_invalid_utf8_) return on_text(replace_invalid_utf8(text), line);
-  const int64_t at_line = line + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(invalid), '\n');
-  on_fault(at_line, fmt::format("not UTF-8: byte 0x{:02x} (--replace-invalid puts U+FFFD in its place)",
+  const int64_t lines_before = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(invalid), '\n');
+  on_fault(in_rows_ ? line : line + lines_before, fmt::format("not UTF-8: byte 0x{:02x} (--replace-invalid puts U+FFFD in its place)",
                                 static_cast<uint8_t>(text[invalid])));
 }
 

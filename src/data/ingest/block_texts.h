@@ -27,11 +27,17 @@ class BlockTexts {
  private:
   void read_jsonl(const Block& block, const OnText& on_text, const OnFault& on_fault);
   void read_csv(const Block& block, const OnText& on_text, const OnFault& on_fault);
+  void read_rows(const Block& block, const OnText& on_text, const OnFault& on_fault);
   void check(std::string_view text, int64_t line, const OnText& on_text, const OnFault& on_fault);
 
   bool replace_invalid_utf8_;
   bool any_bytes_;
+  bool in_rows_ = false;  // lines are numbers of rows
   JsonTexts json_;
 };
+
+// A row's text in a block of rows: its length in 32 bits, null_row_text for none, and its bytes.
+constexpr uint32_t null_row_text = 0xFFFFFFFF;
+void append_row_text(std::string& bytes, const void* text, uint32_t length);
 
 }  // namespace gptrain

@@ -76,6 +76,13 @@ void BlockReader::open() {
   at_end_ = false;
   wanted_ = block_bytes;
   read_more();
+  if (pending_.starts_with("PAR1")) {
+    const std::filesystem::path& path = inputs_[position_.input].path;
+    if (path == "-") throw Error(ExitCode::usage, "a Parquet file cannot be read from the standard input; name it");
+    source_.reset();
+    parquet_ = std::make_unique<ParquetTexts>(path, field_, position_.offset);
+    return;
+  }
   recognize();
   // A run that goes on leaves out what it has done.
   for (auto left = static_cast<size_t>(position_.offset); left > 0;) {
@@ -93,12 +100,6 @@ void BlockReader::recognize() {
   const std::filesystem::path& path = inputs_[position_.input].path;
   const std::string suffix = format_suffix(path);
   std::string_view start = pending_;
-  if (start.starts_with("PAR1")) {
-    throw Error(ExitCode::usage,
-                "{} is a Parquet file, which gptrain does not read; `python3 -m pip install pyarrow`, then "
-                "tools/parquet_to_jsonl.py FILE... | gptrain data pack - ... packs it",
-                path.native());
-  }
   if (start.starts_with(byte_order_mark)) start.remove_prefix(byte_order_mark.size());
   const std::string_view line = first_line_with_text(start);
   form_ = {};
@@ -152,6 +153,7 @@ size_t BlockReader::find_cut() {
     case InputKind::csv:
       return last_csv_record();
     case InputKind::json:
+    case InputKind::rows:
       return 0;
   }
   return 0;
@@ -174,9 +176,41 @@ Block BlockReader::take(size_t size) {
   return block;
 }
 
+void BlockReader::go_to_next_input(int64_t bytes_of_this) {
+  bytes_before_ += bytes_of_this;
+  source_.reset();
+  parquet_.reset();
+  position_ = {position_.input + 1, 0, 1};
+}
+
+// Nothing where the file has no more.
+std::optional<Block> BlockReader::next_rows() {
+  Block block;
+  block.kind = InputKind::rows;
+  block.input = position_.input;
+  block.offset = position_.offset;
+  block.first_line = position_.offset + 1;
+  const int64_t rows = parquet_->read(block.bytes, block_bytes);
+  const int64_t size_bytes = inputs_[position_.input].size_bytes;
+  if (rows == 0) {
+    go_to_next_input(size_bytes);
+    return std::nullopt;
+  }
+  position_.offset += rows;
+  position_.line = position_.offset + 1;
+  const double done = static_cast<double>(position_.offset) / static_cast<double>(parquet_->num_rows());
+  block.file_bytes_read = bytes_before_ + static_cast<int64_t>(done * static_cast<double>(size_bytes));
+  block.bytes.append(block_padding, '\0');
+  return block;
+}
+
 std::optional<Block> BlockReader::next() {
   while (position_.input < inputs_.size()) {
-    if (!source_) open();
+    if (!source_ && !parquet_) open();
+    if (parquet_) {
+      if (std::optional<Block> block = next_rows()) return block;
+      continue;
+    }
     read_more();
     size_t cut = find_cut();
     while (cut == 0 && !at_end_) {
@@ -189,9 +223,7 @@ std::optional<Block> BlockReader::next() {
     // An empty text is an empty document, too.
     if (cut > 0 || (form_.kind == InputKind::text && (is_first || !document_ended_))) block = take(cut);
     if (at_end_ && pending_.empty()) {
-      bytes_before_ += source_->file_bytes_read();
-      source_.reset();
-      position_ = {position_.input + 1, 0, 1};
+      go_to_next_input(source_->file_bytes_read());
     }
     if (block) return block;
   }

@@ -11,6 +11,7 @@
 
 #include "data/ingest/byte_source.h"
 #include "data/ingest/inputs.h"
+#include "data/ingest/parquet_texts.h"
 
 namespace gptrain {
 
@@ -19,19 +20,20 @@ enum class InputKind : uint8_t {
   jsonl,  // one document a line
   json,   // a list of documents, or one
   csv,    // one document a record, RFC 4180
+  rows,   // one document a row of a Parquet file
 };
 
 // Bytes behind a block's text that may be read, and are zero.
 constexpr size_t block_padding = 64;
 
-// A piece of an input: whole lines of JSONL, whole records of CSV, the whole of a JSON input, or a part of a text that
-// ends where a tokenizer parts it anyway.
+// A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, the whole of a
+// JSON input, or a part of a text that ends where a tokenizer parts it anyway.
 struct Block {
   size_t input = 0;  // number of the TextInput
   InputKind kind = InputKind::text;
   std::string bytes;            // with block_padding behind
-  int64_t first_line = 1;       // of the input, from 1
-  int64_t offset = 0;           // of the first byte in the input, without its compression and header
+  int64_t first_line = 1;       // of the input, from 1; of rows their number
+  int64_t offset = 0;           // of the first byte in the input, without its compression and header; of rows their number
   size_t csv_column = 0;        // of the documents
   size_t csv_columns = 0;       // of each record
   bool ends_document = true;    // of text: the document ends here
@@ -61,6 +63,8 @@ class BlockReader {
  private:
   void open();
   void recognize();
+  std::optional<Block> next_rows();
+  void go_to_next_input(int64_t bytes_of_this);
   bool read_more();
   size_t find_cut();
   size_t last_csv_record();
@@ -71,6 +75,7 @@ class BlockReader {
   std::function<size_t(std::string_view)> safe_cut_;
   BlockPosition position_;
   std::unique_ptr<ByteSource> source_;
+  std::unique_ptr<ParquetTexts> parquet_;  // in place of it
   Block form_;  // kind and columns of the open input
   std::string pending_;
   bool at_end_ = false;

@@ -19,7 +19,7 @@ namespace {
 
 class Counter {
  public:
-  explicit Counter(const CountOptions& options) : texts_(options.field, false), nfc_(options.nfc) {
+  explicit Counter(const CountOptions& options) : texts_(options.field, options.replace_invalid_utf8), nfc_(options.nfc) {
     if (const auto* kind = std::get_if<PatternKind>(&options.stage)) {
       scan_ = scanner_of_pattern(*kind);
     } else {
@@ -31,7 +31,8 @@ class Counter {
     texts_.read(
         block, [&](std::string_view text, int64_t) { count_text(text); },
         [&](int64_t line, const std::string& reason) {
-          throw Error(ExitCode::data, "{}, line {}: {}", path.native(), line, reason);
+          throw Error(ExitCode::data, "{}, {} {}: {}", path.native(), block.kind == InputKind::rows ? "row" : "line",
+                      line, reason);
         });
   }
 

@@ -14,12 +14,13 @@ struct CountOptions {
   std::string field = "text";
   Stage stage = PatternKind::gpt2;
   bool nfc = false;
-  int64_t sample_bytes = 0;  // above 0: reading stops at the block that reaches this
+  int64_t sample_bytes = 0;           // above 0: reading stops at the block that reaches this
+  bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is an error
   int threads = 1;
 };
 
 // How often each piece occurs. `progress(done_bytes, total_bytes)` is called from one thread at a time. Throws
-// Error(data) naming file and line for a document that cannot be read or is not UTF-8.
+// Error(data) naming file and line for a document that cannot be read, or is not UTF-8 and must be.
 PieceCounts count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace gptrain

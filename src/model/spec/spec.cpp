@@ -58,11 +58,11 @@ class SpecBuilder {
   }
 
   // Column-parallel: each rank computes some of the outputs. Its bias is split with them.
-  void add_column_linear(const std::string& name, const std::vector<Section>& sections) {
+  void add_column_linear(const std::string& name, const std::vector<Section>& sections, bool bias) {
     int64_t rows = 0;
     for (const Section& section : sections) rows += section.rows;
     add(name + ".weight", {rows, model_.hidden_size}, Init::normal, Split::rows).sections = sections;
-    if (model_.bias) add(name + ".bias", {rows}, Init::zeros, Split::rows).sections = sections;
+    if (bias) add(name + ".bias", {rows}, Init::zeros, Split::rows).sections = sections;
   }
 
   // Row-parallel: each rank holds some of the inputs; the bias is added once, after the sum. Its init is scaled down so
@@ -86,17 +86,17 @@ class SpecBuilder {
     begin_unit(UnitKind::block, layer, fmt::format("blocks.{}.", layer));
     add_norm("norm1");
     part_ = ModelPart::attention;
-    const Section kv{model_.kv_size(), model_.head_size()};
-    add_column_linear("attention.qkv", {{model_.hidden_size, model_.head_size()}, kv, kv});
+    const Section kv{model_.kv_size(), model_.head_size};
+    add_column_linear("attention.qkv", {{model_.q_size(), model_.head_size}, kv, kv}, model_.qkv_bias);
     if (model_.qk_norm) {
       for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
-        add(name, {model_.head_size()}, Init::ones, Split::none).norm_use = NormUse::of_heads;
+        add(name, {model_.head_size}, Init::ones, Split::none).norm_use = NormUse::of_heads;
     }
-    add_row_linear("attention.out", model_.hidden_size);
+    add_row_linear("attention.out", model_.q_size());
     add_norm("norm2");
     part_ = ModelPart::ffn;
     const Section ffn{model_.ffn_hidden_size, 1};
-    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn});
+    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn}, model_.bias);
     add_row_linear("ffn.out", model_.ffn_hidden_size);
   }
 

@@ -19,15 +19,15 @@ struct CpuContext {
   int64_t scratch_bytes = 0;
 };
 
-// Cosines and sines of rotary embedding. A table is computed, in double, the first time a (theta, head size, sequence
-// length) is asked for, and kept: in [token][pair] order, f32.
+// Cosines and sines of rotary embedding. A table is computed, in double, the first time (angles, head size, sequence
+// length) are asked for, and kept: in [token][pair] order, f32.
 class RotaryTables {
  public:
-  RotaryView find(double theta, int64_t head_size, int64_t sequence_length);
+  RotaryView find(const RotaryAngles& angles, int64_t head_size, int64_t sequence_length);
 
  private:
   struct Table {
-    double theta;
+    RotaryAngles angles;
     int64_t head_size;
     int64_t sequence_length;
     std::vector<float> cosines;

@@ -12,22 +12,26 @@ int64_t block_floats(const QueryKeyBackward& op) { return 3 * op.head_size; }
 
 }  // namespace
 
-RotaryView RotaryTables::find(double theta, int64_t head_size, int64_t sequence_length) {
+RotaryView RotaryTables::find(const RotaryAngles& angles, int64_t head_size, int64_t sequence_length) {
   for (const auto& table : tables_) {
-    if (table->theta == theta && table->head_size == head_size && table->sequence_length == sequence_length)
+    if (table->angles == angles && table->head_size == head_size && table->sequence_length == sequence_length)
       return {table->cosines.data(), table->sines.data()};
   }
   auto table = std::make_unique<Table>();
-  table->theta = theta;
+  table->angles = angles;
   table->head_size = head_size;
   table->sequence_length = sequence_length;
   const int64_t pairs = head_size / 2;
   table->cosines.reserve(static_cast<size_t>(sequence_length * pairs));
   table->sines.reserve(static_cast<size_t>(sequence_length * pairs));
+  std::vector<double> frequencies;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);
+    frequencies.push_back(angles.scaled(std::pow(angles.theta, exponent)));
+  }
   for (int64_t token = 0; token < sequence_length; ++token) {
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);
-      const double angle = static_cast<double>(token) * std::pow(theta, exponent);
+    for (const double frequency : frequencies) {
+      const double angle = static_cast<double>(token) * frequency;
       table->cosines.push_back(static_cast<float>(std::cos(angle)));
       table->sines.push_back(static_cast<float>(std::sin(angle)));
     }
@@ -43,13 +47,13 @@ int64_t cpu_scratch_bytes(const QueryKeyBackward& op, int) {
 }
 
 void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, const CpuContext& context) {
-  const RotaryView rotary = op.rotary ? tables.find(op.theta, op.head_size, op.sequence_length) : RotaryView{};
+  const RotaryView rotary = op.rotary ? tables.find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
   parallel_shares(context.num_threads, op.q.rows,
                   [&](int64_t first, int64_t end) { context.kernels->query_key_forward(op, rotary, first, end); });
 }
 
 void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context) {
-  const RotaryView rotary = op.rotary ? tables.find(op.theta, op.head_size, op.sequence_length) : RotaryView{};
+  const RotaryView rotary = op.rotary ? tables.find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
   const RowBlocks blocks(op.dq.rows);
   const int64_t stride = block_floats(op);
   auto* const work = reinterpret_cast<float*>(context.scratch);

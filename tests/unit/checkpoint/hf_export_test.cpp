@@ -6,77 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "catch.h"
-#include "checkpoint/hf_model.h"
+#include "checkpoint/hf_config.h"
 #include "checkpoint/safetensors.h"
-#include "config/load.h"
 #include "helpers.h"
-#include "model/spec/spec.h"
+#include "hf_fixture.h"
 
 using namespace gptrain;
 using namespace checkpoint_test;
 namespace fs = std::filesystem;
 
 namespace {
-
-using Overrides = std::vector<std::string>;
-
-constexpr int64_t hidden = 12;
-constexpr int64_t vocab = 7;
-
-RunConfig config_of(const Overrides& overrides) {
-  return parse_config(R"({
-    "model": {"num_layers": 2, "hidden_size": 12, "num_heads": 3, "ffn_hidden_size": 10, "vocab_size": 7,
-              "sequence_length": 5},
-    "data": {"train": [{"path": "none"}]},
-    "batch": {"global": 1},
-    "optimizer": {"lr": 0.001},
-    "run": {"steps": 1, "out": "none"}})",
-                      overrides, "test.json");
-}
-
-const Overrides llama = {"model.norm=rmsnorm", "model.positions=rope", "model.activation=swiglu", "model.bias=false",
-                         "model.tied_head=false"};
-
-Overrides with(Overrides overrides, const Overrides& more) {
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  return overrides;
-}
-
-// A checkpoint of a model whose elements are all different: element i of the n-th tensor is n + i / 1024, exactly.
-class SavedModel {
- public:
-  explicit SavedModel(const Overrides& overrides) : config_(config_of(overrides)), spec_(make_spec(config_.model)) {
-    Parts parts;
-    for (size_t n = 0; n < spec_.tensors.size(); ++n) {
-      Tensor tensor{"weight/" + spec_.tensors[n].name, spec_.tensors[n].shape, {}};
-      for (int64_t i = 0; i < spec_.tensors[n].count(); ++i) tensor.data.push_back(element(n, i));
-      add_part(parts, tensor, whole(tensor));
-    }
-    Manifest manifest = make_manifest(3);
-    manifest.world_size = 1;
-    manifest.config = show_config(config_);
-    save_checkpoint(folder_.path(), manifest, parts.slices);
-  }
-
-  const fs::path& folder() const { return folder_.path(); }
-  fs::path checkpoint() const { return list_checkpoints(folder_.path()).back().path; }
-  fs::path out() const { return folder_.path() / "made" / "hf"; }
-  const ModelSpec& spec() const { return spec_; }
-
-  float value(const std::string& name, int64_t row, int64_t column) const {
-    const int64_t n = spec_.find(name);
-    REQUIRE(n >= 0);
-    const auto& shape = spec_.tensors[static_cast<size_t>(n)].shape;
-    return element(static_cast<size_t>(n), row * (shape.size() == 2 ? shape[1] : 1) + column);
-  }
-
- private:
-  static float element(size_t n, int64_t i) { return static_cast<float>(n) + static_cast<float>(i) / 1024.0F; }
-
-  TempFolder folder_;
-  RunConfig config_;
-  ModelSpec spec_;
-};
 
 struct Exported {
   std::vector<int64_t> shape;
@@ -91,8 +30,8 @@ struct Exported {
   float at(int64_t row, int64_t column) const { return at(row * shape[1] + column); }
 };
 
-std::map<std::string, Exported> read_exported(const fs::path& out) {
-  const InputFile file(out / "model.safetensors");
+std::map<std::string, Exported> read_exported(const fs::path& out, const std::string& name = "model.safetensors") {
+  const InputFile file(out / name);
   const SafetensorsHeader header = read_safetensors_header(file);
   CHECK(header.metadata == SafetensorsMetadata{{"format", "pt"}});
   std::map<std::string, Exported> tensors;
@@ -208,6 +147,7 @@ TEST_CASE("Every element of a model is exported once", "[hf]") {
                                                            {"model.tied_head=false", "model.activation=gelu"},
                                                            llama,
                                                            with(llama, {"model.bias=true", "model.tied_head=true"}),
+                                                           with(llama, {"model.head_size=6", "model.qkv_bias=true"}),
                                                            with(llama, {"model.qk_norm=true"})}) {
     const SavedModel model(overrides);
     export_hf(model.checkpoint(), model.out(), DType::f32);
@@ -260,6 +200,26 @@ TEST_CASE("config.json holds what transformers has to know", "[hf]") {
   CHECK(biased["attention_bias"] == true);
   CHECK(biased["mlp_bias"] == true);
   CHECK(config(with(llama, {"model.qk_norm=true"}))["architectures"] == nlohmann::json{"Qwen3ForCausalLM"});
+
+  auto windowed = config(with(llama, {"model.attention_window=3", "model.head_size=6"}));
+  CHECK(windowed["model_type"] == "mistral");
+  CHECK(windowed["sliding_window"] == 3);
+  CHECK(windowed["head_dim"] == 6);
+  auto qwen2 = config(with(llama, {"model.attention_window=3", "model.qkv_bias=true"}));
+  CHECK(qwen2["model_type"] == "qwen2");
+  CHECK(qwen2["use_sliding_window"] == true);
+  CHECK(qwen2["sliding_window"] == 3);
+  CHECK(qwen2["max_window_layers"] == 0);
+  CHECK(config(with(llama, {"model.qkv_bias=true"}))["use_sliding_window"] == false);
+  auto scaled =
+      config(with(llama, {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4"}));
+  CHECK(scaled["rope_parameters"] == nlohmann::json{{"rope_type", "llama3"},
+                                                    {"rope_theta", 10000.0},
+                                                    {"factor", 8.0},
+                                                    {"low_freq_factor", 1.0},
+                                                    {"high_freq_factor", 4.0},
+                                                    {"original_max_position_embeddings", 4}});
+  CHECK(scaled["rope_scaling"] == scaled["rope_parameters"]);
 }
 
 TEST_CASE("What acts in training only and has no place is reported", "[hf]") {
@@ -335,5 +295,32 @@ TEST_CASE("Progress tells the bytes written of all", "[hf]") {
   CHECK(static_cast<int64_t>(steps.size()) == result.tensors);
   CHECK(std::is_sorted(steps.begin(), steps.end()));
   CHECK(steps.back() == 4 * model.spec().parameters());
-  CHECK(announced == result.bytes);
+  CHECK(announced == steps.back());
+}
+
+TEST_CASE("Files have at most as many bytes as they may, and an index says what is where", "[hf]") {
+  const SavedModel model(llama);
+  const fs::path whole = model.folder() / "whole";
+  export_hf(model.checkpoint(), whole, DType::f32);
+  constexpr int64_t most = 1500;
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, {}, most);
+  CHECK(result.files > 3);
+  CHECK(!fs::exists(model.out() / "model.safetensors"));
+  const auto index = nlohmann::json::parse(read_text(model.out() / "model.safetensors.index.json"));
+  CHECK(index["metadata"]["total_size"] == 4 * model.spec().parameters());
+  const std::map<std::string, Exported> expected = read_exported(whole);
+  size_t found = 0;
+  for (int64_t i = 1; i <= result.files; ++i) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i, result.files);
+    const std::map<std::string, Exported> tensors = read_exported(model.out(), name);
+    size_t bytes = 0;
+    for (const auto& [tensor, exported] : tensors) {
+      bytes += exported.bytes.size();
+      CHECK(index["weight_map"][tensor] == name);
+      CHECK(exported.bytes == expected.at(tensor).bytes);
+    }
+    CHECK((bytes <= most || tensors.size() == 1));
+    found += tensors.size();
+  }
+  CHECK(found == expected.size());
 }

@@ -13,12 +13,15 @@ struct Sample {
   Overrides prerequisites;  // what gives the key an effect, or makes the value fit
 };
 
+const Overrides llama3 = {"model.positions=rope", "model.rope_scaling=llama3", "model.rope_factor=4",
+                          "model.rope_original_length=8192"};
 const std::map<std::string, Sample> samples = {
     {"model.preset", {R"("gpt2-355m")", {}}},
     {"model.num_layers", {"3", {}}},
     {"model.hidden_size", {"384", {}}},
     {"model.num_heads", {"6", {}}},
     {"model.num_kv_heads", {"2", {}}},
+    {"model.head_size", {"128", {}}},
     {"model.ffn_hidden_size", {"100", {}}},
     {"model.vocab_size", {"300", {}}},
     {"model.sequence_length", {"64", {}}},
@@ -27,8 +30,15 @@ const std::map<std::string, Sample> samples = {
     {"model.activation", {R"("gelu")", {}}},
     {"model.positions", {R"("rope")", {}}},
     {"model.rope_theta", {"500000.0", {"model.positions=rope"}}},
+    {"model.rope_scaling", {R"("linear")", {"model.positions=rope", "model.rope_factor=4"}}},
+    {"model.rope_factor", {"8.0", {"model.positions=rope", "model.rope_scaling=linear"}}},
+    {"model.rope_low_freq_factor", {"0.5", llama3}},
+    {"model.rope_high_freq_factor", {"5.0", llama3}},
+    {"model.rope_original_length",
+     {"4096", {"model.positions=rope", "model.rope_scaling=llama3", "model.rope_factor=4"}}},
     {"model.qk_norm", {"true", {}}},
     {"model.bias", {"false", {}}},
+    {"model.qkv_bias", {"false", {}}},
     {"model.tied_head", {"false", {}}},
     {"model.dropout", {"0.2", {}}},
     {"model.residual_dropout", {"0.2", {}}},

@@ -71,7 +71,7 @@ TEST_CASE("shapes of single presets") {
   const ModelConfig gpt3 = preset("gpt3-175b");
   CHECK(gpt3.num_layers == 96);
   CHECK(gpt3.hidden_size == 12288);
-  CHECK(gpt3.head_size() == 128);
+  CHECK(gpt3.head_size == 128);
   CHECK(gpt3.vocab_size == 50257);
   CHECK(gpt3.ffn_hidden_size == 49152);
   CHECK(preset("gpt3-13b").hidden_size == 5120);

@@ -8,6 +8,7 @@
 #include "comm/staged.h"
 #include "model_fixture.h"
 #include "parallel/groups.h"
+#include "planner/profiles.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;

@@ -7,6 +7,7 @@
 #include "config/presets.h"
 #include "model/spec/shard.h"
 #include "model_fixture.h"
+#include "planner/profiles.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
 #include "train/plan_step.h"

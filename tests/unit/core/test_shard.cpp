@@ -124,7 +124,7 @@ TEST_CASE("column-parallel linears are cut section by section, between heads") {
   for (const ShardedModel& model : sharded_models()) {
     INFO("over " << model.tensor_size << ", " << model.model.num_kv_heads << " kv heads");
     const ModelConfig& m = model.model;
-    const int64_t head = m.head_size();
+    const int64_t head = m.head_size;
     const int64_t heads = m.num_heads / model.tensor_size;
     const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / model.tensor_size, 1);
     for (int64_t rank = 0; rank < model.tensor_size; ++rank) {
@@ -193,7 +193,7 @@ TEST_CASE("replicas are the keys' and values' heads that several ranks hold") {
     const bool replicated = model.tensor_size > model.model.num_kv_heads;
     for (int64_t rank = 0; rank < model.tensor_size; ++rank) {
       const TensorShard& qkv = shard_of(model, rank, "blocks.0.attention.qkv.weight");
-      const int64_t head_elements = model.model.head_size() * model.model.hidden_size;
+      const int64_t head_elements = model.model.head_size * model.model.hidden_size;
       CHECK(qkv.replicas_count == (replicated ? 2 * head_elements : 0));
       if (replicated) CHECK(qkv.replicas_first == qkv.count() - qkv.replicas_count);
       CHECK(shard_of(model, rank, "blocks.0.ffn.in.weight").replicas_count == 0);

@@ -7,7 +7,7 @@
 #include "catch.h"
 #include "config/load.h"
 #include "parallel/make_stages.h"
-#include "report/planned_pipeline.h"
+#include "planner/simulate_step.h"
 #include "report/step_profile.h"
 #include "report/timeline_page.h"
 #include "schedule/pipeline/simulate.h"
@@ -17,26 +17,38 @@ using namespace gptrain;
 
 namespace {
 
+Machine usual_machine() {
+  const DeviceProfile device = find_device("h100");
+  return {device, find_cluster(device.cluster)};
+}
+
 // Links of no length, so that only passes take time.
-Target free_links() {
-  Target target = find_target("h100");
-  target.link_bytes_per_second = 0;
-  target.ranks_per_node = 0;
-  return target;
+Machine free_links() {
+  Machine machine = usual_machine();
+  machine.cluster.link_bytes_per_second = INFINITY;
+  machine.cluster.link_latency_seconds = 0;
+  return machine;
 }
 
 struct Planned {
   std::vector<StepPlan> plans;
+  std::vector<EventTimes> times;
+  SimulatedStep step;
   PlannedPipeline pipeline;
 };
 
-Planned plan_stages(const RunConfig& config, const Target& target) {
+Planned plan_stages(const RunConfig& config, const Machine& machine) {
   Planned planned;
-  for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage)
-    planned.plans.push_back(plan_step(config, target, config.parallel.pipeline, stage));
+  const int64_t num_stages = config.parallel.pipeline;
+  const Mesh mesh = make_mesh(config, num_stages);
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    planned.plans.push_back(plan_step(config, target_of(machine.device, machine.cluster), num_stages, stage));
+    planned.times.emplace_back(machine, config, mesh, stage);
+  }
   std::vector<StageLog> logs;
-  for (const StepPlan& plan : planned.plans) logs.push_back({&plan.log, plan.rates});
-  planned.pipeline = plan_pipeline(logs);
+  for (size_t i = 0; i < planned.plans.size(); ++i) logs.push_back({&planned.plans[i].log, planned.times[i]});
+  planned.step = simulate_step(logs);
+  planned.pipeline = planned.step.pipeline;
   return planned;
 }
 
@@ -105,9 +117,9 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
 
 TEST_CASE("slow links lengthen a planned pipeline by what they carry") {
   const RunConfig config = staged_config("1f1b", 2, 1, 1);
-  const Target fast = free_links();
-  Target slow = fast;
-  slow.link_bytes_per_second = 1e3;
+  const Machine fast = free_links();
+  Machine slow = fast;
+  slow.cluster.link_bytes_per_second = 1e3 / slow.cluster.link_sustained;
   const double without = plan_stages(config, fast).pipeline.seconds;
   const double with = plan_stages(config, slow).pipeline.seconds;
   // One micro-batch: its output there and the gradient back, one after the other, and the sums of loss and norm.
@@ -118,13 +130,13 @@ TEST_CASE("slow links lengthen a planned pipeline by what they carry") {
 
 TEST_CASE("a stage's actions never begin before what they wait for is there") {
   const RunConfig config = staged_config("zero-bubble", 3, 1, 6);
-  const Planned planned = plan_stages(config, find_target("h100"));
+  const Planned planned = plan_stages(config, usual_machine());
   for (size_t stage = 0; stage < planned.plans.size(); ++stage) {
     const PlannedStage& times = planned.pipeline.stages[stage];
     const StepLog& log = planned.plans[stage].log;
     REQUIRE(times.not_before.size() == log.program->schedule.actions.size());
-    const StepProfile profile = planned_profile(static_cast<int64_t>(stage), DType::f32, log,
-                                                planned.plans[stage].rates, times.not_before);
+    const StepProfile profile = planned_profile(static_cast<int64_t>(stage), DType::f32, log, find_target("h100"),
+                                                planned.times[stage], times.not_before);
     size_t waits = 0;
     for_each_part(profile, [&](const StepPart& part) {
       if (part.action == nullptr) return;
@@ -139,7 +151,7 @@ TEST_CASE("a stage's actions never begin before what they wait for is there") {
 }
 
 TEST_CASE("the timeline has a row for each stage and a bar for each pass") {
-  const Planned planned = plan_stages(staged_config("zero-bubble-v", 3, 2, 4), find_target("h100"));
+  const Planned planned = plan_stages(staged_config("zero-bubble-v", 3, 2, 4), usual_machine());
   const std::string page = timeline_page(planned.pipeline, "a <model>", true);
   const auto count = [&](const std::string& text) {
     size_t found = 0;

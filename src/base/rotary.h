@@ -1,0 +1,35 @@
+// The angles of rotary position embeddings.
+#pragma once
+
+#include <numbers>
+
+#include "base/kinds.h"
+
+namespace gptrain {
+
+// Pair i of a head of D features turns by scaled(theta^(-2i/D)) radians from one token to the next.
+struct RotaryAngles {
+  double theta = 10000;
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 1;  // frequencies are divided by it
+  // With llama3: pairs that turn at least high_freq_factor times within original_length tokens keep their frequency, those
+  // that turn at most low_freq_factor times have it divided, and between the two it goes over from one to the other.
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  double original_length = 0;
+
+  constexpr double scaled(double frequency) const {
+    if (scaling == RopeScaling::none) return frequency;
+    double kept = 0;
+    if (scaling == RopeScaling::llama3) {
+      const double turns = original_length * frequency / (2 * std::numbers::pi);
+      kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+      kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
+    }
+    return (1 - kept) * frequency / factor + kept * frequency;
+  }
+
+  bool operator==(const RotaryAngles&) const = default;
+};
+
+}  // namespace gptrain

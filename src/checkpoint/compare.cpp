@@ -1,0 +1,195 @@
+#include "checkpoint/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <iterator>
+#include <memory>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "base/units.h"
+#include "base/version.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/contents.h"
+#include "checkpoint/model_check.h"
+#include "checkpoint/new_folder.h"
+#include "config/load.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view weight_prefix = "weight/";
+
+size_t name_width(const std::set<std::string>& names) {
+  size_t width = std::string_view("tensor").size();
+  for (const std::string& name : names) width = std::max(width, printable(name).size());
+  return width;
+}
+
+std::set<std::string> names_of(const Contents& contents) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : contents.tensors) names.insert(name);
+  return names;
+}
+
+double norm(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += static_cast<double>(value) * value;
+  return std::sqrt(sum);
+}
+
+struct Difference {
+  double largest = 0;
+  double relative = 0;
+};
+
+Difference difference(const std::vector<float>& a, const std::vector<float>& b) {
+  Difference result;
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
+    const double distance = a[i] == b[i] || both_nan ? 0 : std::abs(static_cast<double>(a[i]) - b[i]);
+    // A comparison with what is not a number is false; such a difference is the largest.
+    if (!(distance <= result.largest)) result.largest = distance;
+    sum += distance * distance;
+  }
+  result.relative = sum == 0 ? 0 : std::sqrt(sum) / norm(a);
+  return result;
+}
+
+// The weighted sum of one tensor of several checkpoints, made as it is read.
+class AveragedTensor final : public SliceMemory {
+ public:
+  AveragedTensor(const std::vector<Contents>& all, const std::vector<double>& shares, std::string name, DType dtype)
+      : all_(all), shares_(shares), name_(std::move(name)), dtype_(dtype) {}
+
+  void read(const std::byte*, int64_t, const Take& take) override {
+    std::vector<double> sums;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      const std::vector<float> values = load_tensor(all_[i], name_);
+      sums.resize(values.size());
+      for (size_t k = 0; k < values.size(); ++k) sums[k] += shares_[i] * values[k];
+    }
+    if (dtype_ == DType::bf16) {
+      give(
+          sums, [](double sum) { return to_bf16(static_cast<float>(sum)); }, take);
+    } else {
+      give(
+          sums, [](double sum) { return static_cast<float>(sum); }, take);
+    }
+  }
+  void write(std::byte*, const std::byte*, int64_t) override {}
+
+ private:
+  template <typename Round>
+  static void give(const std::vector<double>& sums, const Round& round, const Take& take) {
+    std::vector<decltype(round(0.0))> rounded(sums.size());
+    std::transform(sums.begin(), sums.end(), rounded.begin(), round);
+    take(reinterpret_cast<const std::byte*>(rounded.data()),
+         static_cast<int64_t>(rounded.size() * sizeof(rounded.front())));
+  }
+
+  const std::vector<Contents>& all_;
+  const std::vector<double>& shares_;
+  const std::string name_;
+  const DType dtype_;
+};
+
+void require_one_model(const std::vector<Contents>& all) {
+  const auto config_of = [](const Contents& contents) {
+    return saved_config(contents.checkpoint, contents.stored.manifest);
+  };
+  const RunConfig first = config_of(all.front());
+  for (const Contents& contents : all) {
+    const RunConfig config = config_of(contents);
+    check_model(contents, config);
+    const ModelChanges changes = model_changes(first, config);
+    if (changes.refused.empty() && changes.accepted.empty()) continue;
+    throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
+                all.front().checkpoint.string(), changes.refused.empty() ? changes.accepted.front() : changes.refused);
+  }
+}
+
+}  // namespace
+
+TensorReport report_tensors(const fs::path& checkpoint) {
+  const Contents contents = read_contents(checkpoint);
+  const size_t width = name_width(names_of(contents));
+  TensorReport report;
+  const auto out = std::back_inserter(report.table);
+  fmt::format_to(out, "{:<{}}  {:>12}  {:>12}  not finite\n", "tensor", width, "norm", "largest");
+  for (const auto& [name, tensor] : contents.tensors) {
+    const std::vector<float> values = load_tensor(contents, name);
+    double largest = 0;
+    for (const float value : values) largest = std::max(largest, std::abs(static_cast<double>(value)));
+    const auto lost = std::count_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    fmt::format_to(out, "{:<{}}  {:>12.6g}  {:>12.6g}  {}\n", printable(name), width, norm(values), largest, lost);
+    report.sound = report.sound && lost == 0;
+  }
+  return report;
+}
+
+std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
+  const Contents of_a = read_contents(a), of_b = read_contents(b);
+  std::set<std::string> names = names_of(of_a);
+  names.merge(names_of(of_b));
+  const size_t width = name_width(names);
+  std::string text;
+  const auto out = std::back_inserter(text);
+  int64_t same = 0;
+  for (const std::string& name : names) {
+    const auto left = of_a.tensors.find(name), right = of_b.tensors.find(name);
+    const std::string shown = printable(name);
+    if (left == of_a.tensors.end() || right == of_b.tensors.end()) {
+      fmt::format_to(out, "{:<{}}  only in {}\n", shown, width, (left == of_a.tensors.end() ? b : a).string());
+    } else if (left->second.global_shape != right->second.global_shape) {
+      fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
+                     format_shape(right->second.global_shape));
+    } else if (const Difference found = difference(load_tensor(of_a, name), load_tensor(of_b, name));
+               found.largest == 0) {
+      ++same;
+    } else {
+      fmt::format_to(out, "{:<{}}  largest difference {:<12.6g}  relative norm {:.3g}\n", shown, width, found.largest,
+                     found.relative);
+    }
+  }
+  fmt::format_to(out, "{} of {} have the same numbers\n", same, format_counted(std::ssize(names), "tensor"));
+  return text;
+}
+
+void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::vector<double>& given,
+                         const fs::path& out) {
+  std::vector<double> shares = given;
+  if (shares.empty()) shares.assign(checkpoints.size(), 1.0 / static_cast<double>(checkpoints.size()));
+  if (shares.size() != checkpoints.size()) {
+    throw Error(ExitCode::usage, "--shares gives {} numbers for {}", shares.size(),
+                format_counted(std::ssize(checkpoints), "checkpoint"));
+  }
+  NewFolder made(out, "--out");
+  std::vector<Contents> all;
+  for (const fs::path& checkpoint : checkpoints) all.push_back(read_contents(checkpoint));
+  require_one_model(all);
+  const auto newest = std::max_element(all.begin(), all.end(), [](const Contents& a, const Contents& b) {
+    return a.stored.manifest.step < b.stored.manifest.step;
+  });
+  Manifest manifest = newest->stored.manifest;
+  manifest.build = version;
+  manifest.tokenizer = read_tokenizer(newest->checkpoint);
+  std::vector<std::unique_ptr<AveragedTensor>> sums;
+  std::vector<Slice> slices;
+  for (const auto& [name, tensor] : newest->tensors) {
+    if (!name.starts_with(weight_prefix)) continue;
+    sums.push_back(std::make_unique<AveragedTensor>(all, shares, name, tensor.dtype));
+    slices.push_back({name, tensor.global_shape, std::vector<int64_t>(tensor.global_shape.size(), 0),
+                      tensor.global_shape, nullptr, sums.back().get(), tensor.dtype});
+  }
+  save_checkpoint(made.path(), manifest, slices);
+  made.publish();
+}
+
+}  // namespace gptrain

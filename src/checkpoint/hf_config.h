@@ -1,0 +1,46 @@
+// A model as the config.json of the transformers library describes it: written from gptrain's keys, and read into them.
+// One table pairs the keys that say the same thing.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/hf_names.h"
+#include "config/json_text.h"
+#include "config/run_config.h"
+
+namespace gptrain {
+
+struct HfModel {
+  HfClass hf;
+  Json config;  // the content of config.json
+  std::vector<HfTensor> tensors;
+  // Keys that the class lacks and that act in training only: "model.z_loss = 0.0001".
+  std::vector<std::string> left_out;
+  // Of data.mask_documents, which no class has: the function is the same within one document. Else empty.
+  std::string warning;
+};
+
+// The first of hf_classes() that computes the very same function; README.md of this folder has the table. `dtype` is
+// that of the weights, f32 or bf16. Throws Error(usage) if there is none; the message names, for each class, every key
+// that is in the way.
+HfModel hf_model(const RunConfig& config, DType dtype);
+
+struct HfDescription {
+  HfClass hf;
+  Json model;                        // the section `model` of a run config
+  std::vector<std::string> notes;    // what is done about keys that act in training only
+  std::vector<std::string> unknown;  // keys that neither side knows
+  std::optional<int32_t> end_token;  // eos_token_id, the first of several
+};
+
+// Reads a config.json, of releases of transformers before 5 and of those after. Error(checkpoint), which names the file
+// and every key in the way: it is damaged, its class is none of hf_classes(), or asks for something that gptrain does
+// not compute. Whether the values fit each other is for the config's reader to say.
+HfDescription read_hf_config(const std::filesystem::path& file);
+
+}  // namespace gptrain

@@ -1,0 +1,38 @@
+// The tensors of a folder of the transformers library: model.safetensors, or the files that its index names.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+
+namespace gptrain {
+
+class HfFiles {
+ public:
+  // Reads the headers. Error(checkpoint), naming the file: it is missing or damaged; the index names a file outside of
+  // the folder, or does not say what the files hold; there are only PyTorch's own files (the message says how to
+  // convert them).
+  explicit HfFiles(const std::filesystem::path& folder);
+
+  struct Place {
+    size_t file;
+    SafetensorsEntry entry;
+  };
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+  int64_t bytes() const;  // of all tensors
+
+  // The tensor's values, from f32, f16 or bf16. Error(checkpoint): of another dtype, or not all finite.
+  std::vector<float> read(const std::string& name) const;
+  std::filesystem::path file_of(const std::string& name) const { return files_[tensors_.at(name).file]; }
+
+ private:
+  void add(const std::filesystem::path& file);
+
+  std::vector<std::filesystem::path> files_;
+  std::map<std::string, Place> tensors_;
+};
+
+}  // namespace gptrain

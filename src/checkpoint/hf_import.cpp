@@ -1,0 +1,206 @@
+#include "checkpoint/hf_import.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/printable.h"
+#include "base/version.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/hf_files.h"
+#include "checkpoint/new_folder.h"
+#include "config/faults.h"
+#include "config/fields.h"
+#include "config/load.h"
+#include "data/tokenizer/files.h"
+#include "model/spec/spec.h"
+#include "optim/optimizer.h"
+
+namespace gptrain {
+namespace fs = std::filesystem;
+namespace {
+
+using Progressed = std::function<void(int64_t bytes)>;
+
+// Zeros, however many.
+class ZeroMemory final : public SliceMemory {
+ public:
+  explicit ZeroMemory(const Progressed& progressed) : progressed_(progressed) {}
+  void read(const std::byte*, int64_t bytes, const Take& take) override {
+    static const std::vector<std::byte> zeros(size_t{1} << 20);
+    while (bytes > 0) {
+      const int64_t piece = std::min(bytes, std::ssize(zeros));
+      take(zeros.data(), piece);
+      progressed_(piece);
+      bytes -= piece;
+    }
+  }
+  void write(std::byte*, const std::byte*, int64_t) override {}
+
+ private:
+  const Progressed& progressed_;
+};
+
+// One of gptrain's tensors, put together from transformers' as it is read.
+class ImportedTensor final : public SliceMemory {
+ public:
+  ImportedTensor(const HfFiles& files, const Progressed& progressed) : files_(files), progressed_(progressed) {}
+  void add(HfTensor part) { parts_.push_back(std::move(part)); }
+  void read(const std::byte*, int64_t, const Take& take) override {
+    for (const HfTensor& part : parts_) {
+      std::vector<float> values = files_.read(part.name);
+      if (part.transposed) values = transpose(values.data(), part.shape[0], part.shape[1]);
+      const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+      take(reinterpret_cast<const std::byte*>(values.data()), bytes);
+      progressed_(bytes);
+    }
+  }
+  void write(std::byte*, const std::byte*, int64_t) override {}
+
+ private:
+  const HfFiles& files_;
+  const Progressed& progressed_;
+  std::vector<HfTensor> parts_;  // in the order of their rows
+};
+
+RunConfig config_of(const HfDescription& description, const fs::path& file, const std::string& precision) {
+  const Json document = {{"model", description.model},  {"data", {{"train", Json::array({{{"path", "imported"}}})}}},
+                         {"batch", {{"global", 1}}},    {"precision", {{"compute", precision}}},
+                         {"optimizer", {{"lr", 1e-4}}}, {"run", {{"steps", 1}, {"out", "imported"}}}};
+  try {
+    return parse_config(json_text(document), {}, "config");
+  } catch (const Error& error) {
+    throw Error(ExitCode::checkpoint, "{} cannot be imported:\n{}", file.string(), error.what());
+  }
+}
+
+// The names under which the files hold the class's tensors: GPT-2's with and without "transformer.".
+void find_names(std::vector<HfTensor>& tensors, const HfFiles& files) {
+  constexpr std::string_view prefix = "transformer.";
+  for (HfTensor& tensor : tensors) {
+    if (files.tensors().contains(tensor.name) || !tensor.name.starts_with(prefix)) continue;
+    if (std::string bare = tensor.name.substr(prefix.size()); files.tensors().contains(bare)) tensor.name = bare;
+  }
+}
+
+// What the classes hold beside their parameters: masks and angles, which they can compute.
+bool is_buffer(const std::string& name, const HfClass& hf) {
+  if (hf.is_gpt2()) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+                   const HfClass& hf, const fs::path& folder, std::vector<std::string>& notes) {
+  std::vector<std::string> faults;
+  std::set<std::string> used;
+  for (const HfTensor& tensor : tensors) {
+    used.insert(tensor.name);
+    const auto found = files.tensors().find(tensor.name);
+    if (found == files.tensors().end()) {
+      faults.push_back(fmt::format("\"{}\" is missing", tensor.name));
+    } else if (const SafetensorsTensor& stored = found->second.entry.tensor; stored.shape != tensor.shape) {
+      faults.push_back(fmt::format("\"{}\" has shape {}, its config asks for {}", tensor.name,
+                                   format_shape(stored.shape), format_shape(tensor.shape)));
+    }
+  }
+  for (const auto& [name, place] : files.tensors()) {
+    if (used.contains(name) || is_buffer(name, hf)) continue;
+    if (name == "lm_head.weight" && config.model.tied_head) {
+      notes.push_back("lm_head.weight is left behind: with tie_word_embeddings the head is the token table");
+      continue;
+    }
+    faults.push_back(fmt::format("\"{}\" is no tensor of a {}", printable(name), hf.name));
+  }
+  if (faults.empty()) return;
+  constexpr size_t max_listed = 8;
+  const size_t count = faults.size();
+  if (count > max_listed) faults.resize(max_listed);
+  throw Error(ExitCode::checkpoint, "{} does not hold the model of its config.json:\n  {}{}", folder.string(),
+              join(faults, "\n  "), count > max_listed ? fmt::format("\n  and {} more", count - max_listed) : "");
+}
+
+std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,
+                                            int64_t vocab_size, std::vector<std::string>& notes) {
+  std::error_code unreadable;
+  const auto has = [&](const char* name) { return fs::exists(folder / name, unreadable); };
+  if (!has("tokenizer.json") && !(has("vocab.json") && has("merges.txt"))) return std::nullopt;
+  try {
+    const auto tokenizer = load_tokenizer(folder.string());
+    std::optional<int32_t> end = description.end_token;
+    if (end && !tokenizer->has(*end)) end.reset();
+    if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);
+    notes.push_back(fmt::format("the tokenizer is left behind: it has {} tokens, the model {}", tokenizer->vocab_size(),
+                                vocab_size));
+  } catch (const Error& error) {
+    notes.push_back(fmt::format("the tokenizer is left behind: {}", error.what()));
+  }
+  return std::nullopt;
+}
+
+// The section `model` as a config has it.
+std::string model_section(const RunConfig& config) {
+  Json section = Json::object();
+  for (const Field& field : fields()) {
+    if (field.section() != "model" || !field.get || !field.used(config) || field.path == "model.preset") continue;
+    section[field.key()] = field.get(config);
+  }
+  return json_text(Json{{"model", std::move(section)}}, 2) + '\n';
+}
+
+}  // namespace
+
+HfImport import_hf(const fs::path& folder, const fs::path& out, const std::string& precision,
+                   const std::function<void(int64_t, int64_t)>& progress) {
+  NewFolder made(out, "OUT");
+  const fs::path config_file = folder / "config.json";
+  const HfDescription description = read_hf_config(config_file);
+  const RunConfig config = config_of(description, config_file, precision);
+  const HfFiles files(folder);
+  std::vector<HfTensor> tensors = hf_tensors(config.model, description.hf);
+  find_names(tensors, files);
+  HfImport result{description.hf.name, std::ssize(tensors), make_spec(config.model).parameters(), description.notes};
+  for (const std::string& key : description.unknown)
+    result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
+  check_tensors(tensors, files, config, description.hf, folder, result.notes);
+
+  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
+  int64_t done = 0;
+  const Progressed progressed = [&](int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  };
+  std::vector<std::unique_ptr<ImportedTensor>> weights;
+  ZeroMemory zeros(progressed);
+  std::vector<Slice> slices;
+  const auto add = [&](std::string name, const std::vector<int64_t>& shape, SliceMemory* memory) {
+    slices.push_back(
+        {std::move(name), shape, std::vector<int64_t>(shape.size(), 0), shape, nullptr, memory, DType::f32});
+  };
+  size_t next = 0;
+  for (const TensorSpec& tensor : make_spec(config.model).tensors) {
+    weights.push_back(std::make_unique<ImportedTensor>(files, progressed));
+    while (next < tensors.size() && tensors[next].source == tensor.name) weights.back()->add(tensors[next++]);
+    add("weight/" + tensor.name, tensor.shape, weights.back().get());
+    for (const StateColumn& column : columns) add(fmt::format("{}/{}", column.name, tensor.name), tensor.shape, &zeros);
+  }
+  Manifest manifest;
+  manifest.seed = config.run.seed;
+  manifest.config = show_config(config, ConfigText::for_any_ranks);
+  manifest.build = version;
+  manifest.tokenizer = tokenizer_in(folder, description, config.model.vocab_size, result.notes);
+  save_checkpoint(made.path(), manifest, slices);
+  made.write("model.json", model_section(config));
+  made.publish();
+  return result;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,113 @@
+#include "checkpoint/hf_names.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <map>
+#include <utility>
+
+#include "model/spec/spec.h"
+
+namespace gptrain {
+namespace {
+
+constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"},
+                               {HfArchitecture::llama, "LlamaForCausalLM", "llama"},
+                               {HfArchitecture::mistral, "MistralForCausalLM", "mistral"},
+                               {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
+                               {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"}};
+
+// The parts of a fused tensor that transformers keeps apart, with their rows; for a tensor that it keeps whole, one
+// name and no rows.
+using Parts = std::vector<std::pair<std::string, int64_t>>;
+
+// By gptrain's name within a block.
+std::map<std::string, Parts> block_names(const ModelConfig& model, bool is_gpt2) {
+  if (is_gpt2) {
+    return {{"norm1", {{"ln_1", 0}}}, {"attention.qkv", {{"attn.c_attn", 0}}}, {"attention.out", {{"attn.c_proj", 0}}},
+            {"norm2", {{"ln_2", 0}}}, {"ffn.in", {{"mlp.c_fc", 0}}},           {"ffn.out", {{"mlp.c_proj", 0}}}};
+  }
+  return {{"norm1", {{"input_layernorm", 0}}},
+          {"attention.qkv",
+           {{"self_attn.q_proj", model.q_size()},
+            {"self_attn.k_proj", model.kv_size()},
+            {"self_attn.v_proj", model.kv_size()}}},
+          {"attention.q_norm", {{"self_attn.q_norm", 0}}},
+          {"attention.k_norm", {{"self_attn.k_norm", 0}}},
+          {"attention.out", {{"self_attn.o_proj", 0}}},
+          {"norm2", {{"post_attention_layernorm", 0}}},
+          {"ffn.in", {{"mlp.gate_proj", model.ffn_hidden_size}, {"mlp.up_proj", model.ffn_hidden_size}}},
+          {"ffn.out", {{"mlp.down_proj", 0}}}};
+}
+
+// transformers' names of everything outside the blocks, by gptrain's.
+std::map<std::string, std::string> outer_names(bool is_gpt2) {
+  if (is_gpt2) {
+    return {{"embedding.token", "transformer.wte.weight"},
+            {"embedding.position", "transformer.wpe.weight"},
+            {"head.norm.weight", "transformer.ln_f.weight"},
+            {"head.norm.bias", "transformer.ln_f.bias"},
+            {"head.weight", "lm_head.weight"}};
+  }
+  return {{"embedding.token", "model.embed_tokens.weight"},
+          {"head.norm.weight", "model.norm.weight"},
+          {"head.weight", "lm_head.weight"}};
+}
+
+// Adds one of the spec's tensors, as the parts that transformers has of it.
+void add_tensor(std::vector<HfTensor>& tensors, const TensorSpec& source, Parts parts, bool transposed) {
+  if (parts.front().second == 0) parts.front().second = source.shape[0];
+  int64_t row = 0;
+  for (const auto& [name, rows] : parts) {
+    std::vector<int64_t> shape = source.shape;
+    shape[0] = rows;
+    if (transposed) std::swap(shape[0], shape[1]);
+    tensors.push_back({name, source.name, row, rows, transposed, shape});
+    row += rows;
+  }
+}
+
+}  // namespace
+
+std::span<const HfClass> hf_classes() { return classes; }
+
+std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
+  const ModelSpec spec = make_spec(model);
+  const auto outer = outer_names(hf.is_gpt2());
+  const auto in_block = block_names(model, hf.is_gpt2());
+  std::vector<HfTensor> tensors;
+  for (const TensorSpec& tensor : spec.tensors) {
+    const Unit& unit = spec.units[static_cast<size_t>(tensor.unit)];
+    if (unit.kind != UnitKind::block) {
+      add_tensor(tensors, tensor, {{outer.at(tensor.name), 0}}, false);
+      continue;
+    }
+    // "blocks.0.ffn.in.weight" is the weight of "ffn.in" in "transformer.h.0." or "model.layers.0.".
+    const size_t prefix = fmt::format("blocks.{}.", unit.layer).size();
+    const size_t suffix = tensor.name.rfind('.');
+    Parts parts = in_block.at(tensor.name.substr(prefix, suffix - prefix));
+    for (auto& [name, rows] : parts) {
+      name = fmt::format("{}.{}.{}{}", hf.is_gpt2() ? "transformer.h" : "model.layers", unit.layer, name,
+                         tensor.name.substr(suffix));
+    }
+    add_tensor(tensors, tensor, std::move(parts), hf.is_gpt2() && tensor.shape.size() == 2);
+  }
+  return tensors;
+}
+
+// In square tiles that stay in the cache.
+std::vector<float> transpose(const float* from, int64_t rows, int64_t columns) {
+  constexpr int64_t tile = 32;
+  std::vector<float> to(static_cast<size_t>(rows * columns));
+  for (int64_t row = 0; row < rows; row += tile) {
+    for (int64_t column = 0; column < columns; column += tile) {
+      for (int64_t r = row; r < std::min(row + tile, rows); ++r) {
+        for (int64_t c = column; c < std::min(column + tile, columns); ++c) {
+          to[static_cast<size_t>(c * rows + r)] = from[r * columns + c];
+        }
+      }
+    }
+  }
+  return to;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <iterator>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/printable.h"
+#include "checkpoint/files.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/hf_keys.h"
+#include "config/faults.h"
+
+namespace gptrain {
+namespace {
+
+// What has no part in the function that the classes compute.
+constexpr std::string_view idle_keys[] = {"architectures",
+                                          "bos_token_id",
+                                          "chunk_size_feed_forward",
+                                          "dtype",
+                                          "eos_token_id",
+                                          "gradient_checkpointing",
+                                          "id2label",
+                                          "is_decoder",
+                                          "is_encoder_decoder",
+                                          "label2id",
+                                          "model_type",
+                                          "n_ctx",
+                                          "output_attentions",
+                                          "output_hidden_states",
+                                          "pad_token_id",
+                                          "pretraining_tp",
+                                          "problem_type",
+                                          "reorder_and_upcast_attn",
+                                          "return_dict",
+                                          "summary_activation",
+                                          "summary_first_dropout",
+                                          "summary_proj_to_labels",
+                                          "summary_type",
+                                          "summary_use_proj",
+                                          "task_specific_params",
+                                          "torch_dtype",
+                                          "transformers_version",
+                                          "unk_token_id",
+                                          "use_cache",
+                                          "_name_or_path",
+                                          "_attn_implementation_autoset"};
+
+class HfConfigReader {
+ public:
+  HfConfigReader(const Json& document, const HfClass& hf)
+      : document_(document), result_{hf, Json::object(), {}, {}, {}} {}
+
+  HfDescription read() {
+    read_direct_keys();
+    if (result_.hf.is_gpt2()) {
+      read_gpt2();
+    } else {
+      read_llama();
+    }
+    refuse_given("quantization_config", "quantized weights are not read");
+    read_end_token();
+    for (const auto& [name, value] : document_.items()) {
+      const bool idle = std::find(std::begin(idle_keys), std::end(idle_keys), name) != std::end(idle_keys);
+      if (!idle && !known_.contains(name)) result_.unknown.push_back(name);
+    }
+    if (!faults_.empty()) throw Error(ExitCode::checkpoint, "{}", join(faults_, "\n  "));
+    return std::move(result_);
+  }
+
+ private:
+  // Null where it is not given or is null.
+  const Json& value(const std::string& name) {
+    static const Json none;
+    known_.insert(name);
+    const auto found = document_.find(name);
+    return found == document_.end() ? none : *found;
+  }
+
+  void refuse(const std::string& name, const Json& value, const std::string& rule) {
+    faults_.push_back(fmt::format("{} = {}: {}", printable(name), printable(show_value(value)), rule));
+  }
+  void require(const std::string& name, const Json& only, const std::string& rule) {
+    const Json& given = value(name);
+    if (!given.is_null() && given != only) refuse(name, given, rule);
+  }
+  void refuse_given(const std::string& name, const std::string& rule) { require(name, nullptr, rule); }
+  bool flag(const std::string& name, bool usual) {
+    const Json& given = value(name);
+    if (given.is_null()) return usual;
+    if (!given.is_boolean()) refuse(name, given, "must be true or false");
+    return given == true;
+  }
+  int64_t count(const std::string& name, int64_t usual) {
+    const Json& given = value(name);
+    if (given.is_null()) return usual;
+    constexpr uint64_t most = uint64_t{1} << 40;
+    if (given.is_number_unsigned() && given.get<uint64_t>() <= most) return given.get<int64_t>();
+    refuse(name, given, "must be a count");
+    return usual;
+  }
+
+  void set(const std::string& path, Json value) { result_.model[path.substr(path.find('.') + 1)] = std::move(value); }
+
+  void read_direct_keys() {
+    for (const HfKey& key : hf_keys(result_.hf)) {
+      const Json& given = value(key.name);
+      if (!given.is_null()) {
+        set(key.path, given);
+      } else if (key.absent == HfKey::Absent::number) {
+        set(key.path, key.number);
+      } else if (key.absent == HfKey::Absent::flag) {
+        set(key.path, key.flag);
+      } else if (key.absent == HfKey::Absent::refused) {
+        faults_.push_back(fmt::format("{} must be given", key.name));
+      }
+    }
+  }
+
+  void read_gpt2() {
+    set("model.norm", "layernorm");
+    set("model.positions", "learned");
+    set("model.bias", true);
+    const Json activation = document_.value("activation_function", Json("gelu_new"));
+    known_.insert("activation_function");
+    if (activation == "gelu_new" || activation == "gelu_pytorch_tanh") {
+      set("model.activation", "gelu_tanh");
+    } else if (activation == "gelu") {
+      set("model.activation", "gelu");
+    } else {
+      refuse("activation_function", activation, "gptrain has gelu_new, gelu_pytorch_tanh and gelu");
+    }
+    require("scale_attn_weights", true, "gptrain always scales attention by the head size");
+    require("scale_attn_by_inverse_layer_idx", false, "gptrain scales attention alike in all layers");
+    require("add_cross_attention", false, "gptrain has no cross-attention");
+    const Json& embedding_dropout = value("embd_pdrop");
+    if (const Json& taken = result_.model["residual_dropout"];
+        !embedding_dropout.is_null() && embedding_dropout != taken) {
+      result_.notes.push_back(fmt::format("embd_pdrop = {}: model.residual_dropout is resid_pdrop, {}",
+                                          show_value(embedding_dropout), show_value(taken)));
+    }
+  }
+
+  void read_llama() {
+    const HfArchitecture architecture = result_.hf.architecture;
+    set("model.norm", "rmsnorm");
+    set("model.positions", "rope");
+    set("model.activation", "swiglu");
+    set("model.qk_norm", architecture == HfArchitecture::qwen3);
+    const Json activation = document_.value("hidden_act", Json("silu"));
+    known_.insert("hidden_act");
+    if (activation != "silu" && activation != "swish")
+      refuse("hidden_act", activation, "gptrain has silu in gated MLPs");
+    bool bias = false;
+    if (architecture == HfArchitecture::llama) {
+      bias = flag("attention_bias", false);
+      if (flag("mlp_bias", false) != bias) {
+        refuse(
+            "mlp_bias", document_.value("mlp_bias", Json(false)),
+            fmt::format("must be attention_bias, {}: gptrain's linears have biases in both branches or in none", bias));
+      }
+    }
+    if (architecture == HfArchitecture::qwen3)
+      require("attention_bias", false, "gptrain has no biases of attention alone");
+    set("model.bias", bias);
+    set("model.qkv_bias", bias || architecture == HfArchitecture::qwen2);
+    require("partial_rotary_factor", 1.0, "gptrain turns whole heads");
+    read_rope();
+    read_window();
+  }
+
+  void read_rope() {
+    const Json& parameters = value("rope_parameters");
+    const Json& scaling = value("rope_scaling");
+    const Json& theta = value("rope_theta");
+    Json rope = {{"rope_theta", theta.is_null() ? Json(10000.0) : theta}, {"rope_scaling", "none"}};
+    if (!scaling.is_null()) rope.update(rope_of("rope_scaling", scaling));
+    if (!parameters.is_null()) {
+      const Json later = rope_of("rope_parameters", parameters);
+      if (!scaling.is_null() && differs(rope, later))
+        refuse("rope_scaling", scaling, "is not what rope_parameters says");
+      if (!theta.is_null() && later.contains("rope_theta") && later["rope_theta"] != theta)
+        refuse("rope_theta", theta, "is not what rope_parameters says");
+      rope.update(later);
+    }
+    for (const auto& [key, set_to] : rope.items()) result_.model[key] = set_to;
+  }
+
+  // Of keys that both have.
+  static bool differs(const Json& a, const Json& b) {
+    for (const auto& [key, value] : b.items()) {
+      if (a.contains(key) && a[key] != value) return true;
+    }
+    return false;
+  }
+
+  // gptrain's keys.
+  Json rope_of(const std::string& name, const Json& object) {
+    Json rope = Json::object();
+    if (!object.is_object()) {
+      refuse(name, object, "must be an object");
+      return rope;
+    }
+    const Json type = object.contains("rope_type") ? object["rope_type"] : object.value("type", Json("default"));
+    const bool is_llama3 = type == "llama3";
+    if (type != "default" && type != "linear" && !is_llama3) {
+      refuse(name + ".rope_type", type, "gptrain has default, linear and llama3");
+      return rope;
+    }
+    rope["rope_scaling"] = type == "default" ? Json("none") : type;
+    for (const auto& [key, member] : object.items()) {
+      if (member.is_null() || key == "rope_type" || key == "type") continue;
+      if (key == "rope_theta") {
+        rope["rope_theta"] = member;
+      } else if (key == "partial_rotary_factor") {
+        if (member != 1.0) refuse(name + "." + key, member, "gptrain turns whole heads");
+      } else if (key == "factor") {
+        if (type != "default") rope["rope_factor"] = member;
+      } else if (key == "low_freq_factor" || key == "high_freq_factor") {
+        if (is_llama3) rope["rope_" + key] = member;
+      } else if (key == "original_max_position_embeddings") {
+        if (is_llama3) rope["rope_original_length"] = member;
+      } else {
+        refuse(name + "." + key, member, "gptrain has no such angles");
+      }
+    }
+    if (type != "default" && !rope.contains("rope_factor")) faults_.push_back(name + ".factor must be given");
+    for (const char* key : {"low_freq_factor", "high_freq_factor"}) {
+      if (is_llama3 && !rope.contains(fmt::format("rope_{}", key)))
+        faults_.push_back(fmt::format("{}.{} must be given", name, key));
+    }
+    if (is_llama3 && !rope.contains("rope_original_length"))
+      faults_.push_back(name + ".original_max_position_embeddings must be given");
+    return rope;
+  }
+
+  void read_window() {
+    constexpr int64_t usual_window = 4096;
+    int64_t window = 0;
+    const HfArchitecture architecture = result_.hf.architecture;
+    const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3;
+    const bool has_window = architecture == HfArchitecture::mistral || (is_qwen && flag("use_sliding_window", false));
+    if (is_qwen || has_window) known_.insert("sliding_window");
+    // The class's own number holds where the key is missing, and none where it is null.
+    if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
+    if (is_qwen && !layers_have_window(window > 0)) window = 0;
+    const int64_t length = count("max_position_embeddings", 0);
+    if (window > length) {
+      result_.notes.push_back(fmt::format("sliding_window = {}: has no effect within {} tokens", window, length));
+      window = 0;
+    }
+    set("model.attention_window", window);
+  }
+
+  // Layers from max_window_layers on have it, unless each one's kind is given. gptrain's layers are all alike.
+  bool layers_have_window(bool has_window) {
+    const Json& kinds = value("layer_types");
+    const int64_t layers = count("num_hidden_layers", 0);
+    const int64_t first = count("max_window_layers", 28);
+    if (kinds.is_null()) {
+      if (has_window && first > 0 && first < layers)
+        refuse("max_window_layers", first, "gptrain has a window in all layers or in none: 0, or num_hidden_layers");
+      return has_window && first == 0;
+    }
+    const bool alike = kinds.is_array() && !kinds.empty() &&
+                       std::all_of(kinds.begin(), kinds.end(), [&](const Json& kind) { return kind == kinds.front(); });
+    if (!alike || (kinds.front() != "full_attention" && (kinds.front() != "sliding_attention" || !has_window))) {
+      refuse("layer_types", kinds, "gptrain has a window in all layers or in none");
+      return false;
+    }
+    return kinds.front() == "sliding_attention";
+  }
+
+  void read_end_token() {
+    Json end = document_.value("eos_token_id", Json(nullptr));
+    if (end.is_array() && !end.empty()) end = Json(end.front());
+    if (end.is_number_unsigned() && end.get<uint64_t>() <= uint64_t{INT32_MAX}) result_.end_token = end.get<int32_t>();
+  }
+
+  const Json& document_;
+  std::set<std::string> known_;
+  std::vector<std::string> faults_;
+  HfDescription result_;
+};
+
+HfDescription read(const std::string& text) {
+  JsonText parsed = read_json(text);
+  const auto fault = [](const std::string& what) { return Error(ExitCode::checkpoint, "{}", what); };
+  if (!parsed.syntax_error.empty()) throw fault(parsed.syntax_error);
+  if (!parsed.duplicates.empty()) throw fault(printable(parsed.duplicates.front().path) + " is given twice");
+  const Json& document = parsed.document;
+  if (!document.is_object()) throw fault("it is not a JSON object");
+  std::vector<std::string> names;
+  for (const HfClass& hf : hf_classes()) names.emplace_back(hf.name);
+  const Json wanted = document.value("architectures", Json(nullptr));
+  for (const HfClass& hf : hf_classes()) {
+    const bool is_meant = wanted.is_null() ? document.value("model_type", Json(nullptr)) == hf.model_type
+                                           : wanted == Json::array({hf.name});
+    if (is_meant) return HfConfigReader(document, hf).read();
+  }
+  throw fault(fmt::format("architectures = {}: gptrain reads {}", printable(show_value(wanted)), join(names, ", ")));
+}
+
+}  // namespace
+
+HfDescription read_hf_config(const std::filesystem::path& path) {
+  const InputFile file(path);
+  if (file.bytes() > max_config_bytes) {
+    throw Error(ExitCode::checkpoint, "{}: is larger than a config may be, which is {} bytes", path.string(),
+                max_config_bytes);
+  }
+  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  file.read(0, text.data(), file.bytes());
+  try {
+    return read(text);
+  } catch (const Error& error) {
+    throw Error(error.code(), "{} cannot be imported:\n  {}", path.string(), error.what());
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,52 @@
+// How long each event of a rank's step takes by itself.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "base/event.h"
+#include "config/run_config.h"
+#include "mesh/mesh.h"
+#include "planner/collective_times.h"
+#include "planner/profiles.h"
+#include "planner/software.h"
+
+namespace gptrain {
+
+// A device, the cluster that it stands in, and what runs on them.
+struct Machine {
+  DeviceProfile device;
+  ClusterProfile cluster;
+  Software software = {};
+};
+
+// What the time of a step is spent on: ops by what limits them, and communication by lane.
+enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
+constexpr size_t num_spendings = static_cast<size_t>(Spending::first_lane) + num_lanes;
+std::string_view spending_name(size_t spending);
+constexpr size_t lane_spending(size_t lane) { return static_cast<size_t>(Spending::first_lane) + lane; }
+
+class EventTimes {
+ public:
+  // Of a machine of which nothing is known: each event takes a microsecond, which shows their order.
+  EventTimes() = default;
+  // Of `rank`, whose groups stand where the mesh puts them.
+  EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank);
+
+  bool are_known() const { return machine_.has_value(); }
+  // Without what it waits for; of a wait 0.
+  double seconds_of(const Event& event) const;
+  // Of a collective.
+  CollectiveTime collective(const Event& event) const;
+
+  Software software() const { return machine_ ? machine_->software : Software{}; }
+  double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
+
+ private:
+  std::optional<Machine> machine_;
+  std::array<GroupPlace, num_group_kinds> places_{};
+};
+
+size_t spending_of(const Event& event);
+
+}  // namespace gptrain

@@ -1,0 +1,116 @@
+#include "planner/op_times.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/fp8.h"
+
+namespace gptrain {
+namespace {
+
+// What libraries have for 16-bit factors: large tiles reuse more of what they read.
+struct Tile {
+  double rows, cols;
+  double efficiency;  // of the sustained rate
+};
+constexpr std::array tiles{Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.95},
+                           Tile{128, 64, 0.8},  Tile{64, 128, 0.8},  Tile{64, 64, 0.6}};
+constexpr std::array<double, 5> depth_parts{1, 2, 4, 8, 16};
+constexpr double least_part = 512;  // of a depth that is cut
+
+const ProductRate& rate_of(const DeviceProfile& device, DType dtype) {
+  if (dtype == DType::f32) return device.f32;
+  return is_fp8(dtype) && device.fp8.flops_per_second > 0 ? device.fp8 : device.half;
+}
+
+double ceil_of(double a, double b) { return std::ceil(a / b); }
+
+// Between the figures for heads of 64 and of 128, beyond them in proportion to the smaller and like the larger.
+double share_of_head(double of_64, double of_128, double head) {
+  if (head <= 64) return of_64 * head / 64;
+  return head >= 128 ? of_128 : of_64 + (of_128 - of_64) * (head - 64) / 64;
+}
+
+}  // namespace
+
+double memory_seconds(const DeviceProfile& device, double bytes) {
+  return (bytes + device.half_rate_bytes) / (device.bytes_per_second * device.memory_sustained);
+}
+
+double product_seconds(const DeviceProfile& device, const Products& products, double bytes) {
+  const ProductRate& rate = rate_of(device, products.dtype);
+  if (rate.flops_per_second == 0) return 0;
+  const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
+  const auto k = static_cast<double>(products.k), count = static_cast<double>(products.count);
+  const auto multiprocessors = static_cast<double>(device.multiprocessors);
+  const double of_multiprocessor = rate.flops_per_second * rate.sustained / multiprocessors;
+  double best = INFINITY;
+  for (const Tile& tile : tiles) {
+    const double num_tiles = ceil_of(m, tile.rows) * ceil_of(n, tile.cols) * count;
+    for (const double parts : depth_parts) {
+      if (parts > 1 && k / parts < least_part) break;
+      const double waves = ceil_of(num_tiles * parts, multiprocessors);
+      const double of_tile =
+          2 * tile.rows * tile.cols * (k / parts + device.fill_depth) / (of_multiprocessor * tile.efficiency);
+      // Parts are written in f32 and read again.
+      const double sums = parts > 1 ? memory_seconds(device, 2 * 4 * parts * m * n * count) : 0;
+      best = std::min(best, waves * of_tile + sums);
+    }
+  }
+  return std::max(best, memory_seconds(device, bytes));
+}
+
+double fused_attention_seconds(const DeviceProfile& device, const Products& heads, double executed_flops,
+                               double bytes) {
+  const bool forward = heads.kind == Products::Kind::attention_forward;
+  const double share =
+      share_of_head(forward ? device.attention_forward_64 : device.attention_backward_64,
+                    forward ? device.attention_forward_128 : device.attention_backward_128, static_cast<double>(heads.k));
+  const auto length = static_cast<double>(heads.n);
+  const double reached = share * length / (length + device.attention_half_length);
+  const double rate = rate_of(device, heads.dtype).flops_per_second;
+  return rate > 0 ? std::max(executed_flops / (rate * reached), memory_seconds(device, bytes)) : 0;
+}
+
+double unfused_attention_seconds(const DeviceProfile& device, const Products& heads) {
+  const bool forward = heads.kind == Products::Kind::attention_forward;
+  const auto width = static_cast<double>(dtype_bytes(heads.dtype));
+  const double scores = static_cast<double>(heads.count) * static_cast<double>(heads.m) * static_cast<double>(heads.n);
+  const double rows = static_cast<double>(heads.count) * static_cast<double>(heads.m + heads.n) * static_cast<double>(heads.k);
+  const double operands = width * (scores + rows);
+  Products of_scores = heads;  // q k^T; backward the gradient of the probabilities
+  of_scores.kind = Products::Kind::plain;
+  Products of_values = of_scores;  // p v, and those of the gradients of v, q and k
+  of_values.n = heads.k;
+  of_values.k = heads.n;
+  const double one_of_scores = product_seconds(device, of_scores, operands);
+  const double one_of_values = product_seconds(device, of_values, operands);
+  // Forward: softmax reads and writes, dropout reads, writes and keeps a mask. Backward: dropout reads both and writes,
+  // softmax reads its output and the gradient and writes.
+  const double softmax = memory_seconds(device, (forward ? 2 : 3) * width * scores);
+  const double dropout = memory_seconds(device, (2 * width + 1) * scores);
+  return (forward ? one_of_scores + one_of_values : one_of_scores + 3 * one_of_values) + softmax + dropout;
+}
+
+double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention) {
+  const auto bytes = static_cast<double>(op.bytes_moved);
+  switch (op.products.kind) {
+    case Products::Kind::none:
+      break;
+    case Products::Kind::plain:
+      return device.launch_seconds + product_seconds(device, op.products, bytes);
+    case Products::Kind::attention_forward:
+    case Products::Kind::attention_backward: {
+      if (fused_attention) {
+        return device.launch_seconds +
+               fused_attention_seconds(device, op.products, static_cast<double>(op.executed_flops), bytes);
+      }
+      const int kernels = op.products.kind == Products::Kind::attention_forward ? 4 : 6;
+      return kernels * device.launch_seconds + unfused_attention_seconds(device, op.products);
+    }
+  }
+  return device.launch_seconds + memory_seconds(device, bytes);
+}
+
+}  // namespace gptrain

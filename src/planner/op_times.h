@@ -1,0 +1,31 @@
+// How long ops take on a device.
+#pragma once
+
+#include <cstdint>
+
+#include "base/event.h"
+#include "planner/profiles.h"
+
+namespace gptrain {
+
+// One kernel that moves so many bytes: as long as `bytes + half_rate_bytes` at the sustained rate, so that what moves
+// half_rate_bytes reaches half of it. The launch is not counted.
+double memory_seconds(const DeviceProfile& device, double bytes);
+
+// `count` products of [m, k] and [k, n]. The outputs are cut into tiles, which the multiprocessors take in waves; a tile
+// takes its depth and fill_depth at the sustained rate, however much of it lies outside of the output. Of the tiles'
+// sizes, and of the numbers of parts of the depth, which are added up in f32, the quickest counts. No product is quicker
+// than memory_seconds of `bytes`. 0 where the device has no such products.
+double product_seconds(const DeviceProfile& device, const Products& products, double bytes);
+
+// Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and length.
+double fused_attention_seconds(const DeviceProfile& device, const Products& heads, double executed_flops, double bytes);
+
+// Attention that stores the scores of all pairs, masked ones, too: two products forward and four backward, scaled and
+// masked softmax, and dropout as passes of their own.
+double unfused_attention_seconds(const DeviceProfile& device, const Products& heads);
+
+// Any op, launches included. `fused_attention`: of the two ways above.
+double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);
+
+}  // namespace gptrain

@@ -1,0 +1,42 @@
+#include "planner/predict.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+
+namespace gptrain {
+
+Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seconds) {
+  Saving saving;
+  saving.best_interval = std::sqrt(2 * save_seconds * mtbf_seconds);
+  const double lost =
+      save_seconds / saving.best_interval + (saving.best_interval / 2 + restart_seconds) / mtbf_seconds;
+  saving.goodput = std::max(0.0, 1 - lost);
+  return saving;
+}
+
+StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
+                           int64_t checkpoint_bytes) {
+  StepForecast forecast;
+  forecast.machine = fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+  forecast.step_seconds = step.pipeline.seconds;
+  forecast.bubble_seconds = step.bubble_seconds;
+  forecast.exposed_seconds = step.exposed_seconds;
+  forecast.longest_waits = step.longest_waits;
+  for (size_t spending = 0; spending < num_spendings; ++spending) {
+    if (step.critical[spending] > 0)
+      forecast.critical_path.emplace_back(spending_name(spending), step.critical[spending]);
+  }
+  std::stable_sort(forecast.critical_path.begin(), forecast.critical_path.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  const double nodes = std::ceil(static_cast<double>(world_size) / static_cast<double>(machine.cluster.gpus_per_node));
+  forecast.checkpoint_seconds =
+      static_cast<double>(checkpoint_bytes) / (nodes * machine.cluster.storage_bytes_per_second);
+  const Saving saving =
+      best_saving(forecast.checkpoint_seconds, machine.cluster.node_mtbf_seconds / nodes, machine.cluster.restart_seconds);
+  forecast.best_checkpoint_interval = saving.best_interval;
+  forecast.goodput = saving.goodput;
+  return forecast;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,24 @@
+// From the logs of a planned step to a forecast of the run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/simulate_step.h"
+#include "report/forecast.h"
+
+namespace gptrain {
+
+// When saving takes `save_seconds`, a failure comes every `mtbf_seconds` and costs `restart_seconds` and what came after
+// the last checkpoint, half an interval on average.
+struct Saving {
+  double best_interval = 0;  // sqrt(2 save mtbf): Young, CACM 1974; Daly, FGCS 2006, to first order
+  double goodput = 1;        // share of the time that steps have, with that interval
+};
+Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seconds);
+
+// `checkpoint_bytes`: of the whole run's, which all nodes write together.
+StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
+                           int64_t checkpoint_bytes);
+
+}  // namespace gptrain

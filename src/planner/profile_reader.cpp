@@ -1,0 +1,123 @@
+#include "planner/profile_reader.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "config/faults.h"
+
+namespace gptrain {
+namespace {
+
+bool is_source(const nlohmann::json& value) {
+  if (!value.is_string()) return false;
+  const std::string text = value.get<std::string>();
+  for (const std::string_view origin : {"data sheet", "measured", "paper", "calibrated", "assumed"})
+    if (text.starts_with(origin)) return true;
+  return false;
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Error(ExitCode::usage, "{}: cannot be read", path);
+  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (std::ssize(text) > max_config_bytes) throw Error(ExitCode::usage, "{}: too long for a profile", path);
+  return text;
+}
+
+}  // namespace
+
+ProfileReader::ProfileReader(std::string_view text, std::string origin) : origin_(std::move(origin)) {
+  root_ = parse_json_or_discard(text);
+  if (!root_.is_object()) throw Error(ExitCode::usage, "{}: no JSON object", origin_);
+}
+
+const nlohmann::json* ProfileReader::find(const std::string& path) const {
+  const nlohmann::json* at = &root_;
+  std::istringstream keys(path);
+  for (std::string key; std::getline(keys, key, '.');) {
+    if (!at->is_object()) return nullptr;
+    const auto found = at->find(key);
+    if (found == at->end()) return nullptr;
+    at = &*found;
+  }
+  return at;
+}
+
+void ProfileReader::add_fault(const std::string& path, const std::string& what) {
+  faults_.push_back(fmt::format("{}: {}: {}", origin_, path, what));
+}
+
+std::string ProfileReader::word(const std::string& path) {
+  read_.insert(path);
+  const nlohmann::json* const value = find(path);
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  add_fault(path, "must be a word");
+  return "";
+}
+
+double ProfileReader::read(const std::string& path, bool from_0) {
+  read_.insert(path);
+  const nlohmann::json* const value = find(path);
+  if (value == nullptr) {
+    add_fault(path, "is missing");
+  } else if (!value->is_array() || value->size() != 2 || !(*value)[0].is_number()) {
+    add_fault(path, "must be [number, \"where it is from\"]");
+  } else if (!is_source((*value)[1])) {
+    add_fault(path, fmt::format("its source must begin with one of: {}", figure_origins));
+  } else {
+    const double number = (*value)[0].get<double>();
+    if (std::isfinite(number) && (from_0 ? number >= 0 : number > 0)) return number;
+    add_fault(path, from_0 ? "must not be negative" : "must be above 0");
+  }
+  return 0;
+}
+
+double ProfileReader::share(const std::string& path) {
+  const double number = figure(path);
+  if (number > 1) add_fault(path, "is a share: at most 1");
+  return number;
+}
+
+void ProfileReader::look_for_unread(const nlohmann::json& object, const std::string& prefix) {
+  for (const auto& [key, value] : object.items()) {
+    const std::string path = prefix + key;
+    if (value.is_object()) {
+      look_for_unread(value, path + ".");
+    } else if (!read_.contains(path)) {
+      add_fault(path, "no profile has this");
+    }
+  }
+}
+
+void ProfileReader::finish() {
+  look_for_unread(root_, "");
+  if (!faults_.empty()) throw Error(ExitCode::usage, "{}", join(faults_, "\n"));
+}
+
+ProfileText find_profile(std::string_view what, std::string_view name, const std::vector<BuiltInProfile>& built_in) {
+  std::string wanted(name);
+  std::transform(wanted.begin(), wanted.end(), wanted.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::vector<std::string> names;
+  for (const BuiltInProfile& profile : built_in) {
+    if (profile.name == wanted) return {wanted, std::string(profile.text)};
+    names.emplace_back(profile.name);
+  }
+  if (name.find_first_of("./") != std::string_view::npos) return {std::string(name), read_text(std::string(name))};
+  const std::string nearest = nearest_word(wanted, names);
+  const bool close = word_distance(wanted, nearest) <= static_cast<int64_t>(wanted.size());
+  const std::string hint = close ? fmt::format(" (did you mean {}?)", nearest) : "";
+  throw Error(ExitCode::usage, "unknown {0} \"{1}\"{2}: valid {0}s are {3}, and files", what, name, hint,
+              join(names, ", "));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,57 @@
+// Reads the figures of a device's or a cluster's profile, a JSON object in which each figure is [value, "where it is
+// from"].
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+// What a source begins with.
+constexpr std::string_view figure_origins = "data sheet, measured, paper, calibrated, assumed";
+
+// Values are asked for by path ("memory.bytes"). Faults are collected; finish throws them all.
+class ProfileReader {
+ public:
+  // `origin` names the text in messages. Error(usage): it is no JSON object.
+  ProfileReader(std::string_view text, std::string origin);
+
+  std::string word(const std::string& path);
+  // Above 0, or from 0 on. 0 where there is a fault.
+  double figure(const std::string& path) { return read(path, false); }
+  double figure_from_0(const std::string& path) { return read(path, true); }
+  // In (0, 1].
+  double share(const std::string& path);
+  bool has(const std::string& path) const { return find(path) != nullptr; }
+
+  // Error(usage), a line for each fault: what is missing, is no figure, has no source, or was never asked for.
+  void finish();
+
+ private:
+  const nlohmann::json* find(const std::string& path) const;
+  double read(const std::string& path, bool from_0);
+  void look_for_unread(const nlohmann::json& object, const std::string& prefix);
+  void add_fault(const std::string& path, const std::string& what);
+
+  nlohmann::json root_;
+  std::string origin_;
+  std::set<std::string> read_;
+  std::vector<std::string> faults_;
+};
+
+// A built-in profile or a file: where its text is from, and the text.
+struct ProfileText {
+  std::string origin;
+  std::string text;
+};
+// `built_in`: name and text. A word that names none of them and has a dot or a slash is a file. Error(usage): neither,
+// with the nearest name; `what` is what it should be ("target").
+struct BuiltInProfile {
+  std::string_view name, text;
+};
+ProfileText find_profile(std::string_view what, std::string_view name, const std::vector<BuiltInProfile>& built_in);
+
+}  // namespace gptrain

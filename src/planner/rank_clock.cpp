@@ -1,0 +1,237 @@
+#include "planner/rank_clock.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace gptrain {
+namespace {
+
+// Between stages transfers move little at a time.
+bool takes_bandwidth(size_t lane) { return lane <= static_cast<size_t>(LaneKind::weights); }
+
+bool is_receive(size_t lane) {
+  return lane == static_cast<size_t>(LaneKind::receive_previous) || lane == static_cast<size_t>(LaneKind::receive_next);
+}
+
+}  // namespace
+
+RankClock::RankClock(const StepLog& log, const EventTimes& times)
+    : log_(log), software_(times.software()), slow_down_(times.slow_down()) {
+  const auto add = [&](const EventBlock& block) {
+    std::vector<double>& seconds = seconds_.emplace_back();
+    for (const Event& event : block) seconds.push_back(times.seconds_of(event));
+  };
+  for (const EventBlock& block : log.blocks) add(block);
+  add(log.before);
+  add(log.after);
+}
+
+const Action* RankClock::action() const {
+  if (part_ == 0 || part_ > log_.block_of.size()) return nullptr;
+  return &log_.program->schedule.actions[part_ - 1];
+}
+
+size_t RankClock::block() const {
+  if (part_ == 0) return log_.blocks.size();
+  if (part_ > log_.block_of.size()) return log_.blocks.size() + 1;
+  return static_cast<size_t>(log_.block_of[part_ - 1]);
+}
+
+const EventBlock& RankClock::events(size_t block) const {
+  if (block < log_.blocks.size()) return log_.blocks[block];
+  return block == log_.blocks.size() ? log_.before : log_.after;
+}
+
+std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const Action& action) {
+  constexpr int32_t gathers = -2;
+  constexpr int32_t sums = -1;
+  switch (action.kind) {
+    case ActionKind::gather:
+      return {Work{gathers, action.unit, -1}, true};
+    case ActionKind::await_weights:
+      return {Work{gathers, action.unit, -1}, false};
+    case ActionKind::reduce:
+      return {Work{sums, action.unit, -1}, true};
+    case ActionKind::await_gradients:
+      return {Work{sums, action.unit, -1}, false};
+    default:
+      break;
+  }
+  const std::optional<Transfer> transfer = transfer_of(action.kind);
+  if (!transfer) return {};
+  const int32_t kind = 2 * static_cast<int32_t>(transfer->operand) + (transfer->sends ? 1 : 0);
+  return {Work{kind, action.unit, action.micro_batch}, transfer->begins};
+}
+
+void RankClock::wait_for(const Pending& pending, const Action* action, bool counts) {
+  const double waited = pending.end.time - ops_.time;
+  if (waited <= 0) return;
+  ops_ = pending.end;
+  if (!counts) return;
+  exposed_[pending.lane] += waited;
+  LongestWait& longest = longest_[pending.lane];
+  if (waited > longest.seconds) longest = {waited, pending.operation, action != nullptr ? action->unit : -1};
+}
+
+void RankClock::run_op(const Event& event, double seconds) {
+  const size_t spending = spending_of(event);
+  double busy = ops_.time;
+  for (size_t lane = 0; lane < num_lanes; ++lane)
+    if (takes_bandwidth(lane)) busy = std::max(busy, lanes_[lane].time);
+  const double beside = (busy - ops_.time) * (1 - slow_down_);  // of the op's work, until the lanes are free
+  ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
+}
+
+void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
+  if (!event.beside_ops) copies_.await(ops_);
+  time.start_seconds = copies_.time;
+  copies_.add(spending_of(event), seconds);
+  time.end_seconds = copies_.time;
+  if (!event.beside_ops) ops_ = copies_;
+}
+
+RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const Action* action, TimeSpan& time) {
+  const auto number = static_cast<size_t>(event.place.lane);
+  if (software_.sums_gradients_last && action != nullptr && action->kind == ActionKind::reduce) {
+    postponed_ += seconds;
+    return {};
+  }
+  Moment& lane = lanes_[number];
+  lane.await(ops_);
+  time.start_seconds = lane.time;
+  lane.add(lane_spending(number), seconds);
+  time.end_seconds = lane.time;
+  const Pending pending{lane, number, event.name};
+  if (!software_.overlaps[number] && !is_receive(number)) wait_for(pending, action, true);
+  return pending;
+}
+
+// Once, when the first of the sums is needed.
+void RankClock::run_postponed(const Action* action) {
+  constexpr auto lane = static_cast<size_t>(LaneKind::gradients);
+  Pending sums{ops_, lane, operation_name(Operation::all_reduce)};
+  sums.end.add(lane_spending(lane), postponed_);
+  postponed_ = 0;
+  wait_for(sums, action, true);
+}
+
+TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times) {
+  const Action* const at = action();
+  const size_t block_number = block();
+  const EventBlock& block_events = events(block_number);
+  const std::vector<double>& seconds = seconds_[block_number];
+  ++part_;
+  std::optional<Pending> awaited;
+  Pending* begun = nullptr;
+  bool is_transfer = false;
+  if (at != nullptr) {
+    const auto [work, begins] = work_of(*at);
+    is_transfer = transfer_of(at->kind).has_value();
+    if (work && begins) begun = &pending_[*work];
+    if (work && !begins) {
+      const auto found = pending_.find(*work);
+      if (found != pending_.end()) awaited = found->second;
+      if (found != pending_.end() && is_transfer) pending_.erase(found);
+    }
+  }
+  if (not_before != nullptr) {
+    if (!awaited) awaited.emplace();
+    awaited->end.await(*not_before);
+  }
+  TimeSpan span{ops_.time, ops_.time};
+  if (postponed_ > 0 && at != nullptr && (at->kind == ActionKind::await_gradients || at->kind == ActionKind::norm))
+    run_postponed(at);
+  // The wait that the action is for is its first event, if it wrote one.
+  const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
+  const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
+  if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
+  in_part_.resize(block_events.size());
+  if (times != nullptr) times->assign(block_events.size(), {});
+  for (size_t i = 0; i < block_events.size(); ++i) {
+    const Event& event = block_events[i];
+    TimeSpan time{ops_.time, ops_.time};
+    if (event.kind == Event::Kind::wait) {
+      if (event.awaits >= 0) {
+        wait_for(in_part_[static_cast<size_t>(event.awaits)], at, true);
+      } else if (awaited) {
+        wait_for(*awaited, at, !is_transfer);
+      }
+      time.end_seconds = ops_.time;
+    } else if (event.kind == Event::Kind::collective) {
+      in_part_[i] = run_collective(event, seconds[i], at, time);
+      if (begun != nullptr) *begun = in_part_[i];
+    } else if (event.kind == Event::Kind::copy) {
+      run_copy(event, seconds[i], time);
+    } else {
+      run_op(event, seconds[i]);
+      time.end_seconds = ops_.time;
+    }
+    if (times != nullptr) (*times)[i] = time;
+  }
+  span.end_seconds = ops_.time;
+  return span;
+}
+
+Moment RankClock::end() const {
+  Moment end = ops_;
+  end.await(copies_);
+  for (const Moment& lane : lanes_) end.await(lane);
+  return end;
+}
+
+std::pair<double, size_t> RankClock::transfer() const {
+  std::pair<double, size_t> result{0, 0};
+  const size_t number = block();
+  const EventBlock& block_events = events(number);
+  for (size_t i = 0; i < block_events.size(); ++i) {
+    result.first += seconds_[number][i];
+    result.second = spending_of(block_events[i]);
+  }
+  return result;
+}
+
+namespace {
+
+class ProfileClock final : public StepClock {
+ public:
+  ProfileClock(const StepLog& log, const EventTimes& times, const std::vector<double>& not_before)
+      : clock_(log, times), not_before_(not_before) {}
+
+  TimeSpan next(std::vector<TimeSpan>& times) override {
+    const bool is_action = part_ > 0 && part_ <= not_before_.size();
+    const Moment moment{is_action ? not_before_[part_ - 1] : 0, {}};
+    ++part_;
+    return clock_.next(moment.time > 0 ? &moment : nullptr, &times);
+  }
+  double end() const override { return clock_.end().time; }
+
+ private:
+  RankClock clock_;
+  const std::vector<double> not_before_;
+  size_t part_ = 0;
+};
+
+}  // namespace
+
+ClockMaker planned_clock(const EventTimes& times, std::vector<double> not_before) {
+  return [times, not_before = std::move(not_before)](const StepLog& log) -> std::unique_ptr<StepClock> {
+    return std::make_unique<ProfileClock>(log, times, not_before);
+  };
+}
+
+StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Target& target, const EventTimes& times,
+                            std::vector<double> not_before) {
+  StepProfile profile{.rank = rank,
+                      .compute = compute,
+                      .matrix_flops = compute == DType::f32 ? target.f32_flops : target.bf16_flops,
+                      .bytes_per_second = target.bytes_per_second,
+                      .log = std::move(log),
+                      .planned = planned_clock(times, std::move(not_before))};
+  const std::unique_ptr<StepClock> clock = profile.planned(profile.log);
+  std::vector<TimeSpan> of_events;
+  for (size_t part = 0; part < profile.log.block_of.size() + 2; ++part) clock->next(of_events);
+  profile.end_seconds = clock->end();
+  return profile;
+}
+
+}  // namespace gptrain

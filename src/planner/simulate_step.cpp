@@ -1,0 +1,201 @@
+#include "planner/simulate_step.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <fmt/format.h>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+namespace gptrain {
+namespace {
+
+// The transfers from one stage on one way, in their order.
+struct Link {
+  struct Transfer {
+    StageMessage message;
+    Moment begun;
+  };
+  std::vector<Transfer> sends, receives;
+  std::vector<std::pair<double, size_t>> lengths;  // by send: seconds, and what they count as
+  std::vector<Moment> ends;                        // of those of which both sides have begun
+
+  void settle() {
+    while (ends.size() < std::min(sends.size(), receives.size())) {
+      const size_t i = ends.size();
+      Moment end = sends[i].begun;
+      end.await(receives[i].begun);
+      if (i > 0) end.await(ends.back());
+      end.add(lengths[i].second, lengths[i].first);
+      ends.push_back(end);
+    }
+  }
+  // The place of the message among those of a side, in which the newest are looked for first.
+  static size_t place_of(const std::vector<Transfer>& side, const StageMessage& message) {
+    const auto found = std::find_if(side.rbegin(), side.rend(), [&](const Transfer& t) { return t.message == message; });
+    return static_cast<size_t>(side.rend() - found) - 1;
+  }
+};
+
+std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return PipelineBar::Kind::forward;
+    case ActionKind::loss:
+    case ActionKind::recompute:
+    case ActionKind::backward_input:
+    case ActionKind::backward:
+      return PipelineBar::Kind::backward;
+    case ActionKind::backward_weight:
+      return PipelineBar::Kind::backward_weight;
+    case ActionKind::update:
+      return PipelineBar::Kind::update;
+    default:
+      return std::nullopt;
+  }
+}
+
+// One stage on its way through its actions.
+class Walk {
+ public:
+  Walk(const StageLog& stage, PlannedStage& out)
+      : log_(*stage.log),
+        schedule_(log_.program->schedule),
+        stages_(schedule_.options.stages),
+        clock_(log_, stage.times),
+        out_(out) {
+    out_.not_before.resize(log_.block_of.size());
+    clock_.next();
+  }
+
+  bool done() const { return next_ == log_.block_of.size(); }
+  bool at_norm() const { return !done() && action().kind == ActionKind::norm; }
+  const Moment& now() const { return clock_.now(); }
+  int32_t stage() const { return stages_.stage; }
+  const RankClock& clock() const { return clock_; }
+  // Of the lanes between stages, by lane.
+  const std::array<double, num_lanes>& exposed_transfers() const { return exposed_transfers_; }
+
+  // Goes on to the next action; false: it waits for another stage. `links`: by stage and way.
+  bool advance(std::vector<std::array<Link, num_ways>>& links) {
+    const std::optional<Transfer> transfer = transfer_of(action().kind);
+    if (!transfer) {
+      play(nullptr);
+      return true;
+    }
+    const StageMessage message = message_of(stages_, action().kind, action().micro_batch, action().unit);
+    const Route route = route_of(stages_, message);
+    Link& link = links[static_cast<size_t>(route.from)][static_cast<size_t>(route.way)];
+    std::vector<Link::Transfer>& side = transfer->sends ? link.sends : link.receives;
+    if (transfer->begins) {
+      side.push_back({message, clock_.now()});
+      if (transfer->sends) link.lengths.push_back(clock_.transfer());
+      link.settle();
+      play(nullptr);
+      return true;
+    }
+    const size_t place = Link::place_of(side, message);
+    if (place >= link.ends.size()) return false;
+    const Moment end = link.ends[place];
+    const double waited = std::max(end.time - clock_.now().time, 0.0);
+    out_.waiting_seconds += waited;
+    exposed_transfers_[lane_of(*transfer, route.way)] += std::min(waited, link.lengths[place].first);
+    play(&end);
+    return true;
+  }
+
+  // The global norm, which all stages reach.
+  void meet(const Moment& latest) {
+    out_.waiting_seconds += latest.time - clock_.now().time;
+    play(&latest);
+  }
+
+  // The end of the whole step.
+  Moment finish() {
+    clock_.next();
+    return clock_.end();
+  }
+
+ private:
+  const Action& action() const { return schedule_.actions[next_]; }
+
+  static size_t lane_of(const Transfer& transfer, Way way) {
+    if (way == Way::to_next) return static_cast<size_t>(transfer.sends ? LaneKind::send_next : LaneKind::receive_previous);
+    return static_cast<size_t>(transfer.sends ? LaneKind::send_previous : LaneKind::receive_next);
+  }
+
+  void play(const Moment* not_before) {
+    if (not_before != nullptr) out_.not_before[next_] = not_before->time;
+    const TimeSpan span = clock_.next(not_before);
+    if (const auto kind = bar_kind(action().kind)) add_bar(*kind, span);
+    ++next_;
+  }
+
+  void add_bar(PipelineBar::Kind kind, const TimeSpan& span) {
+    // Weight gradients right after those of the input are part of the same pass, and the head's always are.
+    const bool of_head = action().unit == schedule_.num_units() - 1;
+    if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
+      kind = PipelineBar::Kind::backward;
+    if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();
+    const int32_t chunk = kind == PipelineBar::Kind::update ? 0 : stages_.chunk_of(action().unit);
+    if (!out_.bars.empty()) {
+      PipelineBar& last = out_.bars.back();
+      if (last.kind == kind && last.chunk == chunk && last.micro_batch == action().micro_batch) {
+        last.time.end_seconds = span.end_seconds;
+        return;
+      }
+    }
+    out_.bars.push_back({kind, chunk, action().micro_batch, span});
+  }
+
+  const StepLog& log_;
+  const Schedule& schedule_;
+  const Stages& stages_;
+  RankClock clock_;
+  PlannedStage& out_;
+  size_t next_ = 0;
+  std::array<double, num_lanes> exposed_transfers_{};
+};
+
+}  // namespace
+
+SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
+  SimulatedStep step;
+  step.pipeline.stages.resize(stages.size());
+  std::vector<Walk> walks;
+  walks.reserve(stages.size());
+  for (size_t i = 0; i < stages.size(); ++i) walks.emplace_back(stages[i], step.pipeline.stages[i]);
+  std::vector<std::array<Link, num_ways>> links(stages.size());
+  bool moved = true;
+  while (std::exchange(moved, false)) {
+    for (Walk& walk : walks) {
+      while (!walk.done() && !walk.at_norm() && walk.advance(links)) moved = true;
+    }
+    if (moved || !std::all_of(walks.begin(), walks.end(), [](const Walk& walk) { return walk.at_norm(); })) continue;
+    Moment latest;
+    for (const Walk& walk : walks) latest.await(walk.now());
+    for (Walk& walk : walks) walk.meet(latest);
+    moved = true;
+  }
+  Moment end;
+  const auto share = 1 / static_cast<double>(stages.size());
+  for (size_t i = 0; i < walks.size(); ++i) {
+    Walk& walk = walks[i];
+    if (!walk.done()) throw std::logic_error(fmt::format("stage {} waits for ever in the plan", walk.stage()));
+    end.await(walk.finish());
+    double transfers = 0;
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+      transfers += walk.exposed_transfers()[lane];
+      step.exposed_seconds[lane] += share * (walk.clock().exposed_seconds()[lane] + walk.exposed_transfers()[lane]);
+      const LongestWait& wait = walk.clock().longest_waits()[lane];
+      if (wait.seconds > step.longest_waits[lane].seconds) step.longest_waits[lane] = wait;
+    }
+    step.bubble_seconds += share * (step.pipeline.stages[i].waiting_seconds - transfers);
+  }
+  step.pipeline.seconds = end.time;
+  step.critical = end.spent;
+  return step;
+}
+
+}  // namespace gptrain

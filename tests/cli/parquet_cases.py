@@ -1,0 +1,83 @@
+"""`data pack` of Parquet files, in builds that have Arrow's library. The files were written by pyarrow:
+rows.parquet has columns id, text and tags (lists), 1500 rows in groups of 700, 2 MB of text, zstd;
+nulls.parquet has text = "one", null, "three" and raw = b"\\xff", b"x", b"y"."""
+import os
+import shutil
+import struct
+import unittest
+
+from cli_case import DATA, SOURCE_ROOT, USAGE, CliCase
+
+TEXTS = [f"row {i}: " + "naïve café 日本 " * (i % 150) + "end" for i in range(1500)]
+
+
+class Parquet(CliCase):
+    def setUp(self):
+        super().setUp()
+        for name in ("rows", "nulls"):
+            shutil.copy(SOURCE_ROOT / f"tests/cli/{name}.parquet", self.path(f"{name}.parquet"))
+
+    def needs_arrow(self):
+        result = self.run_gptrain("data", "pack", "rows.parquet", "--out", "probe", "--tokenizer", "bytes")
+        if "which this build cannot read: tools/setup.sh --parquet" in result.err:
+            self.assertEqual(result.code, USAGE)
+            raise unittest.SkipTest("a build without Arrow's library")
+
+    def pack(self, *arguments, out="out"):
+        self.succeed("data", "pack", *arguments, "--out", out, "--tokenizer", "bytes")
+        tokens = struct.unpack(f"<{self.path(f'{out}.bin').stat().st_size // 2}H", self.path(f"{out}.bin").read_bytes())
+        documents, at = [], 0
+        while at < len(tokens):
+            end = tokens.index(256, at)
+            documents.append(bytes(tokens[at:end]))
+            at = end + 1
+        return documents
+
+    def test_rows_are_documents(self):
+        self.needs_arrow()
+        self.assertEqual(self.pack("rows.parquet"), [text.encode() for text in TEXTS])
+        self.assertEqual(self.pack("rows.parquet", "nulls.parquet", "--field", "text", "--on-bad-line", "skip"),
+                         [text.encode() for text in [*TEXTS, "one", "three"]])
+        self.assertEqual(self.pack("nulls.parquet", "--field", "raw"), [b"\xff", b"x", b"y"])
+        self.succeed("data", "train-tokenizer", "rows.parquet", "--vocab-size", "300", "--out", "t.json")
+
+    def test_shards_that_go_on(self):
+        self.needs_arrow()
+        good, bad = (f'{{"text": "{text}"}}\n{{"text": {end}}}\n' for text, end in (("a", '"b"'), ("a", "333")))
+        options = ["data", "pack", "rows.parquet", "last.jsonl", "--tokenizer", "bytes", "--out", "out", "--shards-of"]
+        for shard_tokens in (300_000, 1_500_000):
+            with self.subTest(shard_tokens=shard_tokens):
+                for path in self.folder.glob("out*"):
+                    path.unlink()
+                self.path("last.jsonl").write_text(good, encoding="utf-8")
+                self.succeed(*options, str(shard_tokens))
+                expected = {path.name: path.read_bytes() for path in self.folder.glob("out-*")}
+                self.assertGreater(len(expected), 3)
+                for path in self.folder.glob("out*"):
+                    path.unlink()
+                # Ends behind the last whole shard; then the input is as good as if it had always been.
+                self.path("last.jsonl").write_text(bad, encoding="utf-8")
+                times = self.path("last.jsonl").stat()
+                self.refuse(DATA, "last.jsonl, line 2", *options, str(shard_tokens))
+                self.assertLess(len(list(self.folder.glob("out-*"))), len(expected))
+                self.path("last.jsonl").write_text(good, encoding="utf-8")
+                os.utime(self.path("last.jsonl"), ns=(times.st_atime_ns, times.st_mtime_ns))
+                self.succeed(*options, str(shard_tokens), "--resume")
+                self.assertEqual({path.name: path.read_bytes() for path in self.folder.glob("out-*")}, expected)
+
+    def test_refusals(self):
+        self.needs_arrow()
+        content = self.path("rows.parquet").read_bytes()
+        self.path("cut.parquet").write_bytes(content[:-700])
+        self.path("wrong.parquet").write_bytes(content[:1500] + bytes(300) + content[1800:])
+        for name, field, messages in [
+                ("nulls.parquet", "text", "nulls.parquet, row 2: no text: null"),
+                ("rows.parquet", "body", ['has no column "body"', "id, text, tags"]),
+                ("rows.parquet", "id", 'column "id" is of type INT64, must be one of strings'),
+                ("rows.parquet", "tags.list.element", "is a list of BYTE_ARRAY"),
+                ("cut.parquet", "text", "cut.parquet: the Parquet data cannot be read"),
+                ("wrong.parquet", "text", "wrong.parquet: the Parquet data cannot be read")]:
+            with self.subTest(name=name, field=field):
+                self.refuse(DATA, messages, "data", "pack", name, "--field", field, "--out", "bad", "--tokenizer",
+                            "bytes")
+                self.assertEqual(list(self.folder.glob("bad*")), [])

@@ -1,0 +1,156 @@
+"""Weights that change hands: `checkpoint import`, `train --init-from`, and `checkpoint diff|average|verify --deep|prune`."""
+import json
+import struct
+import unittest
+
+from checkpoints_cases import RANK_FILE, CheckpointCase
+from cli_case import CHECKPOINT, USAGE, overrides
+
+
+def weights_of(checkpoint):
+    """The F32 tensors of a checkpoint in one file, by name; lists of numbers."""
+    data = (checkpoint / RANK_FILE).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    del header["__metadata__"]
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        tensors[name] = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
+    return tensors
+
+
+class InitFrom(CheckpointCase):
+    def test_a_new_run_with_old_weights(self):
+        out = self.train(self.config, "--init-from", "out", *overrides("run.out=new", "run.seed=7", "optimizer.lr=0.002"),
+                         "--steps", "0")
+        self.assertIn("with the weights of out/checkpoints/step-00000006 (step 6 of its run)\n", out)
+        before, after = weights_of(self.checkpoint(6)), weights_of(self.checkpoint(0, "new"))
+        for name, values in after.items():
+            self.assertEqual(values, before[name] if name.startswith("weight/") else (0.0,) * len(values), name)
+        # The run goes on from its own checkpoint afterwards, whatever it began with.
+        out = self.train(self.config, "--init-from", "out", "--resume",
+                         *overrides("run.out=new", "run.seed=7", "optimizer.lr=0.002"))
+        self.assertIn("resumed from new/checkpoints/step-00000000 (step 0)\n", out)
+        self.assertNotIn("with the weights", out)
+        self.assertEqual([record["step"] for record in self.records("new")], list(range(1, 7)))
+        self.assertLess(self.records("new")[0]["loss"], self.records()[0]["loss"] - 0.05)
+
+    def test_any_layout_starts_alike(self):
+        settings = ["model.vocab_size=300", "run.steps=2"]
+        self.train(self.config, "--init-from", "out", *overrides("run.out=one", *settings))
+        for number, layout in enumerate((["parallel.zero=3"], ["parallel.tensor=2"])):
+            self.train(self.config, "--init-from", "out", "--ranks", 2,
+                       *overrides(f"run.out=two{number}", *settings, *layout))
+            for one, two in zip(self.records("one"), self.records(f"two{number}"), strict=True):
+                self.assertAlmostEqual(one["loss"], two["loss"], places=5)
+
+    def test_a_larger_vocabulary_has_new_rows_as_drawn(self):
+        out = self.train(self.config, "--init-from", "out", "--steps", "0",
+                         *overrides("run.out=new", "model.vocab_size=300"))
+        self.assertIn("  model.vocab_size: 257 in the checkpoint, 300 in the config\n", out)
+        self.train(self.config, "--steps", "0", *overrides("run.out=drawn", "model.vocab_size=300"))
+        name = "weight/embedding.token"
+        before, after = weights_of(self.checkpoint(6))[name], weights_of(self.checkpoint(0, "new"))[name]
+        drawn = weights_of(self.checkpoint(0, "drawn"))[name]
+        self.assertEqual(after[:len(before)], before)
+        self.assertEqual(after[len(before):], drawn[len(before):])
+        self.assertNotEqual(after[len(before):], (0.0,) * (len(drawn) - len(before)))
+
+    def test_another_model_is_refused(self):
+        self.refuse(USAGE, ["cannot start from the weights of out/checkpoints/step-00000006 with this config:\n",
+                            "model.hidden_size: 8 in the checkpoint, 16 in the config",
+                            "model.vocab_size: 257 in the checkpoint, 200 in the config"],
+                    "train", self.config, "--init-from", "out",
+                    *overrides("run.out=new", "model.hidden_size=16", "model.vocab_size=200"))
+        self.assertFalse(self.path("new").exists())
+        self.refuse(USAGE, "model.sequence_length: 16 in the checkpoint", "train", self.config, "--init-from", "out",
+                    *overrides("run.out=new", "model.sequence_length=8"))
+        self.refuse(CHECKPOINT, "absent: neither a checkpoint", "train", self.config, "--init-from", "absent",
+                    *overrides("run.out=new"))
+        self.damage_data(6)
+        self.refuse(CHECKPOINT, "is damaged", "train", self.config, "--init-from", "out", *overrides("run.out=new"))
+
+
+class Import(CheckpointCase):
+    def test_a_run_from_a_folder_of_transformers(self):
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertIn("imported: GPT2LMHeadModel, 16 tensors, 3,072 parameters; ", out)
+        self.assertEqual(sorted(path.name for path in self.path("imported").iterdir()), ["checkpoints", "model.json"])
+        model = json.loads(self.path("imported/model.json").read_text(encoding="utf-8"))["model"]
+        self.assertEqual((model["hidden_size"], model["residual_dropout"]), (8, 0.1))
+        config = json.loads(self.path(self.config).read_text(encoding="utf-8"))
+        config["model"] = model
+        self.train(self.write_config(config, "tuned.json"), "--init-from", "imported", *overrides("run.out=tuned"),
+                   "--steps", "0")
+        before, after = weights_of(self.checkpoint(6)), weights_of(self.checkpoint(0, "tuned"))
+        for name in filter(lambda name: name.startswith("weight/"), before):
+            self.assertEqual(after[name], before[name])
+
+    def test_what_is_refused(self):
+        self.refuse(CHECKPOINT, "cannot open absent/config.json", "checkpoint", "import", "--hf", "absent", "imported")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        self.path("taken").mkdir()
+        self.refuse(USAGE, "OUT taken: already exists", "checkpoint", "import", "--hf", "hf", "taken")
+        self.refuse(USAGE, "--precision", "checkpoint", "import", "--hf", "hf", "imported", "--precision", "fp8")
+        file = self.path("hf/config.json")
+        file.write_text(file.read_text(encoding="utf-8").replace("gelu_new", "relu"), encoding="utf-8")
+        self.refuse(CHECKPOINT, ["hf/config.json cannot be imported:", 'activation_function = "relu"'],
+                    "checkpoint", "import", "--hf", "hf", "imported")
+        self.assertFalse(self.path("imported").exists())
+
+
+class Compare(CheckpointCase):
+    def test_diff(self):
+        out = self.succeed("checkpoint", "diff", self.checkpoint(4), "out")
+        a, b = weights_of(self.checkpoint(4)), weights_of(self.checkpoint(6))
+        name = "weight/head.norm.bias"
+        line = next(line for line in out.splitlines() if line.startswith(name))
+        largest = max(abs(x - y) for x, y in zip(a[name], b[name], strict=True))
+        self.assertAlmostEqual(float(line.split()[3]) / largest, 1, places=4)
+        self.assertIn("0 of 48 tensors have the same numbers\n", out)
+        self.assertEqual(self.succeed("checkpoint", "diff", "out", "out"), "48 of 48 tensors have the same numbers\n")
+        self.train(self.config, "--init-from", "out", "--steps", "0", *overrides("run.out=new", "model.vocab_size=300"))
+        self.assertRegex(self.succeed("checkpoint", "diff", "out", "new"),
+                         r"weight/embedding\.token +\[257, 8\] against \[300, 8\]\n")
+
+    def test_average(self):
+        self.succeed("checkpoint", "average", self.checkpoint(2), self.checkpoint(6), "--out", "mean")
+        self.succeed("checkpoint", "average", "--shares", "0.25,0.75", self.checkpoint(2), self.checkpoint(6), "--out",
+                     "shares")
+        a, b = weights_of(self.checkpoint(2)), weights_of(self.checkpoint(6))
+        for folder, share in (("mean", 0.5), ("shares", 0.25)):
+            made = weights_of(self.checkpoint(6, folder))
+            self.assertEqual(set(made), {name for name in a if name.startswith("weight/")})
+            for name, values in made.items():
+                for value, x, y in zip(values, a[name], b[name], strict=True):
+                    self.assertAlmostEqual(value, share * x + (1 - share) * y, delta=1e-7 * max(1, abs(value)))
+        self.succeed("generate", "--checkpoint", "mean", "--prompt", "a", "--tokens", 2)
+        self.refuse(USAGE, "--shares gives 1 numbers for 2 checkpoints", "checkpoint", "average", "--shares", "1", "out",
+                    "mean", "--out", "more")
+        self.refuse(USAGE, "--out mean: already exists", "checkpoint", "average", "out", "--out", "mean")
+        self.train(self.config, *overrides("run.out=other", "model.num_layers=2", "run.steps=1"))
+        self.refuse(USAGE, ["is of another model than", "model.num_layers: 1 in the checkpoint, 2"],
+                    "checkpoint", "average", "out", "other", "--out", "more")
+        self.assertFalse(self.path("more").exists())
+
+    def test_deep(self):
+        out = self.succeed("checkpoint", "verify", "--deep", "out")
+        values = weights_of(self.checkpoint(6))["weight/embedding.token"]
+        line = next(line for line in out.splitlines() if line.startswith("weight/embedding.token")).split()
+        self.assertAlmostEqual(float(line[1]), sum(x * x for x in values) ** 0.5, places=4)
+        self.assertAlmostEqual(float(line[2]), max(map(abs, values)), places=5)
+        self.assertTrue(out.endswith("out/checkpoints/step-00000006: sound\n"), out)
+
+    def test_prune(self):
+        out = self.succeed("checkpoint", "prune", "out", "--keep-last", "1", "--keep-every", "4")
+        self.assertEqual(out, "out: 1 checkpoint removed, 2 kept\n")
+        self.assertEqual(self.checkpoint_steps(), [4, 6])
+        self.refuse(USAGE, "--keep-last", "checkpoint", "prune", "out")
+        self.refuse(CHECKPOINT, "absent: holds no checkpoints", "checkpoint", "prune", "absent", "--keep-last", "1")
+        self.train(self.config, "--resume", *overrides("run.steps=7"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,77 @@
+// A small saved model for the tests of import and export.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "checkpoint/checkpoint.h"
+#include "config/load.h"
+#include "helpers.h"
+#include "model/spec/spec.h"
+
+namespace checkpoint_test {
+
+using namespace gptrain;
+
+using Overrides = std::vector<std::string>;
+
+inline constexpr int64_t hidden = 12;
+inline constexpr int64_t vocab = 7;
+
+inline RunConfig config_of(const Overrides& overrides) {
+  return parse_config(R"({
+    "model": {"num_layers": 2, "hidden_size": 12, "num_heads": 3, "ffn_hidden_size": 10, "vocab_size": 7,
+              "sequence_length": 5},
+    "data": {"train": [{"path": "none"}]},
+    "batch": {"global": 1},
+    "optimizer": {"lr": 0.001},
+    "run": {"steps": 1, "out": "none"}})",
+                      overrides, "test.json");
+}
+
+inline const Overrides llama = {"model.norm=rmsnorm", "model.positions=rope", "model.activation=swiglu",
+                                "model.bias=false", "model.tied_head=false"};
+
+inline Overrides with(Overrides overrides, const Overrides& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+// A checkpoint of a model whose elements are all different: element i of the n-th tensor is n + i / 1024, exactly.
+class SavedModel {
+ public:
+  explicit SavedModel(const Overrides& overrides) : config_(config_of(overrides)), spec_(make_spec(config_.model)) {
+    Parts parts;
+    for (size_t n = 0; n < spec_.tensors.size(); ++n) {
+      Tensor tensor{"weight/" + spec_.tensors[n].name, spec_.tensors[n].shape, {}};
+      for (int64_t i = 0; i < spec_.tensors[n].count(); ++i) tensor.data.push_back(element(n, i));
+      add_part(parts, tensor, whole(tensor));
+    }
+    Manifest manifest = make_manifest(3);
+    manifest.world_size = 1;
+    manifest.config = show_config(config_);
+    save_checkpoint(folder_.path(), manifest, parts.slices);
+  }
+
+  const std::filesystem::path& folder() const { return folder_.path(); }
+  std::filesystem::path checkpoint() const { return list_checkpoints(folder_.path()).back().path; }
+  std::filesystem::path out() const { return folder_.path() / "made" / "hf"; }
+  const ModelSpec& spec() const { return spec_; }
+
+  float value(const std::string& name, int64_t row, int64_t column) const {
+    const int64_t n = spec_.find(name);
+    REQUIRE(n >= 0);
+    const auto& shape = spec_.tensors[static_cast<size_t>(n)].shape;
+    return element(static_cast<size_t>(n), row * (shape.size() == 2 ? shape[1] : 1) + column);
+  }
+
+ private:
+  static float element(size_t n, int64_t i) { return static_cast<float>(n) + static_cast<float>(i) / 1024.0F; }
+
+  TempFolder folder_;
+  RunConfig config_;
+  ModelSpec spec_;
+};
+
+}  // namespace checkpoint_test

@@ -1,0 +1,394 @@
+#include "checkpoint/hf_import.h"
+
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "catch.h"
+#include "checkpoint/contents.h"
+#include "checkpoint/hf_export.h"
+#include "checkpoint/model_check.h"
+#include "checkpoint/safetensors.h"
+#include "hf_fixture.h"
+
+using namespace gptrain;
+using namespace checkpoint_test;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string weights_name = "model.safetensors";
+const std::string index_name = "model.safetensors.index.json";
+
+std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
+  const Contents contents = read_contents(checkpoint);
+  const std::vector<int64_t>& shape = contents.tensors.at(name).global_shape;
+  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
+  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
+  return values;
+}
+
+// A tensor with its bytes.
+struct Given {
+  SafetensorsTensor tensor;
+  std::vector<std::byte> bytes;
+};
+
+std::vector<Given> read_file(const fs::path& path) {
+  const InputFile file(path);
+  std::vector<Given> all;
+  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
+    all.push_back({entry.tensor, std::vector<std::byte>(static_cast<size_t>(entry.bytes))});
+    file.read(entry.offset, all.back().bytes.data(), entry.bytes);
+  }
+  return all;
+}
+
+void write_file(const fs::path& path, const std::vector<Given>& given) {
+  fs::remove(path);
+  std::vector<SafetensorsTensor> tensors;
+  for (const Given& one : given) tensors.push_back(one.tensor);
+  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
+  for (const Given& one : given) writer.write(one.bytes.data(), std::ssize(one.bytes));
+  writer.finish();
+}
+
+// A folder as transformers writes it.
+class HfFolder {
+ public:
+  explicit HfFolder(const Overrides& overrides = {}, DType dtype = DType::f32) : model_(overrides) {
+    export_hf(model_.checkpoint(), path(), dtype);
+  }
+  fs::path path() const { return model_.out(); }
+  fs::path file(const std::string& name) const { return path() / name; }
+  const SavedModel& model() const { return model_; }
+
+  // Into a folder that was not there before.
+  HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
+  fs::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
+  std::string refusal() {
+    const std::string why = error_of([&] { import(); });
+    CHECK(!fs::exists(imported(false)));
+    return why;
+  }
+
+  Json config() const { return Json::parse(read_text(file("config.json"))); }
+  void set_config(const Json& config) { write_text(file("config.json"), config.dump()); }
+  // A null value takes the key out.
+  std::string refusal_with(const std::string& key, const Json& value) {
+    const Json before = config();
+    Json changed = before;
+    changed[key] = value;
+    set_config(changed);
+    const std::string why = refusal();
+    set_config(before);
+    return why;
+  }
+
+  // Two files and their index in place of one file.
+  void shard() {
+    const std::vector<Given> all = read_file(file(weights_name));
+    const auto half = all.begin() + std::ssize(all) / 2;
+    write_file(file("a.safetensors"), {all.begin(), half});
+    write_file(file("b.safetensors"), {half, all.end()});
+    fs::remove(file(weights_name));
+    Json map = Json::object();
+    for (auto one = all.begin(); one != all.end(); ++one)
+      map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
+    write_text(file(index_name), Json{{"metadata", Json::object()}, {"weight_map", map}}.dump());
+  }
+
+ private:
+  fs::path imported(bool next) {
+    if (next) ++count_;
+    return model_.folder() / fmt::format("imported-{}", count_);
+  }
+
+  SavedModel model_;
+  int count_ = 0;
+};
+
+const std::vector<Overrides> models = {
+    {},
+    {"model.tied_head=false", "model.activation=gelu"},
+    llama,
+    with(llama, {"model.bias=true", "model.tied_head=true", "model.num_kv_heads=1"}),
+    with(llama,
+         {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4", "model.head_size=6"}),
+    with(llama, {"model.rope_scaling=linear", "model.rope_factor=2.5", "model.rope_theta=500"}),
+    with(llama, {"model.attention_window=3", "model.num_kv_heads=1"}),
+    with(llama, {"model.qkv_bias=true"}),
+    with(llama, {"model.qkv_bias=true", "model.attention_window=5", "model.tied_head=true"}),
+    with(llama, {"model.qk_norm=true", "model.head_size=8", "model.num_kv_heads=1"})};
+
+}  // namespace
+
+TEST_CASE("What is exported and imported is the same model, and is exported again to the same bytes", "[hf]") {
+  std::set<std::string> classes;
+  for (const Overrides& overrides : models) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      HfFolder hf(overrides, dtype);
+      const HfImport read = hf.import();
+      INFO(read.architecture << " " << dtype_name(dtype));
+      classes.insert(read.architecture);
+      CHECK(read.notes.empty());
+      CHECK(read.parameters == hf.model().spec().parameters());
+      check_model(hf.checkpoint());
+      verify_checkpoint(hf.checkpoint());
+      const Manifest manifest = read_manifest(hf.checkpoint());
+      CHECK(manifest.step == 0);
+      CHECK(make_spec(saved_config(hf.checkpoint(), manifest).model).parameters() == read.parameters);
+      if (dtype == DType::f32) {
+        for (const TensorSpec& tensor : hf.model().spec().tensors) {
+          const std::vector<float> values = weight(hf.checkpoint(), "weight/" + tensor.name);
+          for (const int64_t i : {int64_t{0}, tensor.count() / 2, tensor.count() - 1})
+            CHECK(values[static_cast<size_t>(i)] == hf.model().value(tensor.name, 0, i));
+          for (const float moment : weight(hf.checkpoint(), "exp_avg_sq/" + tensor.name)) REQUIRE(moment == 0);
+        }
+      }
+      const fs::path again = hf.model().folder() / "again";
+      export_hf(hf.checkpoint(), again, dtype);
+      CHECK(read_text(again / weights_name) == read_text(hf.file(weights_name)));
+      CHECK(read_text(again / "config.json") == read_text(hf.file("config.json")));
+    }
+  }
+  CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
+                                         "Qwen2ForCausalLM", "Qwen3ForCausalLM"});
+}
+
+TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
+  HfFolder hf(with(llama, {"model.head_size=6"}));
+  hf.import("bf16");
+  const Json section = Json::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
+  CHECK(section["model"]["head_size"] == 6);
+  CHECK(section["model"]["positions"] == "rope");
+  CHECK(section["model"]["sequence_length"] == 5);
+  CHECK(!section["model"].contains("preset"));
+  CHECK(saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).precision.compute == DType::bf16);
+}
+
+TEST_CASE("Weights of 16 bits become the same numbers", "[hf]") {
+  HfFolder hf;
+  std::vector<Given> all = read_file(hf.file(weights_name));
+  for (Given& one : all) {
+    std::vector<f16> narrow(one.bytes.size() / 4);
+    for (size_t i = 0; i < narrow.size(); ++i) {
+      float value = 0;
+      std::memcpy(&value, one.bytes.data() + 4 * i, 4);
+      narrow[i] = to_f16(value);
+    }
+    one.tensor.dtype = DType::f16;
+    one.bytes.resize(2 * narrow.size());
+    std::memcpy(one.bytes.data(), narrow.data(), one.bytes.size());
+  }
+  write_file(hf.file(weights_name), all);
+  hf.import();
+  CHECK(weight(hf.checkpoint(), "weight/blocks.1.ffn.out.weight")[17] ==
+        to_float(to_f16(hf.model().value("blocks.1.ffn.out.weight", 0, 17))));
+}
+
+TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys that are not given", "[hf]") {
+  HfFolder hf;
+  const std::string before = [&] {
+    hf.import();
+    return read_text(hf.checkpoint() / "rank-00000.safetensors");
+  }();
+  std::vector<Given> all = read_file(hf.file(weights_name));
+  for (Given& one : all) one.tensor.name = one.tensor.name.substr(std::strlen("transformer."));
+  all.push_back({{"h.0.attn.bias", DType::u8, {1, 1, 5, 5}}, std::vector<std::byte>(25)});
+  all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
+  all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::vector<std::byte>(4 * vocab * hidden)});
+  write_file(hf.file(weights_name), all);
+  Json config = hf.config();
+  for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
+    config.erase(key);
+  config["n_ctx"] = 5;
+  config["something_new"] = 1;
+  hf.set_config(config);
+  const HfImport read = hf.import();
+  CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
+  REQUIRE(read.notes.size() == 2);
+  CHECK(read.notes[0] == "something_new of config.json is not used");
+  CHECK(lacking(read.notes[1], {"lm_head.weight is left behind"}) == "");
+}
+
+TEST_CASE("Angles are read from the keys of older releases and of later ones", "[hf]") {
+  HfFolder hf(with(llama, {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4"}));
+  const auto rope = [&](const Json& parameters, const Json& scaling, const Json& theta) {
+    Json config = hf.config();
+    config["rope_parameters"] = parameters;
+    config["rope_scaling"] = scaling;
+    config["rope_theta"] = theta;
+    hf.set_config(config);
+    hf.import();
+    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.rope();
+  };
+  const Json scaling = hf.config()["rope_scaling"];
+  Json without_theta = scaling;
+  without_theta.erase("rope_theta");
+  const RotaryAngles llama3{300, RopeScaling::llama3, 8, 1, 4, 4};
+  CHECK(rope(nullptr, without_theta, 300) == llama3);
+  Json later = scaling;
+  later["rope_theta"] = 300.0;
+  CHECK(rope(later, nullptr, nullptr) == llama3);
+  CHECK(rope(nullptr, {{"type", "linear"}, {"factor", 2.0}}, nullptr) ==
+        RotaryAngles{10000, RopeScaling::linear, 2, 1, 4, 0});
+  CHECK(rope({{"rope_type", "default"}, {"rope_theta", 7.0}}, nullptr, nullptr).theta == 7);
+  CHECK(rope(nullptr, nullptr, nullptr) == RotaryAngles{10000, RopeScaling::none, 1, 1, 4, 0});
+
+  const auto refusal = [&](const Json& value) { return hf.refusal_with("rope_parameters", value); };
+  CHECK(lacking(refusal({{"rope_type", "dynamic"}, {"factor", 2.0}}),
+                {"config.json cannot be imported", "rope_parameters.rope_type = \"dynamic\": gptrain has default"}) ==
+        "");
+  CHECK(lacking(refusal({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}),
+                {"rope_parameters.partial_rotary_factor = 0.5: gptrain turns whole heads"}) == "");
+  CHECK(lacking(refusal({{"full_attention", {{"rope_type", "default"}}}}), {"rope_parameters.full_attention"}) == "");
+  CHECK(lacking(refusal({{"rope_type", "llama3"}, {"factor", 8.0}}),
+                {"rope_parameters.low_freq_factor must be given"}) == "");
+  CHECK(lacking(hf.refusal_with("rope_scaling", {{"type", "yarn"}}), {"rope_scaling.rope_type = \"yarn\""}) == "");
+}
+
+TEST_CASE("A window counts where a class has it", "[hf]") {
+  const auto window = [](HfFolder& hf, const Json& changes) {
+    Json config = hf.config();
+    config.update(changes);
+    hf.set_config(config);
+    hf.import();
+    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.attention_window;
+  };
+  HfFolder mistral(with(llama, {"model.attention_window=3"}));
+  CHECK(window(mistral, {{"sliding_window", 4}}) == 4);
+  CHECK(window(mistral, {{"sliding_window", nullptr}}) == 0);
+  CHECK(window(mistral, {{"sliding_window", 100}}) == 0);  // of samples of 5
+  HfFolder qwen(with(llama, {"model.attention_window=3", "model.qkv_bias=true"}));
+  CHECK(window(qwen, {{"use_sliding_window", false}}) == 0);
+  CHECK(window(qwen, {{"use_sliding_window", true}, {"max_window_layers", 2}}) == 0);
+  CHECK(window(qwen, {{"layer_types", {"sliding_attention", "sliding_attention"}}}) == 3);
+  CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
+  CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
+  qwen.set_config([&] {
+    Json config = qwen.config();
+    config.erase("layer_types");
+    return config;
+  }());
+  CHECK(lacking(qwen.refusal_with("max_window_layers", 1), {"max_window_layers = 1: gptrain has a window in all"}) ==
+        "");
+}
+
+TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
+  HfFolder gpt2;
+  const std::vector<std::pair<std::string, Json>> of_gpt2 = {{"scale_attn_weights", false},
+                                                             {"scale_attn_by_inverse_layer_idx", true},
+                                                             {"add_cross_attention", true},
+                                                             {"activation_function", "relu"},
+                                                             {"quantization_config", {{"bits", 4}}}};
+  for (const auto& [key, value] : of_gpt2)
+    CHECK(lacking(gpt2.refusal_with(key, value), {"config.json cannot be imported:\n  " + key + " = "}) == "");
+  CHECK(lacking(gpt2.refusal_with("architectures", Json::array({"GPTNeoXForCausalLM"})),
+                {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, LlamaForCausalLM"}) == "");
+  CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
+  CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
+  HfFolder plain(llama);
+  CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be attention_bias, true"}) == "");
+  CHECK(lacking(plain.refusal_with("hidden_act", "gelu"), {"hidden_act = \"gelu\""}) == "");
+  CHECK(lacking(plain.refusal_with("partial_rotary_factor", 0.25), {"partial_rotary_factor = 0.25"}) == "");
+  HfFolder qwen3(with(llama, {"model.qk_norm=true"}));
+  CHECK(lacking(qwen3.refusal_with("attention_bias", true), {"attention_bias = true"}) == "");
+  CHECK(lacking(qwen3.refusal_with("head_dim", nullptr), {"head_dim must be given"}) == "");
+}
+
+TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
+  HfFolder hf(llama);
+  const std::vector<Given> all = read_file(hf.file(weights_name));
+  const auto refusal = [&](const auto& change) {
+    std::vector<Given> changed = all;
+    change(changed);
+    write_file(hf.file(weights_name), changed);
+    return hf.refusal();
+  };
+  CHECK(lacking(refusal([](auto& given) { given.pop_back(); }),
+                {"does not hold the model of its config.json", "missing"}) == "");
+  CHECK(lacking(refusal([](auto& given) {
+                  given.push_back({{"score.weight", DType::f32, {1}}, std::vector<std::byte>(4)});
+                }),
+                {"\"score.weight\" is no tensor of a LlamaForCausalLM"}) == "");
+  CHECK(lacking(refusal([](auto& given) { std::swap(given[0].tensor.shape[0], given[0].tensor.shape[1]); }),
+                {"has shape [", "its config asks for ["}) == "");
+  CHECK(lacking(refusal([](auto& given) { given[0].bytes[3] = given[0].bytes[2] = std::byte{0xff}; }),
+                {weights_name, "values that are not finite"}) == "");
+  CHECK(lacking(refusal([](auto& given) { given[0].tensor.dtype = DType::i32; }), {"is i32; F32, F16 and BF16"}) == "");
+}
+
+TEST_CASE("Several files and their index are read as one, and checked against each other", "[hf]") {
+  HfFolder hf(llama);
+  hf.import();
+  const std::string before = read_text(hf.checkpoint() / "rank-00000.safetensors");
+  hf.shard();
+  hf.import();
+  CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
+
+  const Json index = Json::parse(read_text(hf.file(index_name)));
+  const auto refusal = [&](const auto& change) {
+    Json changed = index;
+    change(changed["weight_map"]);
+    write_text(hf.file(index_name), changed.dump());
+    return hf.refusal();
+  };
+  const std::string norm = "model.norm.weight";
+  CHECK(lacking(refusal([&](Json& map) { map[norm] = "../b.safetensors"; }),
+                {index_name, "\"../b.safetensors\" is not the name of a file in this folder"}) == "");
+  CHECK(
+      lacking(refusal([&](Json& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
+              {index_name, "does not say that \"model.norm.weight\" is in"}) == "");
+  CHECK(lacking(refusal([&](Json& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
+  CHECK(lacking(refusal([&](Json& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
+  CHECK(lacking(refusal([&](Json& map) { map = Json::array(); }), {index_name, "weight_map"}) == "");
+}
+
+TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]") {
+  HfFolder hf;
+  fs::rename(hf.file(weights_name), hf.file("pytorch_model.bin"));
+  CHECK(lacking(hf.refusal(), {"pytorch_model.bin is a file of PyTorch", "python3 -c \"from transformers import",
+                               hf.path().string() + "-safetensors"}) == "");
+  fs::remove(hf.file("pytorch_model.bin"));
+  CHECK(lacking(hf.refusal(), {"has neither model.safetensors nor model.safetensors.index.json"}) == "");
+}
+
+// Every change of a byte is refused as a bad checkpoint, or reads as something that is sound.
+TEST_CASE("Damaged folders end with an error of their own", "[hf]") {
+  HfFolder hf(llama);
+  hf.shard();
+  Random random(7);
+  int refused = 0;
+  for (const std::string name : {"config.json", index_name.c_str(), "a.safetensors"}) {
+    const std::string sound = read_text(hf.file(name));
+    const int64_t header = name == "a.safetensors" ? 1200 : std::ssize(sound);
+    for (int i = 0; i < 120; ++i) {
+      std::string damaged = sound;
+      const auto at = static_cast<size_t>(random_below(random, std::min<int64_t>(header, std::ssize(sound))));
+      if (i % 6 == 0) {
+        damaged.resize(at);
+      } else if (i % 6 == 1) {
+        damaged.erase(at, static_cast<size_t>(random_below(random, 9)));
+      } else {
+        damaged[at] = static_cast<char>(i % 2 == 0 ? damaged[at] ^ (1 << random_below(random, 8))
+                                                   : '0' + random_below(random, 80));
+      }
+      write_text(hf.file(name), damaged);
+      try {
+        hf.import();
+        verify_checkpoint(hf.checkpoint());
+      } catch (const Error& error) {
+        INFO(error.what());
+        CHECK(error.code() == ExitCode::checkpoint);
+        CHECK(std::string(error.what()).find(hf.path().string()) != std::string::npos);
+        ++refused;
+      }
+    }
+    write_text(hf.file(name), sound);
+  }
+  CHECK(refused > 200);
+}

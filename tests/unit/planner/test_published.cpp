@@ -1,0 +1,133 @@
+// Predictions against published step times: the table of src/report/README.md.
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "config/load.h"
+#include "planner/predict.h"
+#include "report/formulas.h"
+#include "train/plan_step.h"
+
+namespace gptrain {
+namespace {
+
+// GPTs of 2048 tokens and a vocabulary of 51200, each block recomputed, on A100 with 80 GB.
+struct Row {
+  const char* name;
+  int64_t hidden, layers, heads, gpus, tensor, pipeline, chunks, batch, micro;
+  double published;  // seconds of a step, or TFLOP/s on each GPU by the reference formula
+};
+
+// arXiv 2205.05198, table 5, full recomputation.
+const Row step_times[] = {
+    {"22B", 6144, 48, 64, 8, 8, 1, 1, 4, 4, 1.42},
+    {"175B", 12288, 96, 96, 64, 8, 8, 3, 64, 1, 18.13},
+    {"530B", 20480, 105, 128, 280, 8, 35, 3, 280, 1, 49.05},
+    {"1T", 25600, 128, 160, 512, 8, 64, 1, 512, 1, 94.42},
+};
+
+// Megatron-LM's table of A100 (arXiv 2104.04473). It leaves micro-batch and chunks open: 1 each.
+const Row rates[] = {
+    {"1.7B", 2304, 24, 24, 32, 1, 1, 1, 512, 1, 137},       {"3.6B", 3072, 30, 32, 64, 2, 1, 1, 512, 1, 138},
+    {"7.5B", 4096, 36, 32, 128, 4, 1, 1, 512, 1, 142},      {"18.4B", 6144, 40, 48, 256, 8, 1, 1, 1024, 1, 135},
+    {"39.1B", 8192, 48, 64, 512, 8, 2, 1, 1536, 1, 138},    {"76.1B", 10240, 60, 80, 1024, 8, 4, 1, 1792, 1, 140},
+    {"145.6B", 12288, 80, 96, 1536, 8, 8, 1, 2304, 1, 148}, {"310.1B", 16384, 96, 128, 1920, 8, 16, 1, 2160, 1, 155},
+    {"529.6B", 20480, 105, 128, 2520, 8, 35, 1, 2520, 1, 163}, {"1008B", 25600, 128, 160, 3072, 8, 64, 1, 3072, 1, 163},
+};
+
+// MT-NLG (arXiv 2201.11990), and GPT-3 on 1,024 GPUs (arXiv 2104.04473, section 5.1).
+const Row more_steps[] = {
+    {"MT-NLG 530B", 20480, 105, 128, 2240, 8, 35, 1, 1920, 1, 60.1},
+    {"MT-NLG 530B", 20480, 105, 128, 2800, 8, 35, 1, 1920, 1, 50.2},
+    {"MT-NLG 530B", 20480, 105, 128, 3360, 8, 35, 1, 1920, 1, 44.4},
+};
+const Row more_rates[] = {{"GPT-3 175B", 12288, 96, 96, 1024, 8, 8, 1, 1536, 1, 138}};
+
+RunConfig config_of(const Row& row) {
+  const std::string chunks =
+      row.chunks > 1 ? fmt::format(R"(, "pipeline_schedule": "interleaved", "virtual_stages": {})", row.chunks) : "";
+  return parse_config(
+      fmt::format(R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, "vocab_size": 51200,
+                                  "sequence_length": 2048}},
+                       "data": {{"train": [{{"path": "x"}}]}}, "batch": {{"global": {}, "micro": {}}},
+                       "parallel": {{"tensor": {}, "pipeline": {}, "zero": 0{}}}, "precision": {{"compute": "bf16"}},
+                       "memory": {{"recompute": "block"}}, "optimizer": {{"lr": 1e-4}},
+                       "run": {{"steps": 1, "out": "x"}}}})",
+                  row.layers, row.hidden, row.heads, row.batch, row.micro, row.tensor, row.pipeline, chunks),
+      {}, "test", row.gpus);
+}
+
+double predicted_seconds(const Row& row) {
+  const RunConfig config = config_of(row);
+  const Machine machine{find_device("a100-80g"), find_cluster("dgx-a100"), megatron_lm};
+  const Mesh mesh = make_mesh(config, row.gpus);
+  std::vector<StepPlan> plans;
+  std::vector<EventTimes> times;
+  plan_world(config, target_of(machine.device, machine.cluster), row.gpus, [&](int64_t rank, StepPlan plan) {
+    if (plan.design->stages.stage != std::ssize(plans)) return;
+    plans.push_back(std::move(plan));
+    times.emplace_back(machine, config, mesh, rank);
+  });
+  std::vector<StageLog> logs;
+  for (size_t i = 0; i < plans.size(); ++i) logs.push_back({&plans[i].log, times[i]});
+  return simulate_step(logs).pipeline.seconds;
+}
+
+// The rows that the constants of a100-80g and dgx-a100 are calibrated on; the others test them.
+bool is_calibrated(const std::string& name) { return name == "22B" || name == "1T" || name == "1.7B" || name == "145.6B"; }
+
+struct Errors {
+  double mean = 0, largest = 0;
+};
+
+// Every row stands on the page as it is predicted.
+template <typename Predict>
+Errors compare(std::span<const Row> rows, const std::string& unit, const Predict& predict) {
+  std::ifstream file(std::string(GPTRAIN_SOURCE_ROOT) + "/src/report/README.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  Errors errors;
+  for (const Row& row : rows) {
+    const double predicted = predict(row);
+    const double error = predicted / row.published - 1;
+    const std::string line =
+        fmt::format("| {}{} | {} | {:.4g} {} | {:.4g} {} | {:+.1f}% |\n", row.name, is_calibrated(row.name) ? " (calibrated)" : "",
+                    row.gpus, row.published, unit, predicted, unit, 100 * error);
+    INFO(line);
+    CHECK(page.find(line) != std::string::npos);
+    errors.mean += std::abs(error) / static_cast<double>(rows.size());
+    errors.largest = std::max(errors.largest, std::abs(error));
+  }
+  return errors;
+}
+
+double predicted_rate(const Row& row) {
+  const RunConfig config = config_of(row);
+  const auto flops = static_cast<double>(reference_flops_formula(config.model, config.batch.global));
+  return flops / predicted_seconds(row) / static_cast<double>(row.gpus) / 1e12;
+}
+
+TEST_CASE("predicted and published steps of 22B to 1T") {
+  const Errors errors = compare(step_times, "s", predicted_seconds);
+  CHECK(errors.mean < 0.036);
+  CHECK(errors.largest < 0.088);
+}
+
+TEST_CASE("predicted and published rates of Megatron-LM's table") {
+  const Errors errors = compare(rates, "TFLOP/s", predicted_rate);
+  CHECK(errors.mean < 0.05);
+  CHECK(errors.largest < 0.10);
+}
+
+TEST_CASE("rows that are reported without a bound") {
+  compare(more_steps, "s", predicted_seconds);
+  compare(more_rates, "TFLOP/s", predicted_rate);
+}
+
+}  // namespace
+}  // namespace gptrain
