@@ -74,9 +74,6 @@ esac
 # beside the PTX of the oldest).
 archs=80,90a
 has_gpu || archs=90a
-# With an empty cache the compiler's cache costs less where it goes by the files that the compiler names, and runs no
-# preprocessor of its own.
-export CCACHE_DEPEND=${CCACHE_DEPEND-1}
 
 # Threads that wait must not burn the cores that other tests run on.
 export OMP_WAIT_POLICY=passive
