@@ -10,9 +10,10 @@
 
 namespace gptrain {
 
-// What `work` returns on each rank, in rank order. Where it throws an Error on some of them, every rank throws the one
-// of the lowest: on rank 0 with the message, and which rank it is from, on the others with an empty one. Collective
-// over `group`, which has all ranks of the world (null: there is one); `work` itself must not be collective.
+// Runs `work` on each rank and returns all results, in rank order. If it throws an Error on some ranks, every rank
+// throws the Error of the lowest of them. Its message, which names that rank, is thrown on rank 0; the others throw an
+// empty message, so that it is printed once. Collective over `group`, which has all ranks of the world (null: there is
+// one); `work` itself must not be collective.
 std::vector<std::string> agree(Communicator* group, const World& world, const std::function<std::string()>& work);
 
 // The same for work without a result.

@@ -28,11 +28,11 @@ using Environment = std::function<const char*(const char*)>;
 //   mpirun of Open MPI: OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
 //   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (all four, or RANK=0 WORLD_SIZE=1) and LOCAL_RANK, LOCAL_WORLD_SIZE
 //   a step of Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, ...; PMIX_RANK tells of srun --mpi=pmix.
-//     Rank 0 is on the first node of the step, whose name may be unknown to the network, and which is mostly the one
-//     that srun runs on; its port is made of the job's and step's numbers. MASTER_ADDR and MASTER_PORT override both. A
-//     batch script is no step.
-// and is alone if there is none of them. Error(device): a variable that is missing, is no number or out of range, or
-// contradicts another.
+//     Rank 0 is on the first node of the step. The network may not know that node's name; often srun itself runs there,
+//     so its address is tried, too. The port follows from the numbers of job and step. MASTER_ADDR and MASTER_PORT
+//     override both. A batch script is not a step.
+// Without any of them the process is alone. Error(device): a variable is missing, is no number, is out of range, or
+// contradicts another one.
 Launch find_launch(const Environment& environment);
 Launch find_launch();  // of this process
 
@@ -42,11 +42,12 @@ std::string describe(const Launch& launch);
 // The first host of a Slurm list: "node07" of "node[07-09,12],login". Empty for an empty list.
 std::string first_host(const std::string& list);
 
-// What a launcher leaves to the program. Call before threads start:
-//   - the process is killed when its launcher dies, and not by output that the launcher no longer takes
-//   - processes of one node share its cores: each takes its part where nobody has bound it, or where mpirun bound it to
-//     a single core though there are more. With more processes than cores all may use all.
-// Returns false if the processes of this node have to share cores, so that who waits should yield.
+// Does what launchers leave to the program. Call before threads start:
+//   - The process is killed when its launcher dies. Output that the launcher no longer takes does not kill it.
+//   - The processes of a node divide its cores among themselves, unless somebody has bound them to cores. A binding of
+//     mpirun to a single core does not count if there are more cores than processes. With more processes than cores,
+//     all may use all cores.
+// Returns false if processes of this node share cores: one that waits should then yield.
 bool settle_on_node(const Launch& launch);
 
 }  // namespace gptrain

@@ -22,19 +22,19 @@ struct LinkedGroup {
   Communicator* host;     // only used to make the group
   SideQueue* queue;       // of the lane
   DeviceMemory* scratch;  // of the lane, device memory
-  // Of two ranks, the first of which sends. They connect when the group is made: a receive that is begun ahead of its
-  // send would else keep the host until the other rank sends.
+  // The group has two ranks, and only the first one sends. They connect when the group is made. NCCL would otherwise
+  // connect in the first transfer, where a receive that has begun early blocks the host until the other rank sends.
   bool one_way = false;
 };
 
-// The ranks of each of the groups that a rank is in, on memory of their devices, of which every rank has one of its
-// own. Collective over the groups, in the order in which all their ranks have them.
-// Calls come from the backend's thread, which queues the work of all lanes in one order, that of its program, and
-// return when their work is queued. It is awaited over the queue's marks. No group takes so many blocks of the device
-// that those of all lanes could not run at once: what waits for a peer on one lane would keep another from beginning.
-// What a rank waits for that will never come, as a peer is gone, ends with PeerGone or Error(device) where the rank
-// waits for its ops; all these groups are then of no use. A group that is not made within timeout_seconds, or fails:
-// Error(device). Borrows queues and scratch; the bits are those that Communicator promises.
+// Makes a device communicator for each group that a rank is in. Every rank has a device of its own. Collective over the
+// groups, in an order that is the same on all their ranks.
+// The backend's thread makes all calls. It queues the work of all lanes in the order of its program, and a call returns
+// when its work is queued; the queue's marks tell when it is done. A group takes few enough of the device's blocks that
+// the groups of all lanes run at once: work that waits for a peer on one lane must not keep another lane from beginning.
+// If a peer is gone, the rank finds out where it waits for its ops: PeerGone or Error(device). All these communicators
+// are of no use afterwards. Error(device), too, if a group cannot be made within timeout_seconds. Borrows queues and
+// scratch. Results have the bits that Communicator promises.
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
                                                                      double timeout_seconds);
 

@@ -105,11 +105,11 @@ class Lane {
   void wait(Ticket ticket);
   void wait_all() { wait(issued_); }
 
-  // From now on, items and waits that are issued while the log is on are written there; null: none are. Each transfer
-  // of a group is an event, and those that run together have one time. A wait is written down where it had to wait, as
-  // had the issue to a full lane: it is the part of the items' time that no work has hidden. With a queue and no thread,
-  // each item is waited for as it is issued, and so no work hides any of it. Without both, as in a plan, nothing takes
-  // time, and every wait is written down.
+  // Writes the items and waits that are issued from now on to the log, while it is on; null: to none. Each transfer of a
+  // group is an event; transfers that run together have the same times. A wait is an event if the caller had to wait,
+  // for an item or for room in a full lane: it is the part of the communication that no work has hidden. With a queue
+  // and no thread, a log makes the caller wait for each item as it is issued, so that no work hides any of it. With
+  // neither, as in a plan, nothing takes time, and every wait is an event.
   void set_log(EventLog* log) { log_ = log; }
 
  private:

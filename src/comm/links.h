@@ -18,13 +18,14 @@ class Links {
   // The links of the group of `ranks`, at least two, of which this rank is number `place`. Every member calls this;
   // `index` counts the groups of the world. Error(device) if a member does not come within the timeout.
   virtual std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) = 0;
-  // All groups are done with; `finished`: on every rank, else this rank has failed.
+  // All groups are done with. `finished`: this holds on every rank; false: this rank has failed.
   virtual void close(bool finished) = 0;
   // Ends this process with exit code 5; on one of them, the reporter, also all others that the launcher can reach.
   [[noreturn]] virtual void end_process(bool reporter) = 0;
 };
 
-// Called on a loss that the heartbeat will find, too: gives it time to report and to end the process.
+// Called after the loss of a peer, which the heartbeat notices as well: gives it time to report the loss and to end the
+// process.
 void await_heartbeat();
 
 // Sockets between all pairs of a group's ranks. Takes the group listener from the meeting.

@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// The gradients around a branch: of the stream behind it, which comes in, and before it, which goes out.
+// The gradients around a branch. The one of the stream behind the branch comes in; the one before it goes out.
 struct BranchGradient {
   Factor d_out;  // [N, h] R; with its amax where the branch wants that
   Matrix x;      // the stream that entered the branch
@@ -29,12 +29,13 @@ class Branch {
   bool weight_reads_output_gradient() const { return out_->weight_reads_shared_gradient(); }
   bool wants_output_gradient_amax() const { return out_->wants_amax() && !gradient_differs(context_); }
 
-  // Copies of weights that the call asks for.
+  // Makes the copies of weights if the call asks for them.
   virtual void prepare_weights(const LayerCall& call) = 0;
-  // This rank's part of the branch, [N, h] C, of all rows; not given: only fills the records. `part` may be where
-  // `in.branch` is.
+  // Computes this rank's part of the branch for all rows into `part`, [N, h] C. Without `part` it only fills the
+  // records. `part` may lie where `in.branch` does.
   virtual void forward(const LayerCall& call, const NormInput& in, const Matrix& part) = 0;
-  // Fills the records but for what is kept, from that and the stream that entered the branch: everything but products.
+  // Runs everything but the products again: fills the saved records from what was kept and from the stream that entered
+  // the branch.
   virtual void recompute(const LayerCall& call, const Matrix& x) = 0;
   virtual void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) = 0;
   // `d_out`: of the stream, where weight_reads_output_gradient.

@@ -43,8 +43,8 @@ struct StepShape {
   bool training = true;         // false: no dropout
   bool mask_documents = false;  // tokens attend within their document only
   int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
-  // Recompute runs no product again: blocks keep what their products gave. An activation is then no part of a product,
-  // as the product could not give it again.
+  // Blocks keep what their products computed, and recompute runs no product. Products then do not compute activations,
+  // which recompute could not get from them again.
   bool keeps_products = false;
 
   int64_t rows() const { return batch * sequence_length; }
@@ -81,7 +81,7 @@ struct LayerCall {
   bool table_begun = false;          // the loss has written the micro-batch's share of the token table's gradient
   bool accumulate = false;           // gradients are added to; false for a step's first micro-batch
   std::byte* fp8_weights = nullptr;  // the record of FP8 linears' weights
-  bool prepare_weights = false;      // that record is filled first: the weights are new, or other ones were there
+  bool prepare_weights = false;      // the call fills that record first, as it does not hold these weights
   Workspace* workspace = nullptr;
 };
 
@@ -96,7 +96,7 @@ struct Parameter {
   int64_t true_rows = 0;       // that count in the model: all, but for keys' and values' heads that a lower rank has
 
   bool given() const { return rows > 0; }
-  // Its place in one of a unit's buffers; not given if it is not.
+  // Its place in one of a unit's buffers; not given if the model has no such tensor.
   Matrix in(std::byte* unit, DType dtype) const {
     return given() ? Matrix(unit + offset * dtype_bytes(dtype), dtype, rows, cols) : Matrix();
   }
@@ -166,8 +166,8 @@ class Layer {
   const LayerDesign& design() const { return design_; }
 
   virtual void forward(const LayerCall& call) = 0;
-  // Fills the records of forward again, but for what was kept, from that and the input, with the same bits; the output
-  // is not computed.
+  // Fills the saved records again, with the same bits, from the input and from what forward has kept. It does not
+  // compute the output.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
 

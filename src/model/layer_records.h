@@ -85,18 +85,18 @@ class LayerLayout {
   using Field = int;
   static constexpr Field none = -1;
 
-  // `keeps_products`: as StepShape has it.
+  // `keeps_products`: StepShape::keeps_products.
   explicit LayerLayout(bool keeps_products) : keeps_products_(keeps_products) {}
 
-  // Saved by forward, for the pass that is named.
+  // A tensor that forward saves for the pass that reads it last.
   Field save(const SavedTensor& tensor);
-  // Likewise, of what a product gave, which only B reads: kept for recompute where the layer keeps that.
+  // A product's output that forward saves and only B reads. A layer that keeps products keeps it for recompute, too.
   Field save_product(const SavedTensor& tensor);
-  // Left by B for W.
+  // A tensor that B leaves for W.
   Field leave(SavedTensor tensor);
-  // Part of the copies of weights.
+  // A part of the copies of weights.
   Field prepare(const SavedTensor& tensor);
-  // W reads this one, too, whoever declared it.
+  // Says that W reads the field, whoever declared it.
   void read_by_weight(Field field);
   void want_output_gradient_amax() { records_.wants_output_gradient_amax = true; }
 

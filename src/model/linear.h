@@ -37,22 +37,24 @@ class Linear {
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
-  // Where the input, or the gradient of the output, is to be computed: in a record, or in the frame. Where the amax is
-  // given, whoever computes it may leave it there, and then passes it on; else the linear takes it.
+  // The memory that the caller computes the input into, or the gradient of the output: of a record, or of the frame. If
+  // it comes with room for an amax, the op that computes the matrix may fill that, too, and the caller passes both on.
+  // Otherwise the linear finds the amax itself.
   virtual Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   virtual Factor output_gradient_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
-  // Whether an amax of its factors is of use.
+  // Whether it needs the amax of its factors.
   virtual bool wants_amax() const = 0;
-  // Whether backward_weight reads the shared gradient, and not a copy.
+  // Whether backward_weight reads the shared gradient itself and keeps no copy of it.
   virtual bool weight_reads_shared_gradient() const = 0;
-  // Whether the product gives the activation behind it too, and backward, of the linear behind that, its gradient.
+  // Whether the product can compute the activation that follows it, or, in the backward pass of the linear that follows
+  // the activation, the activation's gradient.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
 
-  // Makes the copies of the weight, where the call asks for it. Before every pass.
+  // Makes the copies of the weight if the call asks for them. Called before every pass.
   virtual void prepare_weight(const LayerCall& call) = 0;
   // y, or this rank's part of it; keeps the input for W.
   virtual void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) = 0;
-  // Only keeps the input.
+  // Keeps the input for W and computes nothing.
   virtual void keep_input(const LayerCall& call, const Factor& x) = 0;
   // dx = dy w, or this rank's part of it, by the activation's derivative where a pre-activation is given; keeps dy for
   // W.

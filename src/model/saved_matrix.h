@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// Forward computes it in room() and hands it to keep(); recompute and B read what read() returns. Memory of the frame
-// where the record does not hold the matrix as it is.
+// Forward computes it in room() and hands it to keep(); recompute and B read what read() returns. If the record holds
+// the matrix in another form, room() and read() return memory of the frame.
 class SavedMatrix {
  public:
   virtual ~SavedMatrix() = default;

@@ -142,7 +142,7 @@ std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind 
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
     ++all;
-    within += lies_within_a_node(config, input.target, mesh, rank, kind) ? 1 : 0;
+    within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
   }
   if (within == 0) return "between nodes";
   if (within == all) return "within nodes";
