@@ -5,6 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 LOGS=build/logs
 mkdir -p "$LOGS"
 
+# A compiler's cache that is empty costs less where it goes by the files that the compiler names, and runs no
+# preprocessor of its own.
+export CCACHE_DEPEND=${CCACHE_DEPEND-1}
+
 # Where pip puts a newer meson, on systems whose own is too old.
 PATH="$PATH:${HOME:-}/.local/bin"
 
@@ -48,6 +52,8 @@ run_logged() {
   fi
   return "$status"
 }
+
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1; }
 
 as_root() {
   if ((EUID == 0)); then

@@ -19,8 +19,6 @@ source "$(dirname "$0")/common.sh"
 CONFIG=configs/demo.json
 GPTRAIN=build/gptrain
 
-has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1; }
-
 build_program() {
   say "1/6 build ($GPTRAIN), a few minutes the first time; its output goes to $LOGS"
   bash tools/setup.sh

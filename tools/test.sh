@@ -3,8 +3,9 @@
 # and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
 #   tools/test.sh                  the fast tests and the slow ones: the quickstart, and Slurm where it is installed
 #   tools/test.sh --suite fast     without the slow ones
-#   tools/test.sh --suite full     also the product of all layouts, meshes over TCP and MPI, and many rounds of killed
-#                                  ranks, which take half an hour more
+#   tools/test.sh --suite full     also the whole of what the fast tests take one case of each kind of, in both builds; and
+#                                  the product of all layouts, meshes over TCP and MPI, and many rounds of killed ranks,
+#                                  which take hours more
 #   tools/test.sh --no-sanitize    without the second build
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -39,41 +40,55 @@ configure() {
   fi
 }
 
-# build_and_test BUILD SUITE TIMEOUT_MULTIPLIER OPTION...
+# build_and_test BUILD all|needed "SUITE..." TIMEOUT_MULTIPLIER OPTION...: builds all, or only what these tests need
 build_and_test() {
-  local build=$1 chosen=$2 multiplier=$3 options=()
-  shift 3
+  local build=$1 what=$2 suites=$3 multiplier=$4 suite targets=() options=()
+  shift 4
   say "building in $build/"
-  if ! configure "$build" "$@" || ! run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)"; then
+  if ! configure "$build" "$@"; then
     failed_builds=$((failed_builds + 1))
     return
   fi
-  case "$chosen" in
-    fast) options=(--suite fast) ;;
-    slow) options=(--no-suite full) ;;
-    full) ;;
-  esac
-  say "testing in $build/ (suite: $chosen)"
+  for suite in $suites; do options+=(--suite "$suite"); done
+  # shellcheck disable=SC2086  # several suites
+  if [[ $what == needed ]]; then mapfile -t targets < <(python3 tools/test_targets.py "$build" $suites); fi
+  if ! run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)" "${targets[@]}"; then
+    failed_builds=$((failed_builds + 1))
+    return
+  fi
+  say "testing in $build/ (suites: $suites)"
   rm -f "$build/meson-logs/testlog.json"
-  # A failing test is counted from the log below, so that the second build is still tested.
-  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" "${options[@]}" </dev/null ||
-    true
+  # One more than there are cores: many tests wait for processes, clocks and disks. A failing test is counted from the log
+  # below, so that the second build is still tested.
+  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" \
+    --num-processes $(($(nproc) + 1)) "${options[@]}" </dev/null || true
   test_logs+=("$build/meson-logs/testlog.json")
 }
+
+case "$suite" in
+  fast) suites=fast sanitized_suites=fast ;;
+  slow) suites='fast slow' sanitized_suites=fast ;;
+  full) suites='fast whole slow full' sanitized_suites='fast whole' ;;
+esac
+# A machine without a GPU runs no kernel: it is enough that the compiler takes them all, for one architecture (the newest,
+# beside the PTX of the oldest).
+archs=80,90a
+has_gpu || archs=90a
 
 # Threads that wait must not burn the cores that other tests run on.
 export OMP_WAIT_POLICY=passive
 
 bash tools/setup.sh --tests
 
-build_and_test build "$suite" 1 -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto
+build_and_test build all "$suites" 1 "-Dsm_archs=$archs" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto
 
 if [[ $sanitize == yes ]]; then
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
   export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}
   # Compiled in half the time that -O2 -g would take, with the lines of a stack trace all the same.
-  build_and_test build-asan fast 10 -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
+  # The first build has compiled the rest.
+  build_and_test build-asan needed "$sanitized_suites" 10 -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
     -Db_sanitize=address,undefined -Db_lundef=false '-Dcpp_args=-g1 -fno-sanitize-recover=all'
 fi
 

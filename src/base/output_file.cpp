@@ -7,13 +7,11 @@
 #include <unistd.h>
 #include <utility>
 
-#include "base/error.h"
-
 namespace gptrain {
 namespace {
 
-[[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error_number) {
-  throw Error(ExitCode::usage, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
+[[noreturn]] void fail(ExitCode code, const char* action, const std::filesystem::path& path, int error_number) {
+  throw Error(code, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
 }
 
 // Calls again what a signal interrupted.
@@ -50,9 +48,9 @@ std::filesystem::path temporary_path(std::filesystem::path path) { return path +
 
 }  // namespace
 
-OutputFile::OutputFile(std::filesystem::path path, Mode mode) : path_(std::move(path)) {
+OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : path_(std::move(path)), code_(code) {
   descriptor_ = retry([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
-  if (descriptor_ < 0) fail("open", path_, errno);
+  if (descriptor_ < 0) fail(code_, "open", path_, errno);
 }
 
 OutputFile::~OutputFile() {
@@ -60,23 +58,23 @@ OutputFile::~OutputFile() {
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::move(other.path_)), code_(other.code_), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 void OutputFile::write(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail("write", path_, errno);
+    if (written < 0) fail(code_, "write", path_, errno);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
 }
 
 void OutputFile::sync() {
-  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
+  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail(code_, "sync", path_, errno);
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path)
-    : path_(std::move(path)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite) {}
+AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
+    : path_(std::move(path)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code) {}
 
 AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(temporary_.path().c_str());
@@ -84,7 +82,7 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::commit() {
   temporary_.sync();
-  if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail("replace", path_, errno);
+  if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail(temporary_.code(), "replace", path_, errno);
   committed_ = true;
   sync_folder(path_.parent_path());
 }

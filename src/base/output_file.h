@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace gptrain {
 
 // A file open for writing, without a buffer of its own: what write() was given is in the kernel's hands when it
 // returns, so a process that is killed later loses none of it. Movable, not copyable; closes itself. All methods throw
-// Error(usage) naming the file and the system's reason.
+// Error(code) naming the file and the system's reason: the code tells what could not be written, as on a full disk.
 class OutputFile {
  public:
   enum class Mode {
@@ -18,7 +20,7 @@ class OutputFile {
     create,     // must not exist yet
   };
 
-  OutputFile(std::filesystem::path path, Mode mode);
+  OutputFile(std::filesystem::path path, Mode mode, ExitCode code = ExitCode::usage);
   ~OutputFile();
   OutputFile(OutputFile&& other) noexcept;
   OutputFile(const OutputFile&) = delete;
@@ -28,9 +30,11 @@ class OutputFile {
   void write(std::string_view bytes);
   void sync();  // fsync
   const std::filesystem::path& path() const { return path_; }
+  ExitCode code() const { return code_; }
 
  private:
   std::filesystem::path path_;
+  ExitCode code_;
   int descriptor_ = -1;
 };
 
@@ -38,7 +42,7 @@ class OutputFile {
 // without commit() the temporary file is removed and `path` stays as it was. Throws like OutputFile.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(std::filesystem::path path, ExitCode code = ExitCode::usage);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

@@ -1,7 +1,7 @@
 #include "base/printable.h"
 
-#include <fmt/format.h>
-#include <iterator>
+#include "base/append.h"
+
 
 namespace gptrain {
 
@@ -19,7 +19,7 @@ std::string printable(std::string_view text, size_t max_bytes) {
     } else if (c == '\t') {
       shown += "\\t";
     } else if (code < 0x20 || code == 0x7f) {
-      fmt::format_to(std::back_inserter(shown), "\\x{:02x}", code);
+      append(shown, "\\x{:02x}", code);
     } else {
       shown += c;
     }

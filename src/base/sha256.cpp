@@ -1,9 +1,9 @@
 #include "base/sha256.h"
 
 #include <array>
-#include <fmt/format.h>
-#include <iterator>
 #include <sodium.h>
+
+#include "base/append.h"
 
 namespace gptrain {
 
@@ -11,7 +11,7 @@ std::string sha256_hex(std::string_view bytes) {
   std::array<unsigned char, crypto_hash_sha256_BYTES> digest{};
   crypto_hash_sha256(digest.data(), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
   std::string text;
-  for (const unsigned char byte : digest) fmt::format_to(std::back_inserter(text), "{:02x}", byte);
+  for (const unsigned char byte : digest) append(text, "{:02x}", byte);
   return text;
 }
 

@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <fmt/format.h>
-#include <iterator>
 
+#include "base/append.h"
 #include "base/printable.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
@@ -26,23 +25,22 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
     shape_width = std::max(shape_width, printable(format_shape(tensor.global_shape)).size());
   }
   std::string text;
-  const auto out = std::back_inserter(text);
-  fmt::format_to(out, "checkpoint   {}\n", checkpoint.string());
-  fmt::format_to(out, "step         {} ({} updates, {} skipped)\n", format_grouped(manifest.step),
-                 format_grouped(manifest.updates), format_grouped(manifest.skipped));
-  fmt::format_to(out, "samples      {}\n", format_grouped(manifest.samples));
-  fmt::format_to(out, "parameters   {}\n", format_grouped(parameters));
-  fmt::format_to(out, "seed         {}\n", manifest.seed);
-  fmt::format_to(out, "world size   {}\n", manifest.world_size);
-  fmt::format_to(out, "build        {}\n", printable(manifest.build));
+  append(text, "checkpoint   {}\n", checkpoint.string());
+  append(text, "step         {} ({} updates, {} skipped)\n", format_grouped(manifest.step),
+         format_grouped(manifest.updates), format_grouped(manifest.skipped));
+  append(text, "samples      {}\n", format_grouped(manifest.samples));
+  append(text, "parameters   {}\n", format_grouped(parameters));
+  append(text, "seed         {}\n", manifest.seed);
+  append(text, "world size   {}\n", manifest.world_size);
+  append(text, "build        {}\n", printable(manifest.build));
   for (const FileRecord& file : contents.stored.files) {
-    fmt::format_to(out, "file         {}, {}\n", printable(file.name), format_bytes(static_cast<double>(file.bytes)));
+    append(text, "file         {}, {}\n", printable(file.name), format_bytes(static_cast<double>(file.bytes)));
   }
-  fmt::format_to(out, "\n{:<{}}  {:<{}}  dtype  slices\n", "tensor", name_width, "shape", shape_width);
+  append(text, "\n{:<{}}  {:<{}}  dtype  slices\n", "tensor", name_width, "shape", shape_width);
   for (const auto& [name, tensor] : contents.tensors) {
-    fmt::format_to(out, "{:<{}}  {:<{}}  {:<5}  {}\n", printable(name), name_width,
-                   printable(format_shape(tensor.global_shape)), shape_width, dtype_name(tensor.dtype),
-                   tensor.boxes.size());
+    append(text, "{:<{}}  {:<{}}  {:<5}  {}\n", printable(name), name_width,
+           printable(format_shape(tensor.global_shape)), shape_width, dtype_name(tensor.dtype),
+           tensor.boxes.size());
   }
   return text;
 }

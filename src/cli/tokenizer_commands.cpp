@@ -104,7 +104,7 @@ void train_tokenizer(TrainArguments& arguments) {
   bar.finish();
   parts.stages = {arguments.count.stage};
   parts.nfc = arguments.count.nfc;
-  AtomicFile file(arguments.out);
+  AtomicFile file(arguments.out, ExitCode::data);
   file.write(tokenizer_json(parts));
   file.commit();
   print_out("{}: {} tokens and {} merges, from {} different pieces\n", arguments.out,

@@ -18,8 +18,9 @@ namespace {
 
 constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 
-// A step's schedule is a list of what is done with each of its micro-batches.
-constexpr int64_t max_micro_batches = int64_t{1} << 21;
+// A step's schedule is a list of what is done with each of its micro-batches in each layer, the embedding and the head: at
+// some 700 bytes for each of these, no machine is short of memory because of its schedule.
+constexpr int64_t max_passes = int64_t{1} << 22;
 
 // The largest divisor of a data rank's sequences up to 8.
 int64_t default_micro(int64_t sequences) {
@@ -340,9 +341,12 @@ class Settler {
                    fmt::format("{}", accumulation));
     }
     batch.accumulation = accumulation;
+    const int64_t layers = sound({"model.num_layers"}) ? config_.model.num_layers : 1;
+    const int64_t max_micro_batches = max_passes / (layers + 2);
     if (accumulation > max_micro_batches) {
       return fault("batch.micro",
-                   fmt::format("leaves {} micro-batches a step, must be at most {}", accumulation, max_micro_batches),
+                   fmt::format("leaves {} micro-batches a step, must be at most {} with model.num_layers = {}",
+                               accumulation, max_micro_batches, layers),
                    nearest_integers(batch.micro, (sequences + max_micro_batches - 1) / max_micro_batches, sequences,
                                     [&](int64_t n) { return sequences % n == 0; }));
     }

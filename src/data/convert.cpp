@@ -25,7 +25,7 @@ constexpr int64_t any_vocabulary = int64_t{1} << 31;
 class FlatWriter {
  public:
   FlatWriter(const ConvertOptions& options, DType dtype, int64_t tokens)
-      : file_(options.out), path_(options.out), dtype_(dtype) {
+      : file_(options.out, ExitCode::data), path_(options.out), dtype_(dtype) {
     if (options.to == TokenFormat::npy) file_.write(npy_header(dtype, tokens));
     if (options.to != TokenFormat::llmc) return;
     if (tokens > std::numeric_limits<int32_t>::max())

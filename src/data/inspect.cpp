@@ -3,13 +3,13 @@
 #include <bit>
 #include <cmath>
 #include <fmt/format.h>
-#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "base/append.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "data/pack.h"
@@ -80,7 +80,7 @@ std::string printable(std::string_view text) {
     if (length > 0) {
       result += text.substr(0, length);
     } else {
-      fmt::format_to(std::back_inserter(result), "\\x{:02x}", static_cast<uint8_t>(text[0]));
+      append(result, "\\x{:02x}", static_cast<uint8_t>(text[0]));
     }
     text.remove_prefix(std::max<size_t>(length, 1));
   }
@@ -101,7 +101,7 @@ std::string print_document(const TokenFile& file, const std::filesystem::path& p
   std::string text;
   if (tokenizer != nullptr) return printable(tokenizer->decode(tokens)) + '\n';
   if (!is_bytes) {
-    for (const int32_t token : tokens) fmt::format_to(std::back_inserter(text), "{}\n", token);
+    for (const int32_t token : tokens) append(text, "{}\n", token);
     return text;
   }
   for (size_t i = 0; i + 1 < tokens.size(); ++i) text += static_cast<char>(tokens[i]);

@@ -244,7 +244,7 @@ class Packer {
                                   {"offset", position.offset},
                                   {"line", position.line},
                                   {"documents_done", documents_done}};
-    AtomicFile file(state_path(options_));
+    AtomicFile file(state_path(options_), ExitCode::data);
     file.write(json_text(state, 1) + "\n");
     file.commit();
   }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
-#include <iterator>
 #include <system_error>
 
+#include "base/append.h"
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -68,7 +68,7 @@ std::string format_token_meta(const TokenMeta& meta) {
       "{{\"format\": \"{}\", \"version\": {}, \"bytes\": {}, \"tokens\": {}, \"block_bytes\": {}, \"crc32c\": [",
       meta_format, format_version, meta.bytes, meta.tokens, checksum_block_bytes);
   for (size_t i = 0; i < meta.blocks.size(); ++i)
-    fmt::format_to(std::back_inserter(text), "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
+    append(text, "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
   text += "\n]";
   if (meta.best_fit_length > 0) text += fmt::format(",\n \"best_fit_length\": {}", meta.best_fit_length);
   if (meta.tokenizer) text += ",\n \"tokenizer\": " + json_text(tokenizer_record_json(*meta.tokenizer));

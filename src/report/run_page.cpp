@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -247,7 +248,10 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
 }
 
 void read_samples(const std::filesystem::path& samples_file, RunHistory& history) {
-  if (!std::filesystem::exists(samples_file)) return;
+  std::error_code error;
+  const bool is_there = std::filesystem::exists(samples_file, error);
+  if (error) throw Error(ExitCode::usage, "cannot read {}: {}", samples_file.string(), error.message());
+  if (!is_there) return;
   std::ifstream in(samples_file);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", samples_file.string());
   const auto text = [](const json& record, const char* key) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
-#include <iterator>
 
+#include "base/append.h"
 #include "base/units.h"
 #include "report/svg_plot.h"
 
@@ -28,9 +28,8 @@ class Drawing {
 
   std::string svg() {
     const double height = top + row_height * static_cast<double>(pipeline_.stages.size()) + 24;
-    fmt::format_to(out(),
-                   "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"passes of each stage over time\">\n",
-                   width, height);
+    append(text_, "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"passes of each stage over time\">\n",
+           width, height);
     for (size_t i = 0; i < pipeline_.stages.size(); ++i) draw_stage(i);
     draw_axis(height - 20);
     text_ += "</svg>\n";
@@ -38,12 +37,11 @@ class Drawing {
   }
 
  private:
-  std::back_insert_iterator<std::string> out() { return std::back_inserter(text_); }
   double x(double seconds) const { return left + seconds * scale_; }
 
   void draw_stage(size_t stage) {
     const double y = top + row_height * static_cast<double>(stage);
-    fmt::format_to(out(), "<text x=\"4\" y=\"{:.1f}\">stage {}</text>\n", y + 14, stage);
+    append(text_, "<text x=\"4\" y=\"{:.1f}\">stage {}</text>\n", y + 14, stage);
     const std::vector<PipelineBar>& bars = pipeline_.stages[stage].bars;
     for (size_t i = 0; i < bars.size();) {
       const PipelineBar& bar = bars[i];
@@ -61,27 +59,27 @@ class Drawing {
     const double bar_width = (end - start) * scale_;
     // A page of many thousand bars needs no names of those that nobody can point at.
     const bool named = joined == 1 && bar_width >= 2;
-    fmt::format_to(out(), "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
-                   classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
+    append(text_, "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
+           classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
     if (!named) {
       text_ += "/>\n";
       return;
     }
     const bool of_micro_batch = bar.micro_batch >= 0;
-    fmt::format_to(out(), "><title>{}{}, {}</title></rect>\n", bar_name(bar.kind),
-                   of_micro_batch ? fmt::format(" of micro-batch {}, chunk {}", bar.micro_batch, bar.chunk) : "",
-                   format_duration(end - start));
+    append(text_, "><title>{}{}, {}</title></rect>\n", bar_name(bar.kind),
+           of_micro_batch ? fmt::format(" of micro-batch {}, chunk {}", bar.micro_batch, bar.chunk) : "",
+           format_duration(end - start));
     if (of_micro_batch && bar_width >= room_for_label)
-      fmt::format_to(out(), "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", (x(start) + x(end)) / 2, y + 14,
-                     bar.micro_batch);
+      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", (x(start) + x(end)) / 2, y + 14,
+             bar.micro_batch);
   }
 
   void draw_axis(double y) {
     const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds * 1e3, 10);
     const std::vector<std::string> labels = format_ticks(ticks);
     for (size_t i = 0; i < ticks.size(); ++i) {
-      fmt::format_to(out(), "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14,
-                     labels[i]);
+      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14,
+             labels[i]);
     }
   }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/append.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
@@ -149,32 +150,32 @@ struct MetricsWriter::Impl {
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
   void begin(int64_t step) {
     line.clear();
-    fmt::format_to(std::back_inserter(line), "{{\"step\":{}", step);
+    append(line, "{{\"step\":{}", step);
   }
 
-  void add(std::string_view key, int64_t value) { fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value); }
+  void add(std::string_view key, int64_t value) { append(line, ",\"{}\":{}", key, value); }
 
   // The shortest text that reads back as the same double; JSON has no NaN and no infinities.
   void add(std::string_view key, double value) {
     if (std::isfinite(value)) {
-      fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value);
+      append(line, ",\"{}\":{}", key, value);
     } else {
-      fmt::format_to(std::back_inserter(line), ",\"{}\":null", key);
+      append(line, ",\"{}\":null", key);
     }
   }
 
-  void add(std::string_view key, bool value) { fmt::format_to(std::back_inserter(line), ",\"{}\":{}", key, value); }
+  void add(std::string_view key, bool value) { append(line, ",\"{}\":{}", key, value); }
 
   void end() {
-    fmt::format_to(std::back_inserter(line), "}}\n");
-    records.write({line.data(), line.size()});
+    append(line, "}}\n");
+    records.write(line);
   }
 
   fs::path out;
   std::string warning;
   OutputFile records;
   TensorBoardWriter tensorboard;
-  fmt::memory_buffer line;
+  std::string line;
 };
 
 MetricsWriter::MetricsWriter(const fs::path& out, int64_t resume_step)

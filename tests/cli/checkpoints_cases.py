@@ -5,7 +5,8 @@ import subprocess
 import tempfile
 import unittest
 
-from cli_case import CHECKPOINT, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite
+from cli_case import (CHECKPOINT, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, not_of_some_cases, overrides,
+                      overwrite)
 
 RANK_FILE = "rank-00000.safetensors"
 
@@ -202,6 +203,7 @@ class Damage(CheckpointCase):
                                    ["manifest.json cannot be used", "checksum"]),
         }
 
+    @not_of_some_cases
     def test_the_newest_is_reported_and_the_one_before_is_used_only_when_asked(self):
         older = "out/checkpoints/step-00000004"
         shutil.copytree(self.path("out"), self.path("sound"))

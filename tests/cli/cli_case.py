@@ -52,6 +52,11 @@ def is_sanitized():
     return b"__asan_init" in EXECUTABLE.read_bytes()
 
 
+def not_of_some_cases(case):
+    """Leaves a long test out of the fast suite under sanitizers, where the whole one has it."""
+    return unittest.skipIf(os.environ.get("TEST_CASES") == "some", "long under a sanitizer")(case)
+
+
 def overrides(*settings):
     """`--set` arguments, one for each "key.path=value"."""
     return [argument for setting in settings for argument in ("--set", setting)]

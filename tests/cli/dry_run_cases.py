@@ -4,7 +4,8 @@ import os
 import sys
 import unittest
 
-from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config, overrides,
+from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config,
+                      not_of_some_cases, overrides,
                       tiny_config)
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
@@ -285,6 +286,22 @@ class DryRun(CliCase):
         self.assertLess(usage.ru_maxrss * 1024, 200e6)
         # Of the processor: the clock on the wall also counts what else the machine does.
         self.assertLess(usage.ru_utime + usage.ru_stime, 1)
+
+
+class MicroBatches(CliCase):
+    """A schedule names each micro-batch in each layer."""
+    MOST = 2**22 // 3  # with one layer
+
+    def test_more_than_a_schedule_may_have(self):
+        self.refuse(USAGE, f"leaves {2**21} micro-batches a step, must be at most {self.MOST} with model.num_layers = 1",
+                    "train", self.write_config(tiny_config()), "--dry-run",
+                    *overrides("batch.micro=1", f"batch.global={2**21}", "parallel.tensor=2"))
+
+    @not_of_some_cases
+    def test_the_most_that_are_accepted_are_planned(self):
+        config = tiny_config(batch={"micro": 1, "global": self.MOST}, parallel={"tensor": 2})
+        plan = json.loads(self.succeed("train", self.write_config(config), "--dry-run", "--json"))
+        self.assertEqual(plan["tokens_per_step"], self.MOST * config["model"]["sequence_length"])
 
 
 class RealRun(CliCase):

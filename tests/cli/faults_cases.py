@@ -1,6 +1,7 @@
 """What fails under a run: its folder goes away, its disk fills, its data change; and what is made to notice that."""
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -8,8 +9,8 @@ import struct
 import subprocess
 import unittest
 
-from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides, overwrite,
-                      tiny_config, write_tokens)
+from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, not_of_some_cases,
+                      overrides, overwrite, tiny_config, write_tokens)
 
 ENDLESS = overrides("run.steps=100000000")
 SECRET = "a secret of 32 bytes or so"
@@ -112,6 +113,7 @@ class Folder(CliCase):
         return [{**os.environ, "GPTRAIN_SECRET": SECRET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                  "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
+    @not_of_some_cases
     def test_renamed_or_removed_under_processes(self):
         for act, where, message in [
             (lambda: self.path("out").rename(self.path("moved")), "moved", "is no longer the run's folder, which is now "),
@@ -143,6 +145,7 @@ class Folder(CliCase):
         return errors[0].split(" is saved in ")[1].strip()
 
     @unittest.skipUnless(may_mount(), "no mounting here")
+    @not_of_some_cases
     def test_unmounted(self):
         """What lay in memory is gone with the run; what lies on a disk is there when that is mounted again."""
         for ranks in (1, 2):
@@ -177,6 +180,40 @@ class Folder(CliCase):
         self.assertRegex(done.stderr, r"gptrain: cannot write \S+: File too large; the state after step \d+ is saved in "
                          r"out/checkpoints\n$")
         self.saved_step("out")
+
+
+class FullDisk(CliCase):
+    """Of a file that grows beyond the process's limit the system says what it says of a full disk, in other words."""
+    LIMIT_BYTES = 8192
+
+    def refuse_beyond_limit(self, code, *arguments):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (self.LIMIT_BYTES, self.LIMIT_BYTES))
+        done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=TIMEOUT_SECONDS, check=False, preexec_fn=limit)
+        error = done.stderr.decode()
+        self.assertEqual(done.returncode, code, f"{arguments}: {error}")
+        self.assertRegex(error, r"gptrain: (.*: )?cannot write \S+: File too large", f"{arguments}")
+
+    def test_what_data_commands_write(self):
+        """The same code, whatever it is that does not fit."""
+        words = " ".join(f"w{i * i % 9973}" for i in range(20000))
+        self.path("a.txt").write_text(words, encoding="utf-8")
+        self.succeed("data", "pack", "a.txt", "--out", "corpus", "--tokenizer", "bytes")
+        for command in (["pack", "a.txt", "--out", "made", "--tokenizer", "bytes"],
+                        ["train-tokenizer", "a.txt", "--vocab-size", "700", "--out", "tokenizer.json"],
+                        ["convert", "corpus", "made.npy", "--to", "npy"],
+                        ["join", "corpus", "corpus", "--out", "made"]):
+            with self.subTest(command=command[0]):
+                self.refuse_beyond_limit(DATA, "data", *command)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()),
+                         ["a.txt", "corpus.bin", "corpus.idx", "corpus.meta.json"])
+
+    def test_what_a_run_saves_and_exports(self):
+        config = self.write_run()
+        self.refuse_beyond_limit(CHECKPOINT, "train", config)
+        self.assertEqual(self.checkpoint_steps(), [])
+        self.train(config, "--resume")
+        self.refuse_beyond_limit(CHECKPOINT, "checkpoint", "export", "out", "--hf", "exported")
 
 
 class Reports(CliCase):

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Drives the gptrain executable as a user does: messages, exit codes and files of every command and every fault.
 
-Run as test_cli.py EXECUTABLE [--sanitized | TEST...]; a TEST is a name as unittest has it, such as
-training_cases.Signals.
+Run as test_cli.py EXECUTABLE [--without MODULE,...] [MODULE | TEST...]; a TEST is a name as unittest has it, such as
+training_cases.Signals; training is the same as training_cases. Without any, all modules run.
 """
+import argparse
 import os
 import sys
 import unittest
@@ -12,18 +13,22 @@ from pathlib import Path
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
            "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text",
            "best_fit", "parquet", "sentencepiece", "weights"]
-# Where they look is at numbers of runs that are long under a sanitizer; what those run of the program, the tests of
-# layouts run under one, too.
-OF_NUMBERS = ["learned", "ranks", "second_nets", "best_fit"]
 
 
 def main():
-    if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
-        sys.exit("usage: test_cli.py EXECUTABLE [--sanitized | TEST...]")
-    os.environ["GPTRAIN"] = str(Path(sys.argv[1]).resolve())
-    names = sys.argv[2:]
-    if names in ([], ["--sanitized"]):
-        names = [f"{module}_cases" for module in MODULES if not names or module not in OF_NUMBERS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("executable")
+    parser.add_argument("--without", type=lambda text: text.split(",") if text else [], default=[], metavar="MODULE,...")
+    parser.add_argument("names", nargs="*", metavar="MODULE | TEST")
+    arguments = parser.parse_args()
+    if not os.access(arguments.executable, os.X_OK):
+        parser.error(f"{arguments.executable} cannot be executed")
+    for module in arguments.without:
+        if module not in MODULES:
+            parser.error(f"{module} is no module")
+    os.environ["GPTRAIN"] = str(Path(arguments.executable).resolve())
+    names = [f"{name}_cases" if name in MODULES else name for name in arguments.names or MODULES
+             if name not in arguments.without]
     tests = unittest.defaultTestLoader.loadTestsFromNames(names)
     result = unittest.TextTestRunner(verbosity=1).run(tests)
     return 0 if result.wasSuccessful() and result.testsRun > 0 else 1

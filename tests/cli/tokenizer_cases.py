@@ -10,7 +10,7 @@ import time
 import unittest
 from pathlib import Path
 
-from cli_case import DATA, EXECUTABLE, USAGE, CliCase
+from cli_case import DATA, EXECUTABLE, USAGE, CliCase, not_of_some_cases
 
 WORDS = ["the", "quick", "brown", "fox's", "jumps", "over", "12345", "lazy", "dogs", "naïve", "日本語", "\n\n", "  x"]
 
@@ -172,6 +172,7 @@ class Packing(TokenizerCase):
         self.refuse(USAGE, "4/3 is not I/N", "data", "pack", "0.txt", "--out", "x", "--tokenizer", "bytes", "--part",
                     "4/3")
 
+    @not_of_some_cases
     def test_a_killed_pack_goes_on(self):
         self.write_jsonl("big.jsonl", documents(20000))
         self.path("big.gz").write_bytes(gzip.compress(self.path("big.jsonl").read_bytes(), 1))

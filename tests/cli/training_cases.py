@@ -8,8 +8,8 @@ import time
 import unittest
 import unittest.mock
 
-from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, USAGE, CliCase, large_config,
-                      overrides)
+from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, large_config,
+                      overrides, tiny_config)
 
 STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
              "tokens_per_second", "mfu", "peak_bytes", "skipped"]
@@ -19,6 +19,27 @@ STEP_LINE = (r"(?m)^step 2/6 33\.3% \| loss \d+\.\d{4} \| gnorm \S+ \| lr 1\.0e-
 
 # Steps of many seconds, so that what happens within one can be arranged.
 SLOW_STEPS = overrides("model.hidden_size=64", "model.sequence_length=512", "batch.global=80000", "batch.micro=8")
+
+
+class TensorBoard(CliCase):
+    def test_holds_what_its_page_says(self):
+        """The tags of the page's table and no others; of the lines of metrics.jsonl only those."""
+        page = (SOURCE_ROOT / "src/train/README.md").read_text(encoding="utf-8")
+        section = re.search(r"^## `tb/`.*?(?=^## )", page, re.MULTILINE | re.DOTALL)[0]
+        tags = {tag for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for tag in re.findall(r"`(\w+)`", row)}
+        self.path("a.txt").write_text("abcdefgh" * 1000, encoding="utf-8")
+        self.succeed("data", "pack", "a.txt", "--out", "corpus", "--tokenizer", "bytes")
+        config = tiny_config(data={"validation": [{"path": "corpus"}]}, run={"validate_every_steps": 2, "validation_samples": 4})
+        self.train(self.write_config(config))
+        [events] = self.path("out").glob("tb/events.out.tfevents.*.gptrain")
+        # A tag is the first field of a value, and a float follows it.
+        found = {tag.decode() for tag in re.findall(rb"\x0a.([a-z_]+)\x15", events.read_bytes(), re.DOTALL)}
+        self.assertEqual(found, tags - {"loss_scale"})
+        logged = {key for line in (self.path("out") / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
+        self.assertEqual(logged - found, {"step", "tokens", "samples", "data_seconds", "skipped"})
+        left_out = section[section.index("Not in `tb/`"):]
+        for key in logged - found - {"step"}:
+            self.assertIn(f"`{key}`", left_out)
 
 
 class Runs(CliCase):

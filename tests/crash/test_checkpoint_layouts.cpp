@@ -10,6 +10,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
+#include "some_cases.h"
 #include "train/plan_step.h"
 #include "train/run_state.h"
 
@@ -169,9 +170,17 @@ struct Folder {
 
 namespace {
 
+// Whether layout `load` of `count` loads what layout `save` saved: always, or, where some_cases(), if it is the same, its
+// neighbour in the list or the one half the list away, so that each loads what three saved.
+bool loads(size_t save, size_t load, size_t count) {
+  const size_t distance = (load + count - save) % count;
+  return !testing::some_cases() || distance <= 1 || distance == count / 2;
+}
+
 void check_layouts(Family family, const std::string& compute, const std::vector<Layout>& fitting) {
   const Folder folder;
-  for (const Layout& saved : fitting) {
+  for (size_t save = 0; save < fitting.size(); ++save) {
+    const Layout& saved = fitting[save];
     const fs::path out =
         folder.path / fmt::format("{}-{}-{}-{}{}", saved.tensor, saved.data, saved.zero, saved.stages, saved.schedule);
     save_under(config_of(family, saved, compute, out), saved);
@@ -180,7 +189,9 @@ void check_layouts(Family family, const std::string& compute, const std::vector<
     // Every tensor is covered, and no element is there twice.
     REQUIRE_NOTHROW(verify_checkpoint(found[0].path));
     REQUIRE(read_manifest(found[0].path).world_size == saved.world_size());
-    for (const Layout& layout : fitting) {
+    for (size_t load = 0; load < fitting.size(); ++load) {
+      if (!loads(save, load, fitting.size())) continue;
+      const Layout& layout = fitting[load];
       INFO("saved by " << saved.name() << ", loaded by " << layout.name());
       Loaded loaded;
       load_under(config_of(family, layout, compute, out), layout, found[0].path, loaded);

@@ -78,7 +78,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 
 }  // namespace
 
-TEST_CASE("a sound algorithm has no fault") {
+TEST_CASE("a sound algorithm has no fault", "[long]") {
   for (const DType result : {DType::bf16, DType::f32}) {
     for (const bool accumulate : {false, true}) {
       Operands operands(result, accumulate);
@@ -100,7 +100,7 @@ TEST_CASE("an algorithm that leaves out the end of the depth is found") {
   }
 }
 
-TEST_CASE("an algorithm that is wrong in the last rows or columns only is found") {
+TEST_CASE("an algorithm that is wrong in the last rows or columns only is found", "[long]") {
   for (const auto& [row, col] : {std::pair{rows - 1, int64_t{0}}, {int64_t{0}, cols - 1}, {rows - 1, cols - 1}}) {
     Operands operands;
     const auto run = [&, row = row, col = col] {
@@ -120,7 +120,7 @@ TEST_CASE("an algorithm that adds where it must not, or does not where it must, 
   }
 }
 
-TEST_CASE("elements that an algorithm does not write are found, wherever they are") {
+TEST_CASE("elements that an algorithm does not write are found, wherever they are", "[long]") {
   for (const int64_t row : {int64_t{0}, rows / 2 + 7, rows - 1}) {
     Operands operands;
     const auto run = [&] {
@@ -133,7 +133,7 @@ TEST_CASE("elements that an algorithm does not write are found, wherever they ar
   }
 }
 
-TEST_CASE("an algorithm that answers differently the second time is found, wherever it does") {
+TEST_CASE("an algorithm that answers differently the second time is found, wherever it does", "[long]") {
   for (const int64_t row : {int64_t{0}, rows / 2 + 7, rows - 1}) {
     Operands operands;
     int runs = 0;
@@ -340,7 +340,7 @@ TEST_CASE("an algorithm from an earlier run is checked once in a process before 
   CHECK(next.known.take_warnings().empty());
 }
 
-TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is struck out by name") {
+TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is struck out by name", "[long]") {
   for (const auto& [wrong, why] : {std::pair{"cut", "rounding explains"}, {"unsteady", "when it runs again"}}) {
     const Folder cache;
     Process(cache.path.string()).known.keep_timed(forward, wrong);

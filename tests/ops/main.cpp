@@ -1,12 +1,14 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
-//          [--without-f16] [--list-ops] [--op NAME] [--every N]
+//          [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <fmt/format.h>
+#include <map>
 #include <set>
 
 #include "harness.h"
@@ -33,6 +35,7 @@ struct Options {
   bool without_f16 = false;
   bool list_ops = false;
   int every = 1;
+  size_t of_each_kind = 0;  // 0: all
 };
 
 // Depends on the case and not on which others run, so that a filter reproduces a failure.
@@ -100,12 +103,41 @@ int count_ops_without(std::string_view what, const std::vector<Suite::Case>& cas
   return missing;
 }
 
+// The op and the description without its numbers, but with those in names (f32): cases of a kind differ in sizes, seeds
+// and factors only.
+std::string kind(const Suite::Case& test) {
+  std::string words;
+  bool in_name = false;
+  for (const char c : title(test)) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit) in_name = std::isalpha(static_cast<unsigned char>(c)) != 0;
+    if (!digit || in_name) words += c;
+  }
+  return words;
+}
+
+// Of the cases of each kind at most `count`, from the first to the last one; 0: all.
+std::vector<const Suite::Case*> some_of_each_kind(const std::vector<Suite::Case>& cases, size_t count) {
+  std::map<std::string, std::vector<size_t>> kinds;
+  for (size_t i = 0; i < cases.size(); ++i) kinds[kind(cases[i])].push_back(i);
+  std::vector<bool> taken(cases.size(), count == 0);
+  for (const auto& [words, alike] : kinds) {
+    for (size_t i = 0; i < count; ++i) taken[alike[count == 1 ? alike.size() / 2 : i * (alike.size() - 1) / (count - 1)]] = true;
+  }
+  std::vector<const Suite::Case*> chosen;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (taken[i]) chosen.push_back(&cases[i]);
+  }
+  return chosen;
+}
+
 int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& options) {
   int failed = 0;
   if (options.filter.empty() && options.op.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
   int run = 0, skipped = 0, seen = 0;
-  for (const Suite::Case& test : suite.cases()) {
+  for (const Suite::Case* chosen : some_of_each_kind(suite.cases(), options.of_each_kind)) {
+    const Suite::Case& test = *chosen;
     if (title(test).find(options.filter) == std::string::npos) continue;
     if (!options.op.empty() && test.op != options.op) continue;
     if (backend.thread_independent && !is_linear(test.op)) continue;
@@ -210,6 +242,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--every", options.every, "of the cases that are left, the first of every N")
       ->check(CLI::PositiveNumber);
+  app.add_option("--of-each-kind", options.of_each_kind,
+                 "of the cases whose descriptions differ in numbers only, N from the first to the last");
   app.add_flag("--list-ops", options.list_ops, "print the names of all ops, and do nothing else");
   app.add_flag("--without-f16", options.without_f16, "skip what the CPU backend skips: cases in f16");
   app.add_option("--instruction-set", options.instruction_set,

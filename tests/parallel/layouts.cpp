@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
+#include "some_cases.h"
 
 namespace gptrain::testing {
 namespace {
@@ -45,13 +46,18 @@ size_t axis_index(const std::string& name) {
   return static_cast<size_t>(found - axes.begin());
 }
 
-// Two axes and a value of each.
+// Two axes and a value of each; where single values are covered, twice the same.
 using Pair = std::array<size_t, 4>;
 
 std::vector<Pair> pairs_of(const std::vector<size_t>& choice) {
   std::vector<Pair> pairs;
-  for (size_t a = 0; a < choice.size(); ++a)
+  for (size_t a = 0; a < choice.size(); ++a) {
+    if (some_cases()) {
+      pairs.push_back({a, choice[a], a, choice[a]});
+      continue;
+    }
     for (size_t b = a + 1; b < choice.size(); ++b) pairs.push_back({a, choice[a], b, choice[b]});
+  }
   return pairs;
 }
 
@@ -190,10 +196,18 @@ std::vector<LayoutCase> full_product() {
   }
 }
 
-std::vector<size_t> pairwise_covering(const std::vector<std::vector<size_t>>& choices) {
+std::vector<size_t> covering(const std::vector<std::vector<size_t>>& choices) {
+  // Of some hundred thousand choices few have a pair that those before them have not.
   std::set<Pair> uncovered;
-  for (const std::vector<size_t>& choice : choices)
-    for (const Pair& pair : pairs_of(choice)) uncovered.insert(pair);
+  std::vector<bool> seen;
+  for (const std::vector<size_t>& choice : choices) {
+    for (const Pair& pair : pairs_of(choice)) {
+      const size_t number = ((pair[0] * 16 + pair[2]) * 64 + pair[1]) * 64 + pair[3];
+      if (number >= seen.size()) seen.resize(number + 1, false);
+      if (!seen[number]) uncovered.insert(pair);
+      seen[number] = true;
+    }
+  }
   std::mt19937_64 random(1);
   std::vector<size_t> chosen;
   while (!uncovered.empty()) {
@@ -220,11 +234,11 @@ std::vector<size_t> pairwise_covering(const std::vector<std::vector<size_t>>& ch
   return chosen;
 }
 
-std::vector<LayoutCase> pairwise_covering(const std::vector<LayoutCase>& cases) {
+std::vector<LayoutCase> covering(const std::vector<LayoutCase>& cases) {
   std::vector<std::vector<size_t>> choices;
   for (const LayoutCase& layout : cases) choices.push_back(layout.choice());
   std::vector<LayoutCase> chosen;
-  for (const size_t index : pairwise_covering(choices)) chosen.push_back(cases[index]);
+  for (const size_t index : covering(choices)) chosen.push_back(cases[index]);
   return chosen;
 }
 

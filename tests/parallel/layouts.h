@@ -51,11 +51,11 @@ class LayoutCase {
 
 // Every possible combination.
 std::vector<LayoutCase> full_product();
-// Indices of choices among which every pair of values of two axes occurs that occurs in any of `choices`: greedily, with a
-// fixed seed. A choice is a value of each axis.
-std::vector<size_t> pairwise_covering(const std::vector<std::vector<size_t>>& choices);
-// Cases among which every pair of values of two axes occurs that occurs in any of `cases`.
-std::vector<LayoutCase> pairwise_covering(const std::vector<LayoutCase>& cases);
+// Indices of choices among which every pair of values of two axes occurs that occurs in any of `choices`; where
+// some_cases(), every value: greedily, with a fixed seed. A choice is a value of each axis.
+std::vector<size_t> covering(const std::vector<std::vector<size_t>>& choices);
+// Cases among which every pair of values of two axes occurs that occurs in any of `cases`; or every value.
+std::vector<LayoutCase> covering(const std::vector<LayoutCase>& cases);
 
 // How far the step of a layout is from that of one rank.
 struct Difference {

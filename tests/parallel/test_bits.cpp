@@ -70,7 +70,7 @@ void check_zero_stages(const Run& run) {
 
 }  // namespace
 
-TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
+TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const MeshSizes& mesh : meshes) {
       for (const char* precision : precisions) {
@@ -223,7 +223,7 @@ TEST_CASE("the same run over ranks twice gives the same bits, another seed does 
   }
 }
 
-TEST_CASE("losses and norms along a run agree with those of one rank") {
+TEST_CASE("losses and norms along a run agree with those of one rank", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train(family, {1, 1, false}, {"batch.micro=12", "model.dropout=0.1"}, 20);
     for (const auto& [mesh, zero] :
@@ -268,7 +268,7 @@ TEST_CASE("a validation after a step sums the losses that one rank finds") {
 
 // The sums over ranks round to bf16 in other places: the bound is that of one rounding of the residual stream, 2^-9,
 // which the mean over tokens lowers.
-TEST_CASE("bf16 layouts agree with one rank to bf16's rounding") {
+TEST_CASE("bf16 layouts agree with one rank to bf16's rounding", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train(family, {1, 1, false}, {"batch.micro=12", "precision.compute=bf16"}, 20);
     for (const auto& [mesh, zero] :

@@ -323,7 +323,7 @@ const std::vector<Case>& cases() {
 
 }  // namespace
 
-TEST_CASE("every W may wait until all B are over, with the same bits, and nothing else is kept than is said") {
+TEST_CASE("every W may wait until all B are over, with the same bits, and nothing else is kept than is said", "[long]") {
   for (const Case& c : cases()) {
     std::string name = "tensor " + std::to_string(c.tensor) + (c.sequence ? " sequence" : "");
     for (const std::string& text : c.overrides) name += " " + text;

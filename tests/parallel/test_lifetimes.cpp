@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "ranks.h"
+#include "some_cases.h"
 #include "wrappers.h"
 
 using namespace gptrain;
@@ -106,6 +107,7 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
     for (const int zero : {0, 1, 2, 3}) {
       for (const Family family : {Family::gpt2, Family::llama}) {
+        if (some_cases() && zero % 2 != (family == Family::gpt2 ? 0 : 1)) continue;
         // Where the gradients of inputs and of weights are made apart, those of weights come behind later passes.
         const int64_t stages = schedule.least_chunks > 1 ? 2 : 3;
         std::vector<std::string> overrides = {"model.num_layers=6",

@@ -175,7 +175,6 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
   }
 }
 
-// Samples of 19 documents, but for the last of the first step, which has 20 and is the own kernels'.
 TEST_CASE("what runs again gives the same bits, but where a product would give the activation, too") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
@@ -200,7 +199,8 @@ TEST_CASE("what runs again gives the same bits, but where a product would give t
   }
 }
 
-TEST_CASE("documents that a library takes give what they give on the CPU") {
+// Samples of 19 documents, but for the last of the first step, which has 20 and is the own kernels'.
+TEST_CASE("documents that a library takes give what they give on the CPU", "[long]") {
   const auto with = [&](const std::vector<std::string>& overrides) {
     std::vector<std::string> all = {"model.num_layers=1",       "model.hidden_size=32", "model.sequence_length=128",
                                     "data.mask_documents=true", "batch.micro=2",        "model.attention_window=6"};

@@ -9,6 +9,7 @@
 #include "catch.h"
 #include "comm/lane.h"
 #include "comm/staged.h"
+#include "some_cases.h"
 #include "unit/comm/ranks.h"
 
 using namespace gptrain;
@@ -169,7 +170,10 @@ TEMPLATE_TEST_CASE("staged collectives have the bits of the host's for every siz
              ShiftedDevice device;
              PlainMemory staging(bytes);
              const auto staged = make_staged_communicator(host, device, staging);
-             for (const int64_t count : {0, 1, 2, 7, 129, 1001}) compare<TestType>(host, *staged, count);
+             for (const int64_t count : {0, 1, 2, 7, 129, 1001}) {
+               // What a second round finds, the twentieth finds again.
+               if (!testing::some_cases() || count * size * 8 <= 20 * bytes) compare<TestType>(host, *staged, count);
+             }
              staged->barrier();
            })) {
         REQUIRE(message == "");

@@ -21,7 +21,8 @@ TEST_CASE("every file of configs/ loads and comes back from show_config") {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(CONFIGS_DIR)) {
     INFO(entry.path());
-    if (entry.path().filename() == "README.md") continue;
+    // Profiles of devices and clusters lie in folders of their own.
+    if (entry.is_directory() || entry.path().filename() == "README.md") continue;
     REQUIRE(entry.path().extension() == ".json");
     check_round_trip(load_config(entry.path(), {}));
     ++files;

@@ -157,7 +157,11 @@ TEST_CASE("a batch that a fault elsewhere leaves open is no crash") {
 
 TEST_CASE("what cannot be is refused before anything multiplies it") {
   CHECK(fault({"batch.global=16777216", "batch.micro=1"}) ==
-        "batch.micro = 1: leaves 16777216 micro-batches a step, must be at most 2097152 (try 8)");
+        "batch.micro = 1: leaves 16777216 micro-batches a step, must be at most 299593 with model.num_layers = 12 (try "
+        "64)");
+  CHECK(fault({"batch.global=299594", "batch.micro=1"}) ==
+        "batch.micro = 1: leaves 299594 micro-batches a step, must be at most 299593 with model.num_layers = 12 (try 2)");
+  CHECK(parse({"batch.global=299593", "batch.micro=1"}).batch.accumulation == 299593);
   const Overrides wide = {"model.hidden_size=1048576", "model.num_heads=16", "model.ffn_hidden_size=4194304"};
   const auto with = [&](Overrides more) {
     more.insert(more.begin(), wide.begin(), wide.end());
@@ -238,7 +242,7 @@ TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over the
 }
 
 TEST_CASE("products that would overflow are refused") {
-  CHECK(fault({"batch.global=16777216", "run.steps=1e12"}) ==
+  CHECK(fault({"batch.global=16777216", "batch.micro=64", "run.steps=1e12"}) ==
         "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 256 must be less than "
         "2^63 tokens (try 2147483647)");
   CHECK(fault({"model.sequence_length=1048576", "batch.micro=4096", "batch.global=4096"}) ==

@@ -95,7 +95,7 @@ std::vector<size_t> places_of(const Schedule& schedule, ActionKind kind) {
 
 }  // namespace
 
-TEST_CASE("training schedules of all stages are sound, fit together and end without buffering") {
+TEST_CASE("training schedules of all stages are sound, fit together and end without buffering", "[long]") {
   for_shapes([](const PipelineSchedule& schedule, PipelineShape shape) {
     for (const bool recompute : {false, true}) {
       shape.recompute = recompute;

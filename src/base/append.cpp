@@ -1,0 +1,12 @@
+#include "base/append.h"
+
+#include <fmt/format.h>
+#include <iterator>
+
+namespace gptrain {
+
+void append_formatted(std::string& text, fmt::string_view format, fmt::format_args arguments) {
+  fmt::vformat_to(std::back_inserter(text), format, arguments);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,93 @@
+#include "cli/command_line.h"
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/output.h"
+#include "base/version.h"
+#include "cli/commands.h"
+#include "cli/environment.h"
+
+namespace gptrain {
+namespace {
+
+// `--name=`, which CLI11 takes for `--name` and gives the next word to.
+std::string_view option_without_value(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") break;
+    if (word.starts_with("--") && word.find('=') == word.size() - 1) return word;
+  }
+  return {};
+}
+
+// The exit code of a command that ends with `code`. A command whose output could not be written has not succeeded.
+int end_output(int code) {
+  const std::string why = flush_out();
+  if (why.empty()) return code;
+  print_err("gptrain: cannot write to standard output: {}\n", why);
+  return static_cast<int>(ExitCode::device);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  shorten_openmp_spinning(argv);
+  give_streams_queues();
+  open_missing_standard_streams();
+  // A file beyond the process's limit is then an error of the write, like a full disk; so is a pipe that nobody reads.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
+  app.set_version_flag("--version", version);
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App* command, const CLI::Error& error) {
+    return "gptrain: " + CLI::FailureMessage::simple(command, error);
+  });
+  app.footer(
+      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
+      "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
+      "6 training diverged, 75 stopped by a signal after saving.");
+  ExitCode result = ExitCode::finished;
+  add_train_command(app, result);
+  add_data_commands(app);
+  add_checkpoint_commands(app);
+  add_generate_command(app);
+  add_config_commands(app);
+  add_bench_command(app);
+  if (const std::string_view word = option_without_value(argc, argv); !word.empty()) {
+    print_err("gptrain: {}: a value must follow\n", word);
+    return static_cast<int>(ExitCode::usage);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 reports a missing subcommand before it looks at the unknown word in its place.
+    const std::vector<std::string> words = app.remaining(true);
+    if (error.get_name() == "RequiredError" && !words.empty() &&
+        std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
+      print_err("gptrain: unknown command \"{}\" (see --help)\n", words.front());
+      return static_cast<int>(ExitCode::usage);
+    }
+    // Help and version are reported through the same exception, with code 0.
+    return app.exit(error) == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
+  } catch (const Error& error) {
+    flush_out();
+    if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    print_err("gptrain: the machine is out of memory\n");
+    return static_cast<int>(ExitCode::device);
+  } catch (const std::exception& error) {
+    flush_out();
+    print_err("gptrain: internal error: {}\n", error.what());
+    return static_cast<int>(ExitCode::internal);
+  }
+  return end_output(static_cast<int>(result));
+}
+
+}  // namespace gptrain
