@@ -12,7 +12,7 @@
 namespace gptrain {
 
 // The matrix products that an op consists of, which decide how fast its FLOPs go.
-struct Products {
+struct ProductShape {
   enum class Kind : uint8_t {
     none,
     plain,               // `count` products of [m, k] and [k, n]
@@ -49,7 +49,7 @@ struct Event {
   Flops executed_flops = 0;
   int64_t bytes_moved = 0;   // of a copy or collective: the bytes of its data
   int64_t sent_bytes = 0;    // of a collective: by this rank, see comm/plan.h
-  Products products = {};    // of an op
+  ProductShape products = {};    // of an op
   double start_seconds = 0;  // on the clock of steady_seconds; where nothing ran, both are 0
   double end_seconds = 0;
 };

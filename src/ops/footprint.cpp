@@ -26,8 +26,8 @@ int64_t scratch_bytes(const Op& op, const Target& target) {
   return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : gpu_scratch_bytes(op);
 }
 
-Products product(DType dtype, int64_t m, int64_t n, int64_t k) {
-  return {.kind = Products::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
+ProductShape product(DType dtype, int64_t m, int64_t n, int64_t k) {
+  return {.kind = ProductShape::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
 }
 
 // One [rows, in] x [in, out] product, whichever of the three it is.
@@ -134,7 +134,7 @@ Footprint footprint(const QueryKeyBackward& op, const Target& target) {
 Footprint footprint(const AttentionForward& op, const Target& target) {
   Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = scratch_bytes(op, target)};
   count_attention(op, 2, 2, result);  // q k^T, p v
-  result.products.kind = Products::Kind::attention_forward;
+  result.products.kind = ProductShape::Kind::attention_forward;
   return result;
 }
 
@@ -145,7 +145,7 @@ Footprint footprint(const AttentionBackward& op, const Target& target) {
   // and dp once for dk and dv and once for dq.
   const bool twice = !on_cpu(target) && !fused_attention_shape(op);
   count_attention(op, 4, twice ? 7 : 5, result);
-  result.products.kind = Products::Kind::attention_backward;
+  result.products.kind = ProductShape::Kind::attention_backward;
   return result;
 }
 

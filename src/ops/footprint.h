@@ -17,7 +17,7 @@ struct Footprint {
   Flops executed_flops = 0;   // matrix products as executed: padded vocabulary, whole tiles on the causal diagonal
   int64_t bytes_moved = 0;    // lower bound of memory traffic: each operand read or written once
   int64_t scratch_bytes = 0;  // bound of the memory the op needs beside its operands, on `target`
-  Products products = {};    // that executed_flops are of
+  ProductShape products = {};    // that executed_flops are of
 };
 
 // Model FLOPs count 2 per multiply-add of a matrix product; norms, softmax, activations, biases and the update count 0.

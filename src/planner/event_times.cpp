@@ -25,12 +25,12 @@ size_t spending_of(const Event& event) {
   if (event.kind == Event::Kind::collective) return lane_spending(static_cast<size_t>(event.place.lane));
   if (event.kind == Event::Kind::copy) return static_cast<size_t>(Spending::copies);
   switch (event.products.kind) {
-    case Products::Kind::plain:
+    case ProductShape::Kind::plain:
       return static_cast<size_t>(Spending::products);
-    case Products::Kind::attention_forward:
-    case Products::Kind::attention_backward:
+    case ProductShape::Kind::attention_forward:
+    case ProductShape::Kind::attention_backward:
       return static_cast<size_t>(Spending::attention);
-    case Products::Kind::none:
+    case ProductShape::Kind::none:
       break;
   }
   return static_cast<size_t>(Spending::memory);

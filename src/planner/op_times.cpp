@@ -38,7 +38,7 @@ double memory_seconds(const DeviceProfile& device, double bytes) {
   return (bytes + device.half_rate_bytes) / (device.bytes_per_second * device.memory_sustained);
 }
 
-double product_seconds(const DeviceProfile& device, const Products& products, double bytes) {
+double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes) {
   const ProductRate& rate = rate_of(device, products.dtype);
   if (rate.flops_per_second == 0) return 0;
   const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
@@ -61,9 +61,9 @@ double product_seconds(const DeviceProfile& device, const Products& products, do
   return std::max(best, memory_seconds(device, bytes));
 }
 
-double fused_attention_seconds(const DeviceProfile& device, const Products& heads, double executed_flops,
+double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops,
                                double bytes) {
-  const bool forward = heads.kind == Products::Kind::attention_forward;
+  const bool forward = heads.kind == ProductShape::Kind::attention_forward;
   const double share = share_of_head(forward ? device.attention_forward_64 : device.attention_backward_64,
                                      forward ? device.attention_forward_128 : device.attention_backward_128,
                                      static_cast<double>(heads.k));
@@ -73,16 +73,16 @@ double fused_attention_seconds(const DeviceProfile& device, const Products& head
   return rate > 0 ? std::max(executed_flops / (rate * reached), memory_seconds(device, bytes)) : 0;
 }
 
-double unfused_attention_seconds(const DeviceProfile& device, const Products& heads) {
-  const bool forward = heads.kind == Products::Kind::attention_forward;
+double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads) {
+  const bool forward = heads.kind == ProductShape::Kind::attention_forward;
   const auto width = static_cast<double>(dtype_bytes(heads.dtype));
   const double scores = static_cast<double>(heads.count) * static_cast<double>(heads.m) * static_cast<double>(heads.n);
   const double rows =
       static_cast<double>(heads.count) * static_cast<double>(heads.m + heads.n) * static_cast<double>(heads.k);
   const double operands = width * (scores + rows);
-  Products of_scores = heads;  // q k^T; backward the gradient of the probabilities
-  of_scores.kind = Products::Kind::plain;
-  Products of_values = of_scores;  // p v, and those of the gradients of v, q and k
+  ProductShape of_scores = heads;  // q k^T; backward the gradient of the probabilities
+  of_scores.kind = ProductShape::Kind::plain;
+  ProductShape of_values = of_scores;  // p v, and those of the gradients of v, q and k
   of_values.n = heads.k;
   of_values.k = heads.n;
   const double one_of_scores = product_seconds(device, of_scores, operands);
@@ -97,17 +97,17 @@ double unfused_attention_seconds(const DeviceProfile& device, const Products& he
 double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention) {
   const auto bytes = static_cast<double>(op.bytes_moved);
   switch (op.products.kind) {
-    case Products::Kind::none:
+    case ProductShape::Kind::none:
       break;
-    case Products::Kind::plain:
+    case ProductShape::Kind::plain:
       return device.launch_seconds + product_seconds(device, op.products, bytes);
-    case Products::Kind::attention_forward:
-    case Products::Kind::attention_backward: {
+    case ProductShape::Kind::attention_forward:
+    case ProductShape::Kind::attention_backward: {
       if (fused_attention) {
         return device.launch_seconds +
                fused_attention_seconds(device, op.products, static_cast<double>(op.executed_flops), bytes);
       }
-      const int kernels = op.products.kind == Products::Kind::attention_forward ? 4 : 6;
+      const int kernels = op.products.kind == ProductShape::Kind::attention_forward ? 4 : 6;
       return kernels * device.launch_seconds + unfused_attention_seconds(device, op.products);
     }
   }

@@ -16,14 +16,14 @@ double memory_seconds(const DeviceProfile& device, double bytes);
 // tile takes its depth and fill_depth at the sustained rate, however much of it lies outside of the output. Of the
 // tiles' sizes, and of the numbers of parts of the depth, which are added up in f32, the quickest counts. No product is
 // quicker than memory_seconds of `bytes`. 0 where the device has no such products.
-double product_seconds(const DeviceProfile& device, const Products& products, double bytes);
+double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes);
 
 // Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and length.
-double fused_attention_seconds(const DeviceProfile& device, const Products& heads, double executed_flops, double bytes);
+double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops, double bytes);
 
 // Attention that stores the scores of all pairs, masked ones, too: two products forward and four backward, scaled and
 // masked softmax, and dropout as passes of their own.
-double unfused_attention_seconds(const DeviceProfile& device, const Products& heads);
+double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads);
 
 // Any op, launches included. `fused_attention`: of the two ways above.
 double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);

@@ -5,16 +5,16 @@
 namespace gptrain {
 namespace {
 
-Products product(int64_t m, int64_t n, int64_t k, int64_t count = 1) {
-  return {.kind = Products::Kind::plain, .dtype = DType::bf16, .count = count, .m = m, .n = n, .k = k};
+ProductShape product(int64_t m, int64_t n, int64_t k, int64_t count = 1) {
+  return {.kind = ProductShape::Kind::plain, .dtype = DType::bf16, .count = count, .m = m, .n = n, .k = k};
 }
 
-double flops_of(const Products& p) {
+double flops_of(const ProductShape& p) {
   return 2.0 * static_cast<double>(p.count) * static_cast<double>(p.m) * static_cast<double>(p.n) *
          static_cast<double>(p.k);
 }
 
-double efficiency(const DeviceProfile& device, const Products& p) {
+double efficiency(const DeviceProfile& device, const ProductShape& p) {
   return flops_of(p) / product_seconds(device, p, 0) / (device.half.flops_per_second * device.half.sustained);
 }
 
@@ -42,7 +42,7 @@ TEST_CASE("a tile more than whole waves costs a wave") {
 
 TEST_CASE("few outputs with a great depth are cut along the depth") {
   const DeviceProfile device = find_device("a100-80g");
-  const Products narrow = product(256, 256, 1 << 20);
+  const ProductShape narrow = product(256, 256, 1 << 20);
   // Without cuts 4 tiles of 108 multiprocessors would work.
   CHECK(efficiency(device, narrow) > 0.3);
 }
@@ -65,7 +65,7 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
   double before = 1;
   for (const int64_t length : {512, 2048, 8192}) {
     Event event{.executed_flops = static_cast<Flops>(4 * 16 * length * length / 2 * 128)};
-    event.products = {.kind = Products::Kind::attention_forward,
+    event.products = {.kind = ProductShape::Kind::attention_forward,
                       .dtype = DType::bf16,
                       .count = 16,
                       .m = length,
@@ -75,7 +75,7 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
     CHECK(ratio > before);
     before = ratio;
     Event backward = event;
-    backward.products.kind = Products::Kind::attention_backward;
+    backward.products.kind = ProductShape::Kind::attention_backward;
     backward.executed_flops = event.executed_flops * 5 / 2;
     CHECK(op_seconds(device, backward, true) > 2.5 * op_seconds(device, event, true) - device.launch_seconds * 3);
     CHECK(op_seconds(device, backward, false) > 1.3 * op_seconds(device, event, false));
@@ -84,7 +84,7 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
 
 TEST_CASE("a device without a dtype's products takes its 16-bit ones for FP8") {
   const DeviceProfile h100 = find_device("h100"), a100 = find_device("a100-80g");
-  Products fp8 = product(8192, 8192, 8192);
+  ProductShape fp8 = product(8192, 8192, 8192);
   const double half = product_seconds(h100, fp8, 0), of_a100 = product_seconds(a100, fp8, 0);
   fp8.dtype = DType::f8e4m3;
   CHECK(product_seconds(h100, fp8, 0) < 0.6 * half);
