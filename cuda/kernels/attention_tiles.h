@@ -10,11 +10,11 @@
 #include "base/philox.h"
 #include "kernels/attention_engines.h"
 #include "kernels/rows.h"
+#include "ops/fused_attention_policy.h"
 #include "ops/ops.h"
 
 namespace gptrain::attention {
 
-constexpr int64_t most_head_size = 256;
 constexpr float log2_e = 1.44269504F;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
@@ -269,7 +269,7 @@ void with_engine(DType dtype, int64_t head_size, const Body& body) {
   using One = std::integral_constant<int, 1>;
   using Two = std::integral_constant<int, 2>;
   using Four = std::integral_constant<int, 4>;
-  if (head_size > most_head_size) throw std::logic_error("attention: a head is longer than 256");
+  if (head_size > gpu_most_head_size) throw std::logic_error("attention: a head is too long for the kernels");
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
     using Engine = std::conditional_t<std::is_same_v<T, float>, FmaEngine<T>, MmaEngine<T>>;

@@ -158,7 +158,7 @@ void add_prune_command(CLI::App& checkpoint) {
 }  // namespace
 
 void add_checkpoint_commands(CLI::App& app) {
-  CLI::App* checkpoint = app.add_subcommand("checkpoint", "look at, verify, compare, convert and remove checkpoints")
+  CLI::App* checkpoint = app.add_subcommand("checkpoint", "verify, compare, convert and remove checkpoints")
                              ->require_subcommand(1);
   auto path = std::make_shared<std::string>();
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");

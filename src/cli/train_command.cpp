@@ -164,7 +164,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
     machine.target = target_of(device, machine.rates->cluster);
   }
   machine.target.of_processes = arguments.ranks == 0;
-  require_products(config, machine.target, ExitCode::usage);
+  require_target(config, machine.target, ExitCode::usage);
   return machine;
 }
 
@@ -219,6 +219,7 @@ void dry_run(const TrainArguments& arguments) {
                  machine.rates.has_value());
     }
   }
+  logs.clear();  // memory_shortage plans other settings, one after the other: no two plans are kept at a time
   DryRunInput input{.config = config,
                     .target = target,
                     .spec = plan.spec,
@@ -308,7 +309,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry)
       ->excludes(ranks);
   CLI::Option* target =
-      command->add_option("--target", arguments->target, "device to plan for: a100-80g, h100, ..., or a file (this one)")
+      command->add_option("--target", arguments->target, "device to plan for: h100, ..., or a file (this one)")
           ->type_name("NAME")
           ->needs(dry);
   command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")

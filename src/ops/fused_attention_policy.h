@@ -20,6 +20,8 @@
 namespace gptrain {
 
 constexpr int64_t fused_attention_most_head_size = 128;
+// The own kernels.
+constexpr int64_t gpu_most_head_size = 256;
 constexpr int64_t fused_attention_head_multiple = 8;
 // cuDNN takes any length. But past a last tile of keys that is not full, some versions' backward computes e^-lse of
 // keys that are not there: infinity for lse < -88, and from it NaN.

@@ -14,6 +14,7 @@
 #include "comm/texts.h"
 #include "config/faults.h"
 #include "ops/cuda_devices.h"
+#include "ops/fused_attention_policy.h"
 
 namespace gptrain {
 namespace {
@@ -43,7 +44,7 @@ std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& worl
 
 }  // namespace
 
-void require_products(const RunConfig& config, const Target& target, ExitCode code) {
+void require_target(const RunConfig& config, const Target& target, ExitCode code) {
   Faults faults;
   if (config.precision.compute == DType::bf16 && !target.bf16_products) {
     faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
@@ -53,6 +54,10 @@ void require_products(const RunConfig& config, const Target& target, ExitCode co
     faults.add("precision.linears", "fp8",
                target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on",
                target.bf16_products ? "\"bf16\"" : "\"fp16\"");
+  }
+  if (target.kind == Target::Kind::gpu && config.model.head_size > gpu_most_head_size) {
+    faults.add("model.head_size", std::to_string(config.model.head_size),
+               fmt::format("must be at most {} on a GPU", gpu_most_head_size), std::to_string(gpu_most_head_size));
   }
   if (!faults.empty()) throw Error(code, faults.text());
 }
@@ -69,7 +74,7 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   const int num_devices = num_devices_to_use(config);
   Target target =
       num_devices == 0 ? this_machine(threads_of_rank(config, ranks_of_process, world_size)) : cuda_target(0);
-  require_products(config, target, ExitCode::device);
+  require_target(config, target, ExitCode::device);
   if (target.kind != Target::Kind::cpu) target.device_links = has_device_links();
   target.sharing = 1 + (world_size - 1) / std::max(1, num_devices);
   return target;
@@ -93,7 +98,7 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config, world, num_threads);
-    require_products(config, device.backend->target(), ExitCode::device);
+    require_target(config, device.backend->target(), ExitCode::device);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
   const Target& target = device.backend->target();

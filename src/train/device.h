@@ -12,9 +12,9 @@
 
 namespace gptrain {
 
-// Throws Error(code) where the config asks for products that the target does not have: precision.compute = bf16 or
-// bf16-pure, precision.linears = fp8.
-void require_products(const RunConfig& config, const Target& target, ExitCode code);
+// Throws Error(code) where the config asks for what the target does not have: products (precision.compute = bf16 or
+// bf16-pure, precision.linears = fp8), or on a GPU attention with heads that are too long.
+void require_target(const RunConfig& config, const Target& target, ExitCode code);
 
 // A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
 // processes of the node then share.

@@ -180,6 +180,8 @@ class DryRun(CliCase):
                     "train", self.write_config(tiny_config(model={"hidden_size": 32})), "--dry-run", "--target",
                     "v100-32g", *overrides("precision.compute=bf16", "precision.linears=fp8"))
         self.assertEqual(self.plan(config, "--target", "a100-80g")["warnings"], [])
+        self.refuse(USAGE, "gptrain: model.head_size = 512: must be at most 256 on a GPU (try 256)\n", "train", config,
+                    "--dry-run", "--target", "h100", *overrides("model.hidden_size=512", "model.num_heads=1"))
         large = ["model.hidden_size=512", "model.sequence_length=4096", "batch.global=256", "batch.micro=256"]
         text = self.succeed("train", config, "--dry-run", "--target", "rtx-2080-ti",
                             *overrides(*large))

@@ -20,7 +20,7 @@ def main():
     parser.add_argument("executable")
     parser.add_argument("--without", type=lambda text: text.split(",") if text else [], default=[], metavar="MODULE,...")
     parser.add_argument("names", nargs="*", metavar="MODULE | TEST")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if not os.access(arguments.executable, os.X_OK):
         parser.error(f"{arguments.executable} cannot be executed")
     for module in arguments.without:

@@ -212,11 +212,15 @@ class Profiles(CliCase):
         lane = rows["lane gradients"]
         self.assertEqual({event["name"] for _, _, event in lane}, {"reduce_scatter", "all_reduce"})
         for start, end, event in lane:
-            self.assertAlmostEqual(end - start, event["args"]["sent_bytes"] / 450, delta=1, msg="NVLink of an H100")
+            # In nanoseconds: NVLink of an H100, and a latency or a few.
+            self.assertGreaterEqual(end - start, 2500 + event["args"]["sent_bytes"] / 450 - 1, event)
+            self.assertLessEqual(end - start, 4 * 2500 + event["args"]["sent_bytes"] / 100, event)
         for start, end, event in rows["ops"]:
             args = event["args"]
             rate = max(args["executed_flops"] / 67000, args["bytes_moved"] / 3350)
-            self.assertAlmostEqual(end - start, rate, delta=1.1, msg=event)
+            # Nothing is faster than the data sheet, and small ops take little more than their start.
+            self.assertGreaterEqual(end - start, rate - 1.1, event)
+            self.assertLessEqual(end - start, 20 * rate + 20_000, event)
         for kind in ("ops", "lane gradients", "copies"):
             for (_, end, first), (start, _, second) in zip(rows[kind], rows[kind][1:]):
                 self.assertLessEqual(end, start, (first, second))

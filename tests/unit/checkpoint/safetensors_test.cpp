@@ -146,7 +146,7 @@ TEST_CASE("Every fault of a header is refused with the file's name and the reaso
       {file_of(R"({"a":3})", 0), "tensor \"a\" is not described by"},
       {file_of(R"({"a":{"dtype":"F32","shape":[]}})", 4), "tensor \"a\" is not described by"},
       {file_of(R"({"a":)" + tensor("[1]", "[0]") + "}", 4), "tensor \"a\" is not described by"},
-      {file_of(R"({"a":)" + tensor("[2]", "[0,4]", "F16") + "}", 4), "dtype \"F16\", which is not supported"},
+      {file_of(R"({"a":)" + tensor("[2]", "[0,4]", "F4") + "}", 4), "dtype \"F4\", which is not supported"},
       {file_of(R"({"a":)" + tensor("[-1]", "[0,4]") + "}", 4), "its shape holds -1"},
       {file_of(R"({"a":)" + tensor("[1.0]", "[0,4]") + "}", 4), "its shape holds 1.0"},
       {file_of(R"({"a":)" + tensor("[1]", "[0,18446744073709551615]") + "}", 4),
