@@ -26,7 +26,7 @@ Builder layers_per_stage_field() {
   builder.path = "parallel.layers_per_stage";
   builder.description =
       "layers of each chunk, in forward order; with virtual_stages one number for each of pipeline * virtual_stages "
-      "chunks; []: spread so that the slowest chunk is as fast as can be";
+      "chunks; []: equal where they divide, else spread so that the slowest chunk is as fast as can be";
   builder.rule = IntegerListRule{{0, 1 << 16, {}}};
   builder.get = [](const RunConfig& config) -> Json { return config.parallel.layers_per_stage; };
   builder.set = [](RunConfig& config, const Json& json) {
