@@ -41,7 +41,12 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
     return progress;
   }
   if (context_.leads()) {
-    print_out("starting from scratch (seed {})\n", context_.config.run.seed);
+    const uint64_t seed = context_.config.run.seed;
+    if (weights) {
+      print_out("starting at step 0 (seed {})\n", seed);
+    } else {
+      print_out("starting from scratch (seed {})\n", seed);
+    }
     flush_lines();
     Progress bar("initial weights", elements_of(step_.state()));
     step_.initialize([&](int64_t drawn) { bar.update(drawn); });

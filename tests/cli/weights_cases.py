@@ -24,6 +24,7 @@ class InitFrom(CheckpointCase):
     def test_a_new_run_with_old_weights(self):
         out = self.train(self.config, "--init-from", "out", *overrides("run.out=new", "run.seed=7", "optimizer.lr=0.002"),
                          "--steps", "0")
+        self.assertIn("starting at step 0 (seed 7)\n", out)
         self.assertIn("with the weights of out/checkpoints/step-00000006 (step 6 of its run)\n", out)
         before, after = weights_of(self.checkpoint(6)), weights_of(self.checkpoint(0, "new"))
         for name, values in after.items():
@@ -127,6 +128,8 @@ class Compare(CheckpointCase):
                 for value, x, y in zip(values, a[name], b[name], strict=True):
                     self.assertAlmostEqual(value, share * x + (1 - share) * y, delta=1e-7 * max(1, abs(value)))
         self.succeed("generate", "--checkpoint", "mean", "--prompt", "a", "--tokens", 2)
+        self.refuse(CHECKPOINT, "holds weights alone: a run begins with them by train --init-from", "train", self.config,
+                    "--resume", "mean", *overrides("run.out=further"))
         self.refuse(USAGE, "--shares gives 1 numbers for 2 checkpoints", "checkpoint", "average", "--shares", "1", "out",
                     "mean", "--out", "more")
         self.refuse(USAGE, "--out mean: already exists", "checkpoint", "average", "out", "--out", "mean")
