@@ -83,8 +83,8 @@ class ForeignConfig(HostileCase):
         sound = (self.checkpoint(6) / "manifest.json").read_bytes()
         for key, value, messages in [
             ("hidden_size", 16, ['tensor "exp_avg/blocks.0.attention.qkv.weight" has shape [24, 8], the model\'s has '
-                                 "[48, 16]", "and 37 more"]),
-            ("hidden_size", 4, ["has shape [24, 8], the model's has [12, 4]"]),
+                                 "[24, 16]", "and 34 more"]),  # its config gives the size of a head, too
+            ("hidden_size", 4, ["has shape [24, 8], the model's has [24, 4]"]),
             ("ffn_hidden_size", 64, ["blocks.0.ffn.in.weight", "[32, 8], the model's has [64, 8]"]),
             ("vocab_size", 300, ["the model's has [300, 8]"]),
             ("sequence_length", 8192, ["embedding.position", "the model's has [8192, 8]"]),
@@ -250,7 +250,7 @@ class Depth(HostileCase):
 class Scale(HostileCase):
     """What is large is refused or read in a time that grows with its size."""
 
-    SECONDS = 10  # a busy machine and a sanitizer included; the quadratic version took 44 s on an idle one
+    SECONDS = 30  # a busy machine and a sanitizer included; the quadratic version took 44 s on an idle one
 
     def refuse_soon(self, messages, *arguments):
         start = time.monotonic()
