@@ -73,8 +73,22 @@ void OutputFile::sync() {
   if (retry([&] { return ::fsync(descriptor_); }) != 0) fail(code_, "sync", path_, errno);
 }
 
+namespace {
+
+// A rename would put a file in the place of a device or a pipe.
+std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
+  std::error_code none;
+  const std::filesystem::file_status there = std::filesystem::status(path, none);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
+      !std::filesystem::is_directory(there))
+    throw Error(code, "cannot replace {}: it is no ordinary file", path.string());
+  return path;
+}
+
+}  // namespace
+
 AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
-    : path_(std::move(path)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code) {}
+    : path_(replaceable(std::move(path), code)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code) {}
 
 AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(temporary_.path().c_str());

@@ -73,7 +73,7 @@ class Inference::Pass {
   // By class, as far as passes take it.
   MemoryPlan memory() const {
     MemoryPlan memory = design_.memory.arenas;
-    memory[MemoryClass::workspace] = frame_bytes_ + align_up(logits_bytes(groups_.num_ranks(GroupKind::tensor)));
+    memory[MemoryClass::workspace] = frame_bytes_;
     return memory;
   }
   int64_t scratch_bytes() const { return scratch_bytes_; }
@@ -98,7 +98,7 @@ class Inference::Pass {
     if (!design_.stages.last()) return {};
     const int64_t ranks = groups_.num_ranks(GroupKind::tensor);
     WorkspaceFrame frame(workspace_);
-    const Matrix all = frame.take(DType::f32, ranks, slice_size());
+    const Matrix all = room_for_logits(frame);
     const Matrix own = all.row_range(design_.tensor.rank, 1);
     model_->head().logits(executor_->call_of(forward_of_head()), seen - 1, own);
     backend_.synchronize();
@@ -113,7 +113,10 @@ class Inference::Pass {
   int64_t slice_size() const {
     return vocabulary_rows(design_.config.model.vocab_size, groups_.num_ranks(GroupKind::tensor));
   }
-  int64_t logits_bytes(int64_t ranks) const { return ranks * slice_size() * dtype_bytes(DType::f32); }
+  // For one row of them, slice by slice.
+  Matrix room_for_logits(WorkspaceFrame& frame) const {
+    return frame.take(DType::f32, groups_.num_ranks(GroupKind::tensor), slice_size());
+  }
 
   const Action& forward_of_head() const {
     const Schedule& schedule = design_.evaluation->schedule;
@@ -130,7 +133,12 @@ class Inference::Pass {
     const ParameterStore parameters(design_.spec, design_.shards, design_.layout, design_.sharding, {});
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
     Workplace place{.workspace = &unlimited, .backend = &plan, .groups = &groups, .gathers = &gathers_};
-    Executor(*model, *design_.evaluation, parameters, place, nullptr).play(source_, nullptr);
+    Executor executor(*model, *design_.evaluation, parameters, place, nullptr);
+    executor.play(source_, nullptr);
+    if (design_.stages.last()) {
+      WorkspaceFrame frame(unlimited);
+      model->head().logits(executor.call_of(forward_of_head()), 0, room_for_logits(frame).row_range(0, 1));
+    }
     frame_bytes_ = unlimited.high_water_bytes();
     scratch_bytes_ = std::max<int64_t>(plan.scratch_bytes(), 1);
   }

@@ -260,6 +260,15 @@ class DryRun(CliCase):
         # Linears are by far the most of a small model with short sequences.
         self.assertLess(extra["selective"], 0.2 * extra["block"])
 
+    def test_replaces_no_device_and_no_pipe(self):
+        config = self.write_config(tiny_config(model={"num_layers": 2}))
+        os.mkfifo(self.path("pipe"))
+        for option in [["--trace", "pipe"], ["--timeline", "pipe", *overrides("parallel.pipeline=2")]]:
+            with self.subTest(option=option[0]):
+                self.refuse(USAGE, "cannot replace pipe: it is no ordinary file", "train", config, "--dry-run",
+                            "--world-size", 2, *option)
+                self.assertTrue(self.path("pipe").is_fifo())
+
     def test_says_which_links_each_order_of_the_ranks_uses(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}, batch={"micro": 1, "global": 8}))
         arguments = ["train", config, "--dry-run", "--target", "h100", "--world-size", 16]

@@ -119,6 +119,7 @@ class Samples(TextCase):
     def test_ranks_that_share_the_weights(self):
         for ranks, layout in [(4, ["tensor=2", "zero=3"]), (4, ["pipeline=2", "tensor=2"]), (2, ["pipeline=2"]),
                               (6, ["pipeline=3", "rank_order=tensor-pipeline-data", "zero=2"]),
+                              (2, ["pipeline=2", "layers_per_stage=[4,0]"]),
                               (2, ["pipeline=2", "pipeline_schedule=zero-bubble-v"])]:
             with self.subTest(layout=layout):
                 self.write_on_ranks(ranks, [f"parallel.{setting}" for setting in layout])
