@@ -220,7 +220,7 @@ class Profiles(CliCase):
             rate = max(args["executed_flops"] / 67000, args["bytes_moved"] / 3350)
             # Nothing is faster than the data sheet, and small ops take little more than their start.
             self.assertGreaterEqual(end - start, rate - 1.1, event)
-            self.assertLessEqual(end - start, 20 * rate + 20_000, event)
+            self.assertLessEqual(end - start, 20 * rate + 100_000, event)
         for kind in ("ops", "lane gradients", "copies"):
             for (_, end, first), (start, _, second) in zip(rows[kind], rows[kind][1:]):
                 self.assertLessEqual(end, start, (first, second))

@@ -338,8 +338,8 @@ class CrashTest(unittest.TestCase):
             self.assert_same_run(run, variant)
             num_runs += 1
         print(f"{variant}: {num_runs} runs, killed by moment: {killer.kills}")
-        # One or two may all fall elsewhere.
-        if num_kills >= 5:
+        # A few may all fall elsewhere.
+        if num_kills >= 10:
             self.assertGreater(killer.kills_with_temporary, 0, "no kill fell into saving")
 
     def test_kill_at_any_moment_saving_every_step(self):
