@@ -195,15 +195,17 @@ void dry_run(const TrainArguments& arguments) {
   if (!pipelined && !arguments.timeline.empty())
     throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
   const Mesh mesh = make_mesh(config, world_size);
+  const bool plays_step = machine.rates || trace || !arguments.timeline.empty();
   std::vector<TimedLog> logs;
   const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
+    if (!plays_step) return;
     const int32_t stage = of_rank.design->stages.stage;
     const bool is_first = logs.empty() || stage != logs.back().stage;
     if (!is_first && !trace) return;
     const EventTimes times = machine.rates ? EventTimes(*machine.rates, config, mesh, rank) : EventTimes();
     logs.push_back({rank, stage, std::move(of_rank.log), times});
   });
-  const SimulatedStep step = simulate(logs);
+  const SimulatedStep step = plays_step ? simulate(logs) : SimulatedStep{};
   if (!arguments.timeline.empty()) {
     AtomicFile page(arguments.timeline);
     page.write(timeline_page(step.pipeline,
