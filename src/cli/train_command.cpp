@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -184,11 +185,20 @@ SimulatedStep simulate(const std::vector<TimedLog>& logs) {
   return simulate_step(stages);
 }
 
+void refuse_one_file_for_both(const std::string& trace, const std::string& timeline) {
+  if (trace.empty() || timeline.empty()) return;
+  std::error_code unknown;  // a path that cannot be followed is refused when its file is made
+  const fs::path first = fs::weakly_canonical(fs::absolute(trace), unknown);
+  if (!unknown && first == fs::weakly_canonical(fs::absolute(timeline), unknown))
+    throw Error(ExitCode::usage, fmt::format("--trace and --timeline name the same file: {}", trace));
+}
+
 void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   const Target& target = machine.target;
+  refuse_one_file_for_both(arguments.trace, arguments.timeline);
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   const bool pipelined = config.parallel.pipeline > 1;

@@ -153,7 +153,8 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
       stage.rank = rank;
       stage.memory = plan.memory;
     }
-    if (rank == 0 || plan.memory.arenas.total() > world.largest.arenas.total()) {
+    const int64_t more = plan.memory.arenas.total() - world.largest.arenas.total();
+    if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
       world.largest_rank = rank;
       world.largest = plan.memory;
     }

@@ -36,7 +36,7 @@ struct WorldPlan {
   ModelSpec spec;
   LaneTraffic traffic{};     // that rank 0 sends
   std::string warnings;      // of rank 0
-  int64_t largest_rank = 0;  // a rank that takes the most memory, and its plan
+  int64_t largest_rank = 0;  // the first rank of those that take the most memory, and its plan
   StepMemory largest;
   std::vector<StagePlan> stages;
   OpTable ops{};  // of all ranks

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,11 +37,17 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
       last_step_(last_step),
       model_flops_per_step_(
           static_cast<double>(model_flops_formula(context.config.model, context.config.batch.global))),
-      total_matrix_flops_(limits.matrix_flops) {
+      total_matrix_flops_(limits.matrix_flops),
+      taken_(step.taken()) {
   if (Communicator* const all = context_.all(); all != nullptr) {
     std::vector<double> rates(static_cast<size_t>(all->size()));
     all->all_gather(&limits.matrix_flops, rates.data(), 1, DType::f64);
     total_matrix_flops_ = std::accumulate(rates.begin(), rates.end(), 0.0);
+    static_assert(std::is_trivially_copyable_v<MemoryPlan>);
+    std::vector<MemoryPlan> taken(static_cast<size_t>(all->size()));
+    all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
+    taken_ = *std::max_element(taken.begin(), taken.end(),
+                               [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
   }
 }
 
@@ -50,7 +57,7 @@ void Reporter::open(int64_t resumed_step) {
   metrics_.emplace(out, resumed_step);
   if (!metrics_->warning().empty()) print_err("warning: {}\n", metrics_->warning());
   write_whole_file(out / "config.json", show_config(context_.config, ConfigText::for_any_ranks));
-  write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), step_.taken()));
+  write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), taken_));
 }
 
 // " x 4 pipeline (1f1b)", or nothing.
@@ -125,7 +132,7 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
                             .data_seconds = begun.data_seconds,
                             .tokens_per_second = places / seconds,
                             .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
-                            .peak_bytes = step_.taken().total(),
+                            .peak_bytes = taken_.total(),
                             .skipped = result.skipped,
                             .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
                             .padding = 1 - static_cast<double>(result.counted_targets) / places};

@@ -67,6 +67,7 @@ class Reporter {
   const int64_t last_step_;
   const double model_flops_per_step_;
   double total_matrix_flops_;             // of all ranks, FLOP/s
+  MemoryPlan taken_;                      // of the rank that takes the most
   double average_step_seconds_ = 0;       // 0: no step yet
   std::optional<MetricsWriter> metrics_;  // on rank 0, once open
 };

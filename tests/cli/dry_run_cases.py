@@ -269,6 +269,14 @@ class DryRun(CliCase):
                             "--world-size", 2, *option)
                 self.assertTrue(self.path("pipe").is_fifo())
 
+    def test_writes_trace_and_timeline_to_two_files(self):
+        config = self.write_config(tiny_config(model={"num_layers": 2}))
+        arguments = ["train", config, "--dry-run", "--world-size", 2, *overrides("parallel.pipeline=2")]
+        self.refuse(USAGE, "--trace and --timeline name the same file: page", *arguments, "--trace", "page",
+                    "--timeline", "./page")
+        self.assertFalse(self.path("page").exists())
+        self.succeed(*arguments, "--trace", "trace", "--timeline", "page")
+
     def test_says_which_links_each_order_of_the_ranks_uses(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}, batch={"micro": 1, "global": 8}))
         arguments = ["train", config, "--dry-run", "--target", "h100", "--world-size", 16]

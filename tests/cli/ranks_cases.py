@@ -61,6 +61,17 @@ class Threads(CliCase):
             planned = self.dry_run(config, ranks)
             self.assertEqual(taken, {key: planned[key] for key in taken})
 
+    def test_memory_is_that_of_the_stage_which_takes_the_most(self):
+        config = self.write_run()
+        model = ["model.num_layers=3", "model.vocab_size=4000", "parallel.pipeline=2", "parallel.layers_per_stage=[1,2]"]
+        self.train(config, "--ranks", 2, *overrides(*model))
+        planned = json.loads(self.succeed("train", config, "--ranks", 2, "--dry-run", "--json", *overrides(*model)))
+        peaks = [stage["peak_bytes"] for stage in planned["pipeline"]["stages"]]
+        self.assertGreater(peaks[1], peaks[0])
+        taken = json.loads((self.path("out") / "run.json").read_text())
+        self.assertEqual(taken, {key: planned[key] for key in taken})
+        self.assertEqual({record["peak_bytes"] for record in self.records("out")}, {peaks[1]})
+
     def test_ranks_share_the_machine_in_a_dry_run(self):
         config = self.write_config(tiny_config(model={"num_layers": 8, "hidden_size": 2048, "sequence_length": 512}))
         plan = self.dry_run(config, 2)
