@@ -4,16 +4,18 @@
 #   tools/setup.sh           what the build needs
 #   tools/setup.sh --tests   and what the tests need
 #   tools/setup.sh --tests --slurm   and the Slurm that tests/slurm brings up
+#   tools/setup.sh --tests --full    and what the full suite needs: Slurm, strace, clang's libFuzzer
 #   tools/setup.sh --parquet   what the build needs, and Arrow's library, with which gptrain reads Parquet files
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 case "$*" in
-  '') tests=no slurm=no parquet=no ;;
-  --parquet) tests=no slurm=no parquet=yes ;;
-  --tests) tests=yes slurm=no parquet=no ;;
-  '--tests --slurm') tests=yes slurm=yes parquet=no ;;
-  *) die "usage: tools/setup.sh [--tests [--slurm] | --parquet]" ;;
+  '') tests=no slurm=no full=no parquet=no ;;
+  --parquet) tests=no slurm=no full=no parquet=yes ;;
+  --tests) tests=yes slurm=no full=no parquet=no ;;
+  '--tests --slurm') tests=yes slurm=yes full=no parquet=no ;;
+  '--tests --full') tests=yes slurm=yes full=yes parquet=no ;;
+  *) die "usage: tools/setup.sh [--tests [--slurm | --full] | --parquet]" ;;
 esac
 
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
@@ -27,6 +29,11 @@ has_header() {
   command -v "$compiler" >/dev/null && echo "#include <$1>" | "$compiler" -x c++ -std=c++20 -E - >/dev/null 2>&1
 }
 
+# libFuzzer comes with clang, on some systems in a package of its own that clang brings along.
+has_fuzzer() {
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    clang++ -fsanitize=fuzzer -x c++ - -o "$LOGS/fuzzer-probe" >/dev/null 2>&1
+}
 has_library() { compgen -G "/usr/lib/*/$1" >/dev/null; }
 
 # What is missing, one line each: the packages that can bring it, the preferred first.
@@ -54,6 +61,10 @@ missing() {
     has_library 'slurm*/accounting_storage_none.so' || echo 'slurm-wlm-basic-plugins'
     # The library that srun --mpi=pmix opens comes with the headers only.
     has_library 'pmix*/lib/libpmix.so' || echo 'libpmix-dev'
+  fi
+  if [[ $full == yes ]]; then
+    command -v strace >/dev/null || echo 'strace'
+    has_fuzzer || echo 'clang'
   fi
 }
 

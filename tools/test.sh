@@ -78,7 +78,11 @@ has_gpu || archs=90a
 # Threads that wait must not burn the cores that other tests run on.
 export OMP_WAIT_POLICY=passive
 
-bash tools/setup.sh --tests
+if [[ $suite == full ]]; then
+  bash tools/setup.sh --tests --full
+else
+  bash tools/setup.sh --tests
+fi
 
 build_and_test build all "$suites" 1 "-Dsm_archs=$archs" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto
 

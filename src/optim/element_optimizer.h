@@ -1,4 +1,5 @@
-// Optimizers that work element by element (see ops/element_update.h): the table of segments, and one op for each unit.
+// Optimizers that update each element by itself (see ops/element_update.h): their table of segments, and one op for each
+// unit.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +16,12 @@ namespace gptrain {
 // The segments of all units in device memory, and each unit's update as ranges of elements.
 class ElementUpdates {
  public:
-  // Uploads the table to `tables` (device, element_table_bytes of them). Decay and the learning rate's factor are the
-  // tensors', as the spec says. Borrows what the context names.
+  // Uploads the table to `tables`, which is device memory of element_table_bytes. The spec gives each tensor's weight
+  // decay and learning-rate factor. The context's references are borrowed.
   ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables);
 
-  // Calls run(operands) for this rank's part of the unit: once, or, where only norms have masters (Sharding::pure), once
-  // for the norms and once for the rest. A rank without a part of the unit makes no call.
+  // Calls run(operands) for this rank's part of the unit: once, or twice where only norms have master weights
+  // (Sharding::pure), for the norms and for the rest. A rank without a part of the unit makes no call.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 
  private:
@@ -39,7 +40,7 @@ int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard
 template <typename Op>
 class ElementOptimizer final : public Optimizer {
  public:
-  // `op` has what does not depend on the operands.
+  // `op` holds the constants of the update. Its operands are set for each call.
   ElementOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
       : op_(op), backend_(context.backend), updates_(context, seed, tables) {}
 

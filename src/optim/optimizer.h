@@ -1,4 +1,4 @@
-// What updates the weights: an optimizer declares the columns of its state and updates unit by unit.
+// The interface of optimizers. An optimizer declares the columns of its state and updates the weights unit by unit.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace gptrain {
 
-// What the end of a step works on. Everything is borrowed.
+// What an update reads and writes. All of it is borrowed.
 struct UpdateContext {
   const ModelSpec& spec;
   const std::vector<TensorShard>& shards;
@@ -22,12 +22,13 @@ struct UpdateContext {
   Backend& backend;
 };
 
-// Its columns are zero before the first update. No op of an update writes anything when the step's state says skip.
+// The columns are zero before the first update. When the step's state says that the step is skipped, no op of an update
+// writes anything.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // What this rank updates of one unit (ParameterStore::update_range), by the unit's summed gradients, which
-  // StepState::gradient_scale clips and unscales.
+  // Updates this rank's part of the unit (ParameterStore::update_range). The unit's gradients are summed over all ranks;
+  // the update multiplies them by StepState::gradient_scale, which clips them and takes the loss scale out.
   virtual void update(int64_t unit) = 0;
 };
 
@@ -35,10 +36,10 @@ class Optimizer {
 struct OptimizerType {
   OptimizerKind kind;
   StateColumns (*columns)(const OptimizerConfig& config);
-  // Device memory beside the columns, as of segment tables.
+  // Bytes of device memory that the optimizer takes beside its columns, for tables of segments.
   int64_t (*table_bytes)(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                          const ParameterStore& parameters);
-  // `tables`: table_bytes of device memory. `seed`: of stochastic rounding.
+  // `tables` is device memory of table_bytes. `seed` is that of stochastic rounding.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };

@@ -1,5 +1,5 @@
-// What all ranks agree on at the end of a step, whatever the optimizer: the loss, the norm of the gradients and how they
-// are clipped, whether the step is skipped, whether somebody wants to stop.
+// At the end of a step all ranks agree on the loss, on the norm of the gradients and their clipping, on whether the step
+// is skipped, and on whether the run stops. This is the same for every optimizer.
 #pragma once
 
 #include <cstddef>
@@ -17,27 +17,29 @@ namespace gptrain {
 
 class StepAgreement {
  public:
-  // Uploads its table to `tables` (device, table_bytes of them). clip_norm: 0 without clipping. loss_scale_window: 0
-  // without loss scaling. `copies` is null where the device's memory is the host's. Borrows everything.
+  // Uploads its tables to `tables`, which is device memory of table_bytes. clip_norm is 0 without clipping, and
+  // loss_scale_window is 0 without loss scaling. `copies` is null where the device's memory is the host's. All
+  // references and pointers are borrowed.
   StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window, std::byte* tables,
                 RankGroups& groups, SideQueue* copies);
 
-  // Norm partials, the number of ranks that want to stop, segments.
+  // Bytes of the partial sums of the norm, the number of ranks that want to stop, and the segments.
   static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                              const ParameterStore& parameters);
 
-  // After all gradients are summed: leaves loss, norm, clipping and the decision to skip in the step's state. Each
-  // element's square is summed by one rank: the one that holds its piece, and of several that hold the same shard the
-  // first. So the norm's bits are the same for ZeRO 0 and 1, and for 2 and 3. Collective over the world.
+  // Call it after all gradients are summed. It writes the loss, the norm, the clipping factor and the decision to skip
+  // into the step's state. One rank adds the square of each element: the rank that holds the element's piece, or the
+  // first of several ranks that hold the same shard. So ZeRO 0 and 1 yield the same bits of the norm, and so do ZeRO 2
+  // and 3. Collective over the world.
   void agree();
 
-  // `stop_wanted` says whether this rank wants to stop. A step asks it as late as the ranks can still agree. Once it has
-  // said yes, the rank goes on wanting to stop. Where the host runs ahead of a device, it is asked in every wait for the
-  // device, and the device reads the answer when it comes to the norm. Empty: the rank does not want to stop.
+  // `stop_wanted` tells whether this rank wants to stop. Each step calls it as late as the ranks can still agree. After
+  // it has returned true, the rank wants to stop for good. Where the host runs ahead of a device, every wait for the
+  // device calls it, and the device reads the answer when it reaches the norm. An empty function never wants to stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
-  // The number of ranks that want to stop, which `agree` found last. Device memory.
+  // The number of ranks that wanted to stop at the last call of `agree`. It lies in device memory.
   const double* stops() const { return tables_.partials + num_tensors_; }
-  // Whether any rank wants to stop. Not part of a step. Collective over the world.
+  // Whether any rank wants to stop. This is called between steps. Collective over the world.
   bool agree_to_stop(bool wanted);
 
  private:

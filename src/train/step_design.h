@@ -35,16 +35,16 @@ struct StepDesign {
   std::vector<TensorShard> shards;
   Sharding sharding;
   ParameterLayout layout;
-  StateColumns columns;  // the optimizer's; none where nothing is trained
+  StateColumns columns;  // of the optimizer; empty for inference
   StepShape training_shape, evaluation_shape;
-  // By unit: the first unit of an equal design in training, whose actions run the same ops.
+  // For each unit, the first unit whose design is equal in training. The actions of both run the same ops.
   std::vector<int32_t> first_alike;
   std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
 };
 
-// The design for the rank of `groups`. `like`: another rank's program, which is taken over where this one's is the same;
-// may be null.
+// The design for the rank of `groups`. `like` is the program of a rank of the same stage, or null. Where this rank's
+// program would be equal, the design shares that one, and no second one is made.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
                        const std::shared_ptr<const Program>& like = nullptr);
 

@@ -147,7 +147,7 @@ TEST_CASE("an algorithm that answers differently the second time is found, where
   }
 }
 
-TEST_CASE("products with an activation are checked with what they keep of it") {
+TEST_CASE("products with an activation are checked with what they keep of it", "[long]") {
   Operands operands;
   operands.product.bias = operands.bias.matrix;
   Held pre_activation(DType::bf16, rows, cols, 5);
@@ -216,7 +216,7 @@ TEST_CASE("a bias gradient beside a weight's is checked") {
   CHECK(holds(check.fault({.product = product}, d_bias.matrix, run, scratch), "times what rounding explains"));
 }
 
-TEST_CASE("FP8 products are checked with their scales") {
+TEST_CASE("FP8 products are checked with their scales", "[long]") {
   const Held a(DType::f8e5m2, rows, depth, 1), b(DType::f8e4m3, cols, depth, 2);
   Held c(DType::f32, rows, cols, 3);
   const float a_scale = 0.5F, b_scale = 3;

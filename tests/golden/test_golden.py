@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """gptrain's losses against those that PyTorch computed in float64 (tools/compare_torch.py --write-golden wrote them).
 
-Run as test_golden.py GPTRAIN FILE.json... Trains the config of each file in fp32 and in bf16, and prints the largest
-differences. ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so
-the losses hold only as long as the init does.
+Run as test_golden.py GPTRAIN [--without-planted] FILE.json... Trains the config of each file in fp32 and in bf16, and
+prints the largest differences; then with planted faults, which must be noticed, unless told to leave them out.
+ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so the losses hold
+only as long as the init does.
 """
+import argparse
 import copy
 import json
 import sys
@@ -80,16 +82,20 @@ class Golden:
 
 
 def main():
-    gptrain, files = Path(sys.argv[1]).resolve(), [Path(name) for name in sys.argv[2:]]
-    if not files:
-        sys.exit("usage: test_golden.py GPTRAIN FILE.json...")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gptrain", type=lambda name: Path(name).resolve())
+    parser.add_argument("--without-planted", action="store_true")
+    parser.add_argument("files", type=Path, nargs="+")
+    arguments = parser.parse_args()
     faults = []
     with tempfile.TemporaryDirectory(prefix="gptrain-golden-") as scratch:
         folder = Path(scratch)
-        golden_run.write_corpus(gptrain, folder)
-        for file in files:
-            golden = Golden(gptrain, file, folder)
-            faults += [*golden.faults(), *golden.planted_faults()]
+        golden_run.write_corpus(arguments.gptrain, folder)
+        for file in arguments.files:
+            golden = Golden(arguments.gptrain, file, folder)
+            faults += golden.faults()
+            if not arguments.without_planted:
+                faults += golden.planted_faults()
     print("\n".join(faults) or "the losses are PyTorch's")
     return 1 if faults else 0
 

@@ -175,7 +175,7 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
   }
 }
 
-TEST_CASE("what runs again gives the same bits, but where a product would give the activation, too") {
+TEST_CASE("what runs again gives the same bits, but where a product would give the activation, too", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);
@@ -244,7 +244,7 @@ TEST_CASE("documents that no library takes are the own kernels', which is said o
   CHECK(std::count(warnings.begin(), warnings.end(), '\n') == 2);
 }
 
-TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest") {
+TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest", "[long]") {
   std::vector<std::string> overrides = fp16;
   overrides.insert(overrides.end(), {"precision.loss_scale=16777216", "precision.loss_scale_window=3"});
   const RunConfig config = small_config(Family::gpt2, overrides);

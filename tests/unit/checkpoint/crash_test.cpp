@@ -152,7 +152,7 @@ std::string error_of_saving(const fs::path& out, long number, int error, uint32_
 }  // namespace
 
 TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound and the last one or the next",
-          "[crash]") {
+          "[crash][long]") {
   const TempFolder out;
   Random random(3);
   int64_t last = 0;
@@ -197,7 +197,8 @@ TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
   CHECK_FALSE(has_temporary_folders(out.path()));
 }
 
-TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or the new one bears the name", "[crash]") {
+TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or the new one bears the name",
+          "[crash][long]") {
   const TempFolder out;
   save_step(out.path(), 2, 1);
   uint32_t version = 1;
@@ -216,7 +217,7 @@ TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or th
   CHECK(replaced_once);
 }
 
-TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", "[crash]") {
+TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", "[crash][long]") {
   const TempFolder out;
   const auto prepare = [&] {
     for (const int64_t step : {1, 2, 3}) {
