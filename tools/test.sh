@@ -58,10 +58,10 @@ build_and_test() {
   fi
   say "testing in $build/ (suites: $suites)"
   rm -f "$build/meson-logs/testlog.json"
-  # One more than there are cores: many tests wait for processes, clocks and disks. A failing test is counted from the log
+  # Two more than there are cores: many tests wait for processes, clocks and disks. A failing test is counted from the log
   # below, so that the second build is still tested.
   meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" \
-    --num-processes $(($(nproc) + 1)) "${options[@]}" </dev/null || true
+    --num-processes $(($(nproc) + 2)) "${options[@]}" </dev/null || true
   test_logs+=("$build/meson-logs/testlog.json")
 }
 
