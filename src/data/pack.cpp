@@ -117,6 +117,7 @@ class Packer {
       : options_(options), progress_(progress), inputs_(find_inputs(options)) {
     encode_.field = options.field;
     encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
+    encode_.narrow = options.tokenizer->vocab_size() < first_vocabulary_of_i32;
     if (options.append_end || options.tokenizer->is_bytes()) {
       encode_.end_token = options.tokenizer->end_of_document_id();
       if (!encode_.end_token) {
@@ -150,7 +151,10 @@ class Packer {
         start_);
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
-    while (const std::optional<IngestPipeline::Item> item = pipeline.next()) write(*item);
+    while (std::optional<IngestPipeline::Item> item = pipeline.next()) {
+      write(*item);
+      pipeline.give_back(std::move(*item));
+    }
     if (result_.documents == 0) {
       throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text", inputs_[0].path.native());
     }
@@ -165,10 +169,9 @@ class Packer {
   bool keeps_state() const { return options_.shard_tokens > 0 || options_.resume; }
 
   void open_shard() {
-    const bool is_small = options_.tokenizer->vocab_size() < first_vocabulary_of_i32;
     const fs::path prefix = shard_prefix(options_, result_.shards);
     writer_.emplace(options_.best_fit_length > 0 ? unfitted_prefix(prefix) : prefix,
-                    is_small ? DType::u16 : DType::i32);
+                    encode_.narrow ? DType::u16 : DType::i32);
     writer_->set_tokenizer(result_.shards == 0 ? tokenizer_ : without_text(tokenizer_));
     shard_tokens_ = 0;
     shard_has_documents_ = false;
@@ -193,7 +196,7 @@ class Packer {
     if (to_skip == 0) count(item);
     size_t begin = to_skip == 0 ? 0 : encoded.ends[to_skip - 1];
     for (size_t i = to_skip; i < encoded.ends.size(); ++i) {
-      append(std::span(encoded.ids).subspan(begin, encoded.ends[i] - begin));
+      append(encoded.ids, begin, encoded.ends[i]);
       begin = encoded.ends[i];
       writer_->end_document();
       ++result_.documents;
@@ -203,7 +206,7 @@ class Packer {
       save_state({item.block.input, item.block.offset, item.block.first_line}, static_cast<int64_t>(i) + 1, false);
       open_shard();
     }
-    append(std::span(encoded.ids).subspan(begin));
+    append(encoded.ids, begin, encoded.ids.size());
     result_.input_bytes = item.block.file_bytes_read - start_bytes_;
     if (progress_ && item.block.file_bytes_read >= next_report_bytes_) {
       progress_(item.block.file_bytes_read, total_bytes_);
@@ -211,10 +214,11 @@ class Packer {
     }
   }
 
-  void append(std::span<const int32_t> ids) {
-    writer_->append(ids);
-    result_.tokens += static_cast<int64_t>(ids.size());
-    shard_tokens_ += static_cast<int64_t>(ids.size());
+  void append(const TokenBuffer& ids, size_t begin, size_t end) {
+    if (ids.narrow()) writer_->append(ids.ids16().subspan(begin, end - begin));
+    else writer_->append(ids.ids32().subspan(begin, end - begin));
+    result_.tokens += static_cast<int64_t>(end - begin);
+    shard_tokens_ += static_cast<int64_t>(end - begin);
   }
 
   void count(const IngestPipeline::Item& item) {

@@ -51,9 +51,14 @@ class OutputFile {
   }
 
   void put_bytes(const void* bytes, size_t count) {
-    if (buffer_.size() + count > buffer_bytes) flush();
     const auto* first = static_cast<const char*>(bytes);
-    buffer_.insert(buffer_.end(), first, first + count);
+    while (count > 0) {
+      if (buffer_.size() == buffer_bytes) flush();
+      const size_t taken = std::min(count, buffer_bytes - buffer_.size());
+      buffer_.insert(buffer_.end(), first, first + taken);
+      first += taken;
+      count -= taken;
+    }
   }
 
   void sync() {
@@ -72,7 +77,7 @@ class OutputFile {
   }
 
  private:
-  static constexpr size_t buffer_bytes = size_t{1} << 20;
+  static constexpr size_t buffer_bytes = size_t{1} << 18;  // stays in the cache
 
   void flush() {
     checksums_.add(buffer_.data(), buffer_.size());
@@ -146,6 +151,18 @@ struct TokenWriter::Impl {
     }
   }
 
+  // So many more tokens belong to the current document.
+  void lengthen(size_t left) {
+    while (left > 0) {
+      if (!in_sequence || lengths.back() == max_sequence_tokens) lengths.push_back(0);
+      in_sequence = true;
+      int32_t& length = lengths.back();
+      const size_t taken = std::min(left, static_cast<size_t>(max_sequence_tokens - length));
+      length += static_cast<int32_t>(taken);
+      left -= taken;
+    }
+  }
+
   [[noreturn]] void throw_unfit(std::span<const int32_t> values) const {
     const int32_t highest = dtype == DType::u16 ? 0xFFFF : std::numeric_limits<int32_t>::max();
     const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t id) { return id < 0 || id > highest; });
@@ -198,14 +215,12 @@ void TokenWriter::append(std::span<const int32_t> tokens) {
   } else {
     impl_->put_tokens<int32_t>(tokens);
   }
-  for (size_t left = tokens.size(); left > 0;) {
-    if (!impl_->in_sequence || impl_->lengths.back() == impl_->max_sequence_tokens) impl_->lengths.push_back(0);
-    impl_->in_sequence = true;
-    int32_t& length = impl_->lengths.back();
-    const size_t taken = std::min(left, static_cast<size_t>(impl_->max_sequence_tokens - length));
-    length += static_cast<int32_t>(taken);
-    left -= taken;
-  }
+  impl_->lengthen(tokens.size());
+}
+
+void TokenWriter::append(std::span<const uint16_t> tokens) {
+  impl_->tokens.put_bytes(tokens.data(), tokens.size_bytes());
+  impl_->lengthen(tokens.size());
 }
 
 void TokenWriter::end_document() {

@@ -25,6 +25,8 @@ class TokenWriter {
 
   // Adds tokens to the current document. Throws Error(data) for a token that dtype cannot hold.
   void append(std::span<const int32_t> tokens);
+  // The same in a file of u16, for tokens that have its width.
+  void append(std::span<const uint16_t> tokens);
   void end_document();
   // For files of samples: the next document begins, in the same sample. end_document() ends that.
   void end_document_in_sample();

@@ -24,10 +24,12 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-template <typename Work>
-double best_seconds(Work work) {
+// `prepare` is not timed.
+template <typename Prepare, typename Work>
+double best_seconds(Prepare prepare, Work work) {
   double best = 1e300;
   for (int i = 0; i < num_trials; ++i) {
+    prepare();
     const double start = processor_seconds();
     work();
     best = std::min(best, processor_seconds() - start);
@@ -63,15 +65,18 @@ int main(int argc, char** argv) {
   }
   const double megabytes = static_cast<double>(std::filesystem::file_size(argv[1])) / 1e6;
   size_t bytes = 0;
-  const double alone = best_seconds([&] { bytes = parse_alone(argv[1]); });
+  const double alone = best_seconds([] {}, [&] { bytes = parse_alone(argv[1]); });
   gptrain::PackOptions options;
   options.inputs = {argv[1]};
   options.out_prefix = std::filesystem::path(argv[2]) / "bench-jsonl";
   options.tokenizer = std::make_shared<gptrain::Tokenizer>();
   gptrain::PackResult packed;
-  const double packing = best_seconds([&] { packed = gptrain::pack(options, nullptr); });
-  for (const char* suffix : {".bin", ".idx", ".meta.json"})
-    std::filesystem::remove(options.out_prefix.native() + suffix);
+  const auto remove_files = [&] {
+    for (const char* suffix : {".bin", ".idx", ".meta.json"})
+      std::filesystem::remove(options.out_prefix.native() + suffix);
+  };
+  const double packing = best_seconds(remove_files, [&] { packed = gptrain::pack(options, nullptr); });
+  remove_files();
   if (static_cast<size_t>(packed.tokens - packed.documents) != bytes) {
     std::fputs("bench_jsonl: both did not read the same texts\n", stderr);
     return 1;

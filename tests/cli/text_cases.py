@@ -189,6 +189,7 @@ class TokenizerOfARun(TextCase):
             (["tokens of different tokenizers", "other"], ['data.validation=[{"path": "other"}]']),
             (["tokens of different tokenizers", "data.tokenizer = u.json"], ["data.tokenizer=u.json"]),
             ("cannot read absent.json", ["data.tokenizer=absent.json"]),
+            (f"cannot read {'x' * 200}...", [f"data.tokenizer={'x' * 5000}"]),
             (f"model.vocab_size = 280: the tokenizer of corpus has {self.size} tokens; set model.vocab_size to "
              f"{self.size}", ["model.vocab_size=280"]),
             (["model.vocab_size = 9000", f"set model.vocab_size to {self.size} (up to 1024 more"],

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/ingest/byte_source.h"
@@ -59,6 +60,8 @@ class BlockReader {
 
   // The next block; none at the end. Throws Error(data) naming the file, and the line where there is one.
   std::optional<Block> next();
+  // A later block takes the memory of `text`.
+  void reuse(std::string text) { spare_ = std::move(text); }
 
  private:
   void open();
@@ -78,6 +81,7 @@ class BlockReader {
   std::unique_ptr<ParquetTexts> parquet_;  // in place of it
   Block form_;  // kind and columns of the open input
   std::string pending_;
+  std::string spare_;
   bool at_end_ = false;
   bool document_ended_ = true;
   size_t wanted_ = 0;

@@ -40,6 +40,20 @@ ByteSource::~ByteSource() {
   if (file_ >= 0) ::close(file_);
 }
 
+// Up to `room` bytes, fewer only at the end.
+size_t ByteSource::read_file(char* out, size_t room) {
+  size_t produced = 0;
+  while (!at_end_ && produced < room) {
+    const ssize_t count = ::read(file_, out + produced, room - produced);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_unreadable(path_);
+    at_end_ = count == 0;
+    produced += static_cast<size_t>(count);
+  }
+  file_bytes_read_ += static_cast<int64_t>(produced);
+  return produced;
+}
+
 // Reads on behind what is there, until the buffer is full or the file ends. False where nothing came.
 bool ByteSource::fill() {
   if (begin_ > 0) {
@@ -47,21 +61,16 @@ bool ByteSource::fill() {
     end_ -= begin_;
     begin_ = 0;
   }
-  const size_t before = end_;
-  while (!at_end_ && end_ < buffer_.size()) {
-    const ssize_t count = ::read(file_, buffer_.data() + end_, buffer_.size() - end_);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_unreadable(path_);
-    at_end_ = count == 0;
-    end_ += static_cast<size_t>(count);
-    file_bytes_read_ += count;
-  }
-  return end_ > before;
+  const size_t count = read_file(buffer_.data() + end_, buffer_.size() - end_);
+  end_ += count;
+  return count > 0;
 }
 
 size_t ByteSource::read(char* out, size_t room) {
   size_t produced = 0;
   while (produced < room) {
+    // Plain bytes need not go through the buffer.
+    if (!decoder_ && begin_ == end_) return produced + read_file(out + produced, room - produced);
     if (begin_ == end_ && !fill() && !in_stream_) break;
     if (!decoder_) {
       const size_t count = std::min(room - produced, end_ - begin_);

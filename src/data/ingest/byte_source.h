@@ -28,6 +28,7 @@ class ByteSource {
   int64_t file_bytes_read() const { return file_bytes_read_; }  // as they lie on the disk
 
  private:
+  size_t read_file(char* out, size_t room);
   bool fill();
   std::string_view available() const { return {buffer_.data() + begin_, end_ - begin_}; }
 

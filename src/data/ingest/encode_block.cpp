@@ -4,20 +4,44 @@
 
 namespace gptrain {
 
+void TokenBuffer::append(std::span<const int32_t> ids) {
+  if (!narrow_) {
+    ids32_.insert(ids32_.end(), ids.begin(), ids.end());
+    return;
+  }
+  const size_t before = ids16_.size();
+  ids16_.resize(before + ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids16_[before + i] = static_cast<uint16_t>(ids[i]);
+}
+
+void TokenBuffer::append_bytes(std::string_view text) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(text.data());
+  if (narrow_) ids16_.insert(ids16_.end(), bytes, bytes + text.size());
+  else ids32_.insert(ids32_.end(), bytes, bytes + text.size());
+}
+
+void TokenBuffer::clear() {
+  ids16_.clear();
+  ids32_.clear();
+}
+
 BlockEncoder::BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options)
     : tokenizer_(std::move(tokenizer)),
       options_(options),
       encoder_(tokenizer_),
       texts_(options.field, options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
 
-EncodedBlock BlockEncoder::encode(const Block& block) {
+EncodedBlock BlockEncoder::encode(const Block& block, TokenBuffer memory) {
   out_ = {};
+  if (memory.narrow() == options_.narrow) out_.ids = std::move(memory);
+  else out_.ids = TokenBuffer(options_.narrow);
+  out_.ids.clear();
   const bool is_text = block.kind == InputKind::text;
   texts_.read(
       block,
       [&](std::string_view text, int64_t) {
-        const std::span<const int32_t> ids = encoder_.encode(text);
-        out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
+        if (tokenizer_->is_bytes()) out_.ids.append_bytes(text);
+        else out_.ids.append(encoder_.encode(text));
         if (!is_text) end_document(false);
       },
       [&](int64_t line, const std::string& reason) {
@@ -34,7 +58,7 @@ void BlockEncoder::end_document(bool has_more) {
     ++out_.empty_documents;
     return;
   }
-  if (options_.end_token) out_.ids.push_back(*options_.end_token);
+  if (options_.end_token) out_.ids.append(*options_.end_token);
   out_.ends.push_back(out_.ids.size());
 }
 

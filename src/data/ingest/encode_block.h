@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/ingest/block_texts.h"
@@ -12,14 +14,40 @@
 
 namespace gptrain {
 
+// Tokens in the width in which a token file stores them.
+class TokenBuffer {
+ public:
+  // `narrow`: in 16 bits, which every id that is put in fits.
+  explicit TokenBuffer(bool narrow) : narrow_(narrow) {}
+  TokenBuffer() = default;
+
+  bool narrow() const { return narrow_; }
+  size_t size() const { return narrow_ ? ids16_.size() : ids32_.size(); }
+  std::span<const uint16_t> ids16() const { return ids16_; }
+  std::span<const int32_t> ids32() const { return ids32_; }
+
+  void append(std::span<const int32_t> ids);
+  void append(int32_t id) { append(std::span(&id, 1)); }
+  // Each byte is an id.
+  void append_bytes(std::string_view text);
+  // Keeps the memory.
+  void clear();
+
+ private:
+  bool narrow_ = false;
+  std::vector<uint16_t> ids16_;
+  std::vector<int32_t> ids32_;
+};
+
 struct EncodeOptions {
   std::string field = "text";
   std::optional<int32_t> end_token;   // put behind each document
   bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
+  bool narrow = false;                // as of TokenBuffer
 };
 
 struct EncodedBlock {
-  std::vector<int32_t> ids;
+  TokenBuffer ids;
   std::vector<size_t> ends;  // of each document, in ids; what is behind the last one goes on in the next block
   int64_t empty_documents = 0;
   struct Fault {
@@ -37,7 +65,8 @@ class BlockEncoder {
  public:
   BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options);
 
-  EncodedBlock encode(const Block& block);
+  // `memory`: of an earlier result, whose memory the new one takes over.
+  EncodedBlock encode(const Block& block, TokenBuffer memory = {});
 
  private:
   void end_document(bool has_more);

@@ -5,6 +5,18 @@
 #include "base/thread.h"
 
 namespace gptrain {
+namespace {
+
+// One of them, or a new one.
+template <typename T>
+T take_spare(std::vector<T>& spare) {
+  if (spare.empty()) return {};
+  T taken = std::move(spare.back());
+  spare.pop_back();
+  return taken;
+}
+
+}  // namespace
 
 IngestPipeline::IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer,
                                const EncodeOptions& options, int num_threads)
@@ -42,6 +54,7 @@ void IngestPipeline::read() {
       changed_.wait(lock, [&] { return stopped_ || number < num_taken_ + max_ahead_; });
       if (stopped_) return;
       waiting_.emplace_back(number++, std::move(*block));
+      reader_.reuse(take_spare(spare_texts_));
       lock.unlock();
       changed_.notify_all();
     }
@@ -62,16 +75,19 @@ void IngestPipeline::encode(BlockEncoder& encoder) {
     if (stopped_ || waiting_.empty()) return;
     auto [number, block] = std::move(waiting_.front());
     waiting_.pop_front();
+    TokenBuffer memory = take_spare(spare_tokens_);
     lock.unlock();
     Result result;
     try {
-      result.item.encoded = encoder.encode(block);
-      block.bytes.clear();
-      block.bytes.shrink_to_fit();
-      result.item.block = std::move(block);
+      result.item.encoded = encoder.encode(block, std::move(memory));
     } catch (...) {
       result.error = std::current_exception();
     }
+    std::string text = std::move(block.bytes);
+    result.item.block = std::move(block);
+    lock.lock();
+    spare_texts_.push_back(std::move(text));
+    lock.unlock();
     put(number, std::move(result));
   }
 }
@@ -82,6 +98,11 @@ void IngestPipeline::put(int64_t number, Result result) {
     done_.emplace(number, std::move(result));
   }
   changed_.notify_all();
+}
+
+void IngestPipeline::give_back(Item item) {
+  const std::scoped_lock lock(mutex_);
+  spare_tokens_.push_back(std::move(item.encoded.ids));
 }
 
 std::optional<IngestPipeline::Item> IngestPipeline::next() {

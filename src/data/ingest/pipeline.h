@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,8 @@ class IngestPipeline {
   };
   // The next block; none at the end. An Error of a thread is thrown where its block would have come.
   std::optional<Item> next();
+  // Later blocks use the memory of an item that is done with.
+  void give_back(Item item);
 
  private:
   struct Result {
@@ -50,6 +53,9 @@ class IngestPipeline {
   std::condition_variable changed_;
   std::deque<std::pair<int64_t, Block>> waiting_;
   std::map<int64_t, Result> done_;
+  // Memory for blocks and tokens: fresh memory costs as much as all that is done with a block of bytes.
+  std::vector<std::string> spare_texts_;
+  std::vector<TokenBuffer> spare_tokens_;
   int64_t num_taken_ = 0;    // blocks that next() has given out
   int64_t num_blocks_ = -1;  // once all are read
   int64_t max_ahead_;

@@ -14,6 +14,7 @@
 #include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 
 namespace gptrain {
 namespace {
@@ -26,7 +27,7 @@ std::string read_text(const fs::path& path) {
   std::ostringstream text;
   if (stream) text << stream.rdbuf();
   if (!stream) {
-    throw Error(ExitCode::usage, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
+    throw Error(ExitCode::usage, "cannot read {}: {}", printable(path.native()), std::generic_category().message(errno));
   }
   return std::move(text).str();
 }
