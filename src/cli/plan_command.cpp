@@ -49,14 +49,35 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string stem_of(const PlanArguments& arguments) { return std::filesystem::path(arguments.config).stem().string(); }
 
+// More than any machine has, and few enough to list the ranks of a group.
+constexpr int64_t most_gpus = int64_t{1} << 17;
+
+int64_t at_most_all(std::string_view option, int64_t gpus) {
+  if (gpus > most_gpus) throw Error(ExitCode::usage, "{} {}: must be at most {}", option, gpus, most_gpus);
+  return gpus;
+}
+
 int64_t require_gpus(const PlanArguments& arguments) {
   if (arguments.search.gpus == 0) throw Error(ExitCode::usage, "--gpus must be given: the devices to plan for");
-  return arguments.search.gpus;
+  return at_most_all("--gpus", arguments.search.gpus);
 }
 
 void print_study(const PlanArguments& arguments, const Study& study) {
+  const bool has_result = std::any_of(study.points.begin(), study.points.end(),
+                                      [](const StudyPoint& point) { return point.result.has_value(); });
+  if (!has_result) throw Error(ExitCode::usage, "nothing can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   write_out(arguments.json ? study_json(study) : study_text(study));
+}
+
+// Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
+// spread over data ranks is then a matter of the layout that is found.
+RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
+  try {
+    return load_config(arguments.config, arguments.overrides, gpus);
+  } catch (const Error&) {
+    return load_config(arguments.config, arguments.overrides);
+  }
 }
 
 // Whole numbers from 1 on with `separator` between them.
@@ -100,11 +121,12 @@ void estimate(const PlanArguments& arguments) {
   }
 }
 
-void scale(const PlanArguments& arguments, const RunConfig& config, const Machine& machine) {
+void scale(const PlanArguments& arguments, const Machine& machine) {
   const std::vector<int64_t> ends = numbers_of("--scale", arguments.scale, "..", "8..4096");
   if (ends.size() != 2 || ends[0] > ends[1])
     throw Error(ExitCode::usage, "--scale {}: must be two numbers, the smaller first, as in 8..4096", arguments.scale);
-  print_study(arguments, scale_devices(config, machine, ends[0], ends[1], arguments.search.price));
+  at_most_all("--scale", ends[1]);
+  print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
 // The command that confirms a config's plan.
@@ -114,8 +136,8 @@ std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
   return command;
 }
 
-void search(PlanArguments& arguments, const RunConfig& config, const Machine& machine) {
-  require_gpus(arguments);
+void search(PlanArguments& arguments, const Machine& machine) {
+  const RunConfig config = load_for(arguments, require_gpus(arguments));
   const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
   const LayoutSearch found = search_layouts(config, machine, arguments.search);
@@ -138,20 +160,51 @@ void search(PlanArguments& arguments, const RunConfig& config, const Machine& ma
                 arguments.target);
 }
 
-void plan(PlanArguments& arguments) {
-  const int kinds = (arguments.fit.empty() ? 0 : 1) + (arguments.estimate.empty() ? 0 : 1) +
-                    (arguments.scale.empty() ? 0 : 1) + (arguments.links.empty() ? 0 : 1) +
-                    (arguments.sweep.empty() ? 0 : 1);
-  if (kinds > 1) throw Error(ExitCode::usage, "--fit, --sweep, --scale, --links and --estimate: one at a time");
-  if (!arguments.out.empty() && kinds > 0)
-    throw Error(ExitCode::usage, "--out takes the best layout's config, which only a search has");
-  const bool needs_config = arguments.fit.empty() && arguments.estimate.empty();
-  if (needs_config == arguments.config.empty())
-    throw Error(ExitCode::usage, needs_config ? "CONFIG is missing: the run to plan" : "--fit and --estimate take no CONFIG");
+// What a call asks for, and the options that have a place in it.
+struct Task {
+  const char* option;  // that names it; empty: the search
+  std::vector<std::string_view> options;
+};
+const std::vector<Task>& tasks() {
+  static const std::vector<Task> all = {
+      {"", {"CONFIG", "--gpus", "--target", "--cluster", "--objective", "--price", "--top", "--set", "--out", "--html",
+            "--json"}},
+      {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--fit", {"--gpus", "--cluster", "--family", "--html", "--json"}},
+      {"--estimate", {"--json"}}};
+  return all;
+}
+
+// One task, and no option that has no effect on it.
+void check_options(const CLI::App& command) {
+  const Task* task = &tasks().front();
+  for (const Task& other : tasks()) {
+    if (*other.option == '\0' || command.get_option(other.option)->count() == 0) continue;
+    if (task != &tasks().front())
+      throw Error(ExitCode::usage, "{} and {}: one at a time", task->option, other.option);
+    task = &other;
+  }
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == task->option) continue;
+    if (std::find(task->options.begin(), task->options.end(), name) != task->options.end()) continue;
+    throw Error(ExitCode::usage, "{} has no effect {}", name,
+                task->option[0] == '\0' ? "without --fit" : fmt::format("with {}", task->option));
+  }
+  const bool needs_config = task->options.front() == "CONFIG";
+  if (needs_config && command.get_option("CONFIG")->count() == 0)
+    throw Error(ExitCode::usage, "CONFIG is missing: the run to plan");
+}
+
+void plan(const CLI::App& command, PlanArguments& arguments) {
+  check_options(command);
   if (!arguments.estimate.empty()) return estimate(arguments);
   if (!arguments.fit.empty()) {
     const Machine machine = machine_of(arguments, arguments.fit);
-    return print_study(arguments, fit_models(machine, arguments.family, std::max<int64_t>(arguments.search.gpus, 1)));
+    const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
+    return print_study(arguments, fit_models(machine, arguments.family, gpus));
   }
   const Machine machine = machine_of(arguments, arguments.target);
   if (!arguments.sweep.empty()) {
@@ -165,10 +218,8 @@ void plan(PlanArguments& arguments) {
     return print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus,
                                              nics, arguments.search.price));
   }
-  // For one rank: how the batch is spread over data ranks is a matter of the layout.
-  const RunConfig config = load_config(arguments.config, arguments.overrides);
-  if (!arguments.scale.empty()) return scale(arguments, config, machine);
-  search(arguments, config, machine);
+  if (!arguments.scale.empty()) return scale(arguments, machine);
+  search(arguments, machine);
 }
 
 }  // namespace
@@ -180,11 +231,10 @@ void add_plan_command(CLI::App& app) {
   command->formatter(formatter);
   auto arguments = std::make_shared<PlanArguments>();
   command->add_option("CONFIG", arguments->config, "run config (JSON)");
-  CLI::Option* gpus = command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
-                          ->check(whole_number_from(1))
-                          ->type_name("N");
-  CLI::Option* target =
-      command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")->type_name("NAME");
+  command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")->type_name("NAME");
   command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
       ->type_name("NAME");
   command->add_option("--objective", arguments->objective, "time, memory, or cost, on at most N devices (time)")
@@ -204,20 +254,17 @@ void add_plan_command(CLI::App& app) {
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
   command->add_option("--scale", arguments->scale, "weak and strong scaling, doubling the devices")
-      ->type_name("N..M")
-      ->excludes(gpus);
+      ->type_name("N..M");
   command->add_option("--links", arguments->links, "the step by number and rate of a node's NICs")->type_name("N,...");
-  CLI::Option* fit = command->add_option("--fit", arguments->fit, "the largest models that a device trains (--gpus 1)")
-                         ->type_name("DEVICE")
-                         ->excludes(target);
+  command->add_option("--fit", arguments->fit, "the largest models that a device trains (--gpus 1)")
+      ->type_name("DEVICE");
   command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
-      ->type_name("NAME")
-      ->needs(fit);
+      ->type_name("NAME");
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
-  command->callback([arguments] { plan(*arguments); });
+  command->callback([arguments, command] { plan(*command, *arguments); });
 }
 
 }  // namespace gptrain

@@ -105,7 +105,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   Study study{.kind = Study::Kind::links, .machine = machine_name(machine)};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.room_bytes = planned_target(machine).memory_bytes;
-  study.axes = {"NICs", "Gbit/s of each"};
+  study.axes = {"Gbit/s of each", "NICs"};
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine);
   // What is planned does not depend on links: only its times do.
@@ -113,8 +113,8 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   const WorldPlan plan = plan_world(config, target, gpus, [&](int64_t rank, StepPlan of_rank) {
     if (of_rank.design->stages.stage == std::ssize(logs)) logs.emplace_back(rank, std::move(of_rank.log));
   });
-  for (const int64_t number : nics) {
-    for (const double factor : factors) {
+  for (const double factor : factors) {
+    for (const int64_t number : nics) {
       Machine changed = machine;
       changed.cluster.nics_per_node = number;
       changed.cluster.nic_bytes_per_second *= factor;
@@ -122,8 +122,8 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
       for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
       const SimulatedStep step = simulate_step(stages);
       const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint_bytes(plan.spec, config));
-      StudyPoint point{.values = {fmt::format("{}", number),
-                                  fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9)},
+      StudyPoint point{.values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9),
+                                  fmt::format("{}", number)},
                        .parameters = plan.spec.parameters(),
                        .gpus = gpus,
                        .result = layout_result(config, target, plan, forecast, layout_of(config, gpus), price)};

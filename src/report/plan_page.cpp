@@ -147,7 +147,7 @@ std::string heat_map(const Study& study) {
   return out + "</table>\n";
 }
 
-// A line for each value of the first axis over the second one, or one over the only axis.
+// A line for each value of the first axis, three at most, over the second one, or one over the only axis.
 std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
                   const std::function<double(const LayoutResult&)>& y) {
   const size_t along = study.axes.size() - 1;
@@ -169,7 +169,9 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
   return render_plot(plot);
 }
 
+// None where the key's values are words.
 std::string plots(const Study& study) {
+  if (!number_of(study.points.front().values.back())) return "";
   std::string out = "<div class=\"plots\">\n";
   const bool scales = study.kind == Study::Kind::scale;
   out += lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,

@@ -120,17 +120,24 @@ class Messages(PlanCase):
                 ([config, "--scale", "8"], "must be two numbers, the smaller first, as in 8..4096"),
                 ([config, "--scale", "8..x"], "must be whole numbers from 1 on, as in 8..4096"),
                 ([config, "--scale", "8..4"], "must be two numbers, the smaller first"),
-                ([config, "--scale", "8..16", "--gpus", "8"], "--gpus excludes --scale"),
+                ([config, "--scale", "8..16", "--gpus", "8"], "--gpus has no effect with --scale"),
                 ([config, "--gpus", 8, "--links", "1,,2"], "must be whole numbers from 1 on, as in 1,2,4"),
                 ([config, "--links", "1"], "--gpus must be given"),
-                ([config, "--fit", "h100"], "--fit and --estimate take no CONFIG"),
+                ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
                 (["--fit", "h1000"], "h1000"),
-                (["--fit", "h100", "--target", "h100"], "--target excludes --fit"),
-                (["--family", "llama"], "--family requires --fit"),
+                (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
+                ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
-                (["--estimate", "t5-11b", "--fit", "h100"], "one at a time"),
-                ([config, "--scale", "1..2", "--out", "x.json"], "--out takes the best layout's config")]:
+                (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),
+                ([config, "--scale", "1..2", "--out", "x.json"], "--out has no effect with --scale"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--top", 2], "--top has no effect with --sweep"),
+                (["--estimate", "t5-11b", "--html", "x.html"], "--html has no effect with --estimate"),
+                ([config, "--gpus", 131073], "--gpus 131073: must be at most 131072"),
+                ([config, "--scale", "1..200000"], "--scale 200000: must be at most 131072"),
+                (["--fit", "h100", "--gpus", 200000], "--gpus 200000: must be at most 131072"),
+                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "nothing can be planned: batch.mirco"),
+                (["--fit", "v100-32g", "--gpus", 2, "--html", "/nowhere/page.html"], "/nowhere/page.html")]:
             with self.subTest(message):
                 self.refuse(USAGE, message, "plan", *arguments)
 
