@@ -54,6 +54,7 @@ int run_program(int argc, char** argv) {
       "6 training diverged, 75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   add_train_command(app, result);
+  add_plan_command(app);
   add_data_commands(app);
   add_checkpoint_commands(app);
   add_generate_command(app);

@@ -15,5 +15,6 @@ void add_checkpoint_commands(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_config_commands(CLI::App& app);
 void add_bench_command(CLI::App& app);
+void add_plan_command(CLI::App& app);
 
 }  // namespace gptrain

@@ -50,6 +50,7 @@ struct TrainArguments {
   std::string target;
   std::string cluster;
   double tokens_per_second = 0;
+  double price = 0;  // not given
   std::string trace;
   std::string timeline;
   bool dry_run = false;
@@ -242,7 +243,8 @@ void dry_run(const TrainArguments& arguments) {
                     .world = {mesh, plan.traffic, plan.largest_rank},
                     .stages = stage_forecasts(plan),
                     .warnings = plan.warnings,
-                    .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas)};
+                    .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas),
+                    .price = arguments.price};
   if (machine.rates) {
     if (pipelined) input.pipeline = step.pipeline;
     input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config));
@@ -326,6 +328,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->needs(dry);
   command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
       ->type_name("NAME")
+      ->needs(target);
+  command->add_option("--price", arguments->price, "of a device-hour, for the cost of the run")
+      ->check(positive_number())
+      ->type_name("P")
       ->needs(target);
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())

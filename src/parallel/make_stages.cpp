@@ -21,12 +21,17 @@ double head_in_layers(const ModelConfig& model) {
 
 std::vector<int64_t> layers_of_chunks(const RunConfig& config) {
   const ParallelConfig& parallel = config.parallel;
-  const int64_t chunks = parallel.pipeline * parallel.virtual_stages;
   if (!parallel.layers_per_stage.empty()) return parallel.layers_per_stage;
+  const int64_t chunks = parallel.pipeline * parallel.virtual_stages;
   const int64_t layers = config.model.num_layers;
-  std::vector<int64_t> counts(static_cast<size_t>(chunks), layers / chunks);
-  if (layers % chunks == 0) return counts;
-  std::fill(counts.begin(), counts.end(), 1);
+  if (layers % chunks != 0) return balanced_layers(config);
+  return std::vector<int64_t>(static_cast<size_t>(chunks), layers / chunks);
+}
+
+std::vector<int64_t> balanced_layers(const RunConfig& config) {
+  const int64_t chunks = config.parallel.pipeline * config.parallel.virtual_stages;
+  const int64_t layers = config.model.num_layers;
+  std::vector<int64_t> counts(static_cast<size_t>(chunks), 1);
   // One after the other goes to the chunk that has least, of equal ones to the last: later stages keep fewer
   // micro-batches.
   const double head = head_in_layers(config.model);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "config/run_config.h"
 #include "schedule/stages.h"
@@ -15,5 +16,7 @@ Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches
 
 // Layers of each chunk, in forward order.
 std::vector<int64_t> layers_of_chunks(const RunConfig& config);
+// As they would be spread if the config placed none and they did not divide.
+std::vector<int64_t> balanced_layers(const RunConfig& config);
 
 }  // namespace gptrain

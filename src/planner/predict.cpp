@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <utility>
+
+#include "report/dry_run.h"
 
 namespace gptrain {
 
@@ -36,6 +39,30 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   forecast.best_checkpoint_interval = saving.best_interval;
   forecast.goodput = saving.goodput;
   return forecast;
+}
+
+Target planned_target(const Machine& machine) {
+  Target target = target_of(machine.device, machine.cluster);
+  target.of_processes = true;
+  return target;
+}
+
+Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size) {
+  const Mesh mesh = make_mesh(config, world_size);
+  Prediction prediction;
+  std::vector<StepLog> logs;  // of the first rank of each stage: the others differ from it in a few rows
+  std::vector<EventTimes> times;
+  prediction.plan = plan_world(config, planned_target(machine), world_size, [&](int64_t rank, StepPlan plan) {
+    if (plan.design->stages.stage != std::ssize(logs)) return;
+    logs.push_back(std::move(plan.log));
+    times.emplace_back(machine, config, mesh, rank);
+  });
+  std::vector<StageLog> stages;
+  for (size_t i = 0; i < logs.size(); ++i) stages.push_back({&logs[i], times[i]});
+  prediction.step = simulate_step(stages);
+  prediction.forecast =
+      forecast_step(machine, prediction.step, world_size, checkpoint_bytes(prediction.plan.spec, config));
+  return prediction;
 }
 
 }  // namespace gptrain

@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "config/run_config.h"
+#include "ops/target.h"
 #include "planner/simulate_step.h"
 #include "report/forecast.h"
+#include "train/plan_step.h"
 
 namespace gptrain {
 
@@ -20,5 +23,16 @@ Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seco
 // `checkpoint_bytes`: of the whole run's, which all nodes write together.
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
                            int64_t checkpoint_bytes);
+
+// One process on each device of the machine.
+Target planned_target(const Machine& machine);
+
+// What a dry run says: all kinds of ranks planned, and the step of the first of each stage simulated.
+struct Prediction {
+  WorldPlan plan;
+  SimulatedStep step;
+  StepForecast forecast;
+};
+Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size);
 
 }  // namespace gptrain

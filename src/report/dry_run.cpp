@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "report/flops_json.h"
 #include "report/formulas.h"
+#include "report/run_speed.h"
 
 namespace gptrain {
 namespace {
@@ -233,37 +234,19 @@ std::string pipeline_section(const DryRunInput& input) {
   return text;
 }
 
-// What follows from the forecast for the whole run.
-struct Speed {
-  double tokens_per_second, tokens_per_gpu;
-  double model_flops_per_gpu, hardware_flops_per_gpu;
-  double mfu = 0, hfu = 0;  // of the rate of the step's 16-bit or f32 products
-  double gpu_hours;         // of the run, without failures
-
-  Speed(const DryRunInput& input, const Totals& totals) {
-    const double seconds = input.forecast->step_seconds;
-    const auto ranks = static_cast<double>(input.world.mesh.world_size());
-    tokens_per_second = static_cast<double>(totals.tokens_per_step) / seconds;
-    tokens_per_gpu = tokens_per_second / ranks;
-    model_flops_per_gpu = to_double(totals.step.model_flops) / seconds / ranks;
-    hardware_flops_per_gpu = to_double(totals.step.executed_flops) / seconds / ranks;
-    const Target& target = input.target;
-    const double rate = input.config.precision.compute == DType::f32 ? target.f32_flops : target.bf16_flops;
-    mfu = model_flops_per_gpu / rate;
-    hfu = hardware_flops_per_gpu / rate;
-    gpu_hours = seconds * static_cast<double>(input.config.run.steps) * ranks / 3600;
-  }
-};
+RunSpeed speed_of(const DryRunInput& input) {
+  return run_speed(input.config, input.target, input.ops, input.world.mesh.world_size(), input.forecast->step_seconds);
+}
 
 std::string wait_text(const LongestWait& wait) {
   const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
   return fmt::format("longest: {}{}, {:.3g} ms", wait.operation, unit, 1e3 * wait.seconds);
 }
 
-std::string forecast_section(const DryRunInput& input, const Totals& totals) {
+std::string forecast_section(const DryRunInput& input) {
   if (!input.forecast) return "";
   const StepForecast& forecast = *input.forecast;
-  const Speed speed(input, totals);
+  const RunSpeed speed = speed_of(input);
   std::string text = "\npredicted step\n";
   text += row("machine", forecast.machine);
   text += row("step", format_duration(forecast.step_seconds),
@@ -289,9 +272,9 @@ std::string forecast_section(const DryRunInput& input, const Totals& totals) {
   return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
 }
 
-Json forecast_json(const DryRunInput& input, const Totals& totals) {
+Json forecast_json(const DryRunInput& input) {
   const StepForecast& forecast = *input.forecast;
-  const Speed speed(input, totals);
+  const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
             {"step_seconds", forecast.step_seconds},
             {"tokens_per_second", speed.tokens_per_second},
@@ -312,6 +295,7 @@ Json forecast_json(const DryRunInput& input, const Totals& totals) {
   }
   for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
   json["gpu_hours"] = speed.gpu_hours;
+  if (input.price > 0) json["cost"] = input.price * speed.gpu_hours / forecast.goodput;
   json["checkpoint_seconds"] = forecast.checkpoint_seconds;
   json["best_checkpoint_every_seconds"] = forecast.best_checkpoint_interval;
   json["goodput"] = forecast.goodput;
@@ -377,11 +361,13 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                             input.target.name, devices, rate / 1e12, traffic));
   }
   if (input.forecast && input.rate && input.rate->origin == "predicted") {
-    const double hours = Speed(input, totals).gpu_hours;
+    const double hours = speed_of(input).gpu_hours;
     text += row("device-hours", format_count(hours),
                 fmt::format("{} with failures: goodput {:.1f}% with a checkpoint every {}",
                             format_count(hours / input.forecast->goodput), 100 * input.forecast->goodput,
                             format_duration(input.forecast->best_checkpoint_interval)));
+    if (input.price > 0)
+      text += row("cost", format_count(input.price * hours / input.forecast->goodput), "of those, failures included");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -454,7 +440,7 @@ std::string dry_run_text(const DryRunInput& input) {
   text +=
       row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
-          forecast_section(input, totals) + run_section(input, totals) + data_section(input);
+          forecast_section(input) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
@@ -479,7 +465,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
-  if (input.forecast) json.update(forecast_json(input, totals));
+  if (input.forecast) json.update(forecast_json(input));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

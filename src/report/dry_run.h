@@ -60,6 +60,7 @@ struct DryRunInput {
   std::optional<StepForecast> forecast = {};     // likewise
   std::string warnings = {};  // of the ops, lines
   std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
+  double price = 0;           // of a device-hour; 0: not known
 };
 
 // For people: tables in plain text.

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/units.h"
+#include "report/html_page.h"
 #include "report/svg_plot.h"
 
 namespace gptrain {
@@ -197,32 +198,11 @@ std::string render_samples(const RunHistory& history) {
   return out + "</section>\n";
 }
 
-constexpr std::string_view page_css = R"css(
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
-  --color-0: #2563eb; --color-1: #c2410c; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #10141b; --card: #181e28; --text: #e4e9f1; --muted: #9ba8ba; --border: #2b3442;
-    --color-0: #6ea8fe; --color-1: #fb9a4b; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.45 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 40px; }
-h1 { font-size: 24px; margin: 0 0 16px; overflow-wrap: anywhere; }
-.summary { display: grid; grid-template-columns: repeat(auto-fill, minmax(160px, 1fr)); gap: 10px; margin: 0 0 16px; }
-@media (max-width: 480px) { .summary { grid-template-columns: 1fr 1fr; } }
-.summary div { padding: 10px 14px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
-.summary dt { font-size: 13px; color: var(--muted); }
-.summary dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.summary small { display: block; font-size: 13px; font-weight: 400; color: var(--muted); }
-.plots { display: grid; grid-template-columns: minmax(0, 1fr); gap: 12px; }
-@media (min-width: 820px) { .plots { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
-details { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
-summary { font-weight: 600; cursor: pointer; }
+constexpr std::string_view samples_css = R"css(
 .samples { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
 .samples h2 { font-size: 17px; margin: 0; }
 .samples h3 { font-size: 13px; font-weight: 400; color: var(--muted); margin: 12px 0 0; }
 .samples p { margin: 2px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-pre { overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 )css";
 
 }  // namespace
@@ -267,19 +247,10 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
-  const std::string safe_title = escape_html(title);
-  std::string out =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      // This policy makes the browser load nothing and run nothing.
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
-  out += fmt::format("<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
-                     page_css, plot_style_css(), safe_title);
-  out += render_summary(history);
-  out += render_plots(history);
-  out += render_samples(history);
-  out += fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text));
-  return out + "</main>\n</body>\n</html>\n";
+  return html_page(title, samples_css,
+                   render_summary(history) + render_plots(history) + render_samples(history) +
+                       fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
+                                   escape_html(config_text)));
 }
 
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {

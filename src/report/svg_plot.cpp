@@ -47,11 +47,13 @@ bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(s
 
 // Maps data to SVG units inside the axes.
 struct Scale {
-  Range x, y;
+  Range x, y;  // of x, or where it doubles of its logarithm
   Size size;
+  bool x_doubles = false;
 
+  double along_x(double value) const { return x_doubles ? std::log2(value) : value; }
   double to_x(double value) const {
-    return left_margin + (value - x.low) / x.length() * (size.width - left_margin - right_margin);
+    return left_margin + (along_x(value) - x.low) / x.length() * (size.width - left_margin - right_margin);
   }
   double to_y(double value) const {
     return size.height - bottom_margin - (value - y.low) / y.length() * (size.height - top_margin - bottom_margin);
@@ -72,18 +74,18 @@ void pad(Range& range, double share) {
 
 // Nothing where no point can be drawn.
 std::optional<Scale> fit(const Plot& plot, const Size& size) {
-  Scale scale{{}, {}, size};
+  Scale scale{{}, {}, size, plot.x_doubles};
   for (const PlotSeries& series : plot.series) {
     for (const PlotPoint& point : series.points) {
       if (!is_drawable(point)) continue;
-      scale.x.include(point.x);
+      scale.x.include(scale.along_x(point.x));
       scale.y.include(point.y);
     }
   }
   if (scale.x.is_empty()) return std::nullopt;
   if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
   // Steps count from 1; an axis that begins at 0 has the rounder ticks.
-  if (scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
+  if (!plot.x_doubles && scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
   const bool touches_zero = plot.y_from_zero && scale.y.low >= 0;
   if (touches_zero) scale.y.low = 0;
   pad(scale.y, 0.06);
@@ -109,8 +111,13 @@ std::string draw_axes(const Plot& plot, const Scale& scale) {
     const double y = scale.to_y(y_ticks[i]);
     out += draw_rule("grid", left_margin, y, right, y) + draw_text("y-tick", left_margin - 6, y, y_labels[i]);
   }
-  const std::vector<double> x_ticks = nice_ticks(scale.x.low, scale.x.high, scale.size.num_x_ticks, /*whole=*/true);
-  const std::vector<std::string> x_labels = format_ticks(x_ticks);
+  std::vector<double> x_ticks = nice_ticks(scale.x.low, scale.x.high, scale.size.num_x_ticks, /*whole=*/true);
+  std::vector<std::string> x_labels;
+  if (plot.x_doubles) {
+    for (double& tick : x_ticks) x_labels.push_back(fmt::format("{:g}", tick = std::exp2(tick)));
+  } else {
+    x_labels = format_ticks(x_ticks);
+  }
   for (size_t i = 0; i < x_ticks.size(); ++i) {
     const double x = scale.to_x(x_ticks[i]);
     out += draw_rule("axis", x, bottom, x, bottom + 4) + draw_text("x-tick", x, bottom + 17, x_labels[i]);
@@ -329,6 +336,7 @@ svg text { fill: var(--muted); font-size: 14px; }
 .marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
 .color-0 { color: var(--color-0); }
 .color-1 { color: var(--color-1); }
+.color-2 { color: var(--color-2); }
 svg.wide { display: none; }
 @media (min-width: 820px) {
   .full-width { grid-column: 1 / -1; }

@@ -23,7 +23,7 @@ enum class SeriesStyle {
 struct PlotSeries {
   std::string label;
   SeriesStyle style = SeriesStyle::line;
-  int color = 0;                  // 0 or 1: one of the two colors of the page
+  int color = 0;                  // 0, 1 or 2: one of the colors of the page
   std::vector<PlotPoint> points;  // in ascending x
 };
 
@@ -33,6 +33,7 @@ struct Plot {
   std::string x_label = "step";
   std::string description = {};  // what a reader who does not see the drawing is told
   bool y_from_zero = false;
+  bool x_doubles = false;               // x, above 0, by its logarithm: from a power of two to the next it is as far
   bool full_width = false;              // on wide screens this plot spans the page, on others it is like the rest
   std::vector<PlotSeries> series = {};  // drawn in this order; those without a finite point are left out
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "schedule/parameter_traffic.h"
@@ -8,16 +9,12 @@
 namespace gptrain {
 namespace {
 
-using PassLists = std::vector<std::vector<Pass>>;
-
 ScheduleOptions with_stages(ScheduleOptions options) {
   if (options.stages.first_units.empty())
     options.stages = Stages::one(static_cast<int32_t>(options.units.size()), options.micro_batches);
   options.stages.shape.micro_batches = options.micro_batches;
   return options;
 }
-
-PassLists training_passes(const Stages& stages) { return stages.schedule->passes(stages.shape); }
 
 // Every chunk's forward, in the order of the chunks.
 PassLists forward_passes(const Stages& stages) {
@@ -382,8 +379,8 @@ class Stage {
 
 Schedule training_schedule(const ScheduleOptions& options) {
   const ScheduleOptions staged = with_stages(options);
-  const PassLists passes = training_passes(staged.stages);
-  return Stage(staged, passes).training();
+  const std::shared_ptr<const PassLists> passes = passes_of(*staged.stages.schedule, staged.stages.shape);
+  return Stage(staged, *passes).training();
 }
 
 Schedule evaluation_schedule(const ScheduleOptions& options) {

@@ -96,8 +96,8 @@ StagePlan stage_plan(const Stages& stages, int64_t rank) {
     plan.num_layers += std::max(end - begin, 0);
   }
   int64_t in_flight = 0;
-  const std::vector<std::vector<Pass>> passes = stages.schedule->passes(stages.shape);
-  for (const Pass& pass : passes[static_cast<size_t>(stages.stage)]) {
+  const std::shared_ptr<const PassLists> passes = passes_of(*stages.schedule, stages.shape);
+  for (const Pass& pass : (*passes)[static_cast<size_t>(stages.stage)]) {
     if (pass.kind == PassKind::forward) ++in_flight;
     if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight) --in_flight;
     plan.in_flight = std::max(plan.in_flight, in_flight);

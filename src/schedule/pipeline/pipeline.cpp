@@ -27,4 +27,16 @@ const PipelineSchedule* find_pipeline_schedule(std::string_view name) {
   return found == table.end() ? nullptr : &*found;
 }
 
+std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape) {
+  struct Kept {
+    std::string_view schedule;
+    PipelineShape shape;
+    std::shared_ptr<const PassLists> passes;
+  };
+  thread_local Kept kept;
+  if (!kept.passes || kept.schedule != schedule.name || kept.shape != shape)
+    kept = {schedule.name, shape, std::make_shared<const PassLists>(schedule.passes(shape))};
+  return kept.passes;
+}
+
 }  // namespace gptrain

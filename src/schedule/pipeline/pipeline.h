@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,5 +58,11 @@ struct PipelineSchedule {
 std::span<const PipelineSchedule> pipeline_schedules();
 // Null if there is none of that name.
 const PipelineSchedule* find_pipeline_schedule(std::string_view name);
+
+// By stage, as PipelineSchedule::passes has them.
+using PassLists = std::vector<std::vector<Pass>>;
+// Those of the schedule. A thread that designs the stages of one pipeline one after the other makes them once: those of
+// its last shape are kept.
+std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape);
 
 }  // namespace gptrain

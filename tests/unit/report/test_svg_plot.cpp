@@ -124,3 +124,18 @@ TEST_CASE("A constant series is drawn on a range around it") {
     CHECK(html.find("L") != std::string::npos);
   }
 }
+
+TEST_CASE("Where x doubles, each power of two is as far from the next") {
+  Plot plot{.id = "scale", .title = "Scale"};
+  plot.x_doubles = true;
+  plot.series = {{"speed", SeriesStyle::line, 2, {{8, 1}, {16, 2}, {64, 4}}}};
+  const std::string out = render_plot(plot);
+  std::vector<double> x;
+  const std::string start = "class=\"line color-2\" d=\"";
+  for (size_t at = out.find(start) + start.size(); out[at] != '"'; ++at) {
+    if (out[at] == 'M' || out[at] == 'L') x.push_back(std::stod(out.substr(at + 1)));
+  }
+  REQUIRE(x.size() == 3);
+  CHECK(x[2] - x[1] == Approx(2 * (x[1] - x[0])).epsilon(0.01));
+  for (const char* const tick : {">8<", ">16<", ">32<", ">64<"}) CHECK(out.find(tick) != std::string::npos);
+}

@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fmt/format.h>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/output.h"
+#include "base/output_file.h"
+#include "cli/commands.h"
+#include "cli/numbers.h"
+#include "config/load.h"
+#include "planner/layouts.h"
+#include "planner/search.h"
+#include "planner/studies.h"
+#include "report/encoder_estimate.h"
+#include "report/layout_report.h"
+#include "report/plan_page.h"
+#include "report/study.h"
+
+namespace gptrain {
+namespace {
+
+struct PlanArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string target = "h100";
+  std::string cluster;
+  std::string objective = "time";
+  std::string out, html;
+  SearchOptions search{.gpus = 0};  // 0: not given
+  std::string fit, family = "gpt", estimate, scale, links;
+  std::vector<std::string> sweep;
+  bool json = false;
+};
+
+Machine machine_of(const PlanArguments& arguments, const std::string& target) {
+  const DeviceProfile device = find_device(target);
+  return {device, find_cluster(arguments.cluster.empty() ? device.cluster : arguments.cluster)};
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+std::string stem_of(const PlanArguments& arguments) { return std::filesystem::path(arguments.config).stem().string(); }
+
+// More than any machine has, and few enough to list the ranks of a group.
+constexpr int64_t most_gpus = int64_t{1} << 17;
+
+int64_t at_most_all(std::string_view option, int64_t gpus) {
+  if (gpus > most_gpus) throw Error(ExitCode::usage, "{} {}: must be at most {}", option, gpus, most_gpus);
+  return gpus;
+}
+
+int64_t require_gpus(const PlanArguments& arguments) {
+  if (arguments.search.gpus == 0) throw Error(ExitCode::usage, "--gpus must be given: the devices to plan for");
+  return at_most_all("--gpus", arguments.search.gpus);
+}
+
+void print_study(const PlanArguments& arguments, const Study& study) {
+  const bool has_result = std::any_of(study.points.begin(), study.points.end(),
+                                      [](const StudyPoint& point) { return point.result.has_value(); });
+  if (!has_result) throw Error(ExitCode::usage, "nothing can be planned: {}", study.points.front().refused);
+  if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
+  write_out(arguments.json ? study_json(study) : study_text(study));
+}
+
+// Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
+// spread over data ranks is then a matter of the layout that is found.
+RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
+  try {
+    return load_config(arguments.config, arguments.overrides, gpus);
+  } catch (const Error&) {
+    return load_config(arguments.config, arguments.overrides);
+  }
+}
+
+// Whole numbers from 1 on with `separator` between them.
+std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
+                                std::string_view example) {
+  std::vector<int64_t> numbers;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    int64_t number = 0;
+    const auto [last, error] = std::from_chars(text.data() + begin, text.data() + end, number);
+    if (error != std::errc() || last != text.data() + end || number < 1)
+      throw Error(ExitCode::usage, "{} {}: must be whole numbers from 1 on, as in {}", option, text, example);
+    numbers.push_back(number);
+    begin = end + separator.size();
+  }
+  return numbers;
+}
+
+std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
+  std::vector<SweepAxis> axes;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == word.size())
+      throw Error(ExitCode::usage, "--sweep {}: must be a key and its values, as in batch.micro=1,2,4", word);
+    SweepAxis axis{word.substr(0, equals), {}};
+    for (size_t begin = equals + 1; begin <= word.size();) {
+      const size_t end = std::min(word.find(',', begin), word.size());
+      axis.values.push_back(word.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    axes.push_back(std::move(axis));
+  }
+  if (axes.size() > 2) throw Error(ExitCode::usage, "--sweep takes one key or two, not {}", axes.size());
+  return axes;
+}
+
+void estimate(const PlanArguments& arguments) {
+  for (const EncoderShape& shape : encoder_shapes()) {
+    if (shape.name == arguments.estimate)
+      return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
+  }
+}
+
+void scale(const PlanArguments& arguments, const Machine& machine) {
+  const std::vector<int64_t> ends = numbers_of("--scale", arguments.scale, "..", "8..4096");
+  if (ends.size() != 2 || ends[0] > ends[1])
+    throw Error(ExitCode::usage, "--scale {}: must be two numbers, the smaller first, as in 8..4096", arguments.scale);
+  at_most_all("--scale", ends[1]);
+  print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
+}
+
+// The command that confirms a config's plan.
+std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
+  std::string command = fmt::format("--dry-run --world-size {} --target {}", world_size, arguments.target);
+  if (!arguments.cluster.empty()) command += " --cluster " + arguments.cluster;
+  return command;
+}
+
+void search(PlanArguments& arguments, const Machine& machine) {
+  const RunConfig config = load_for(arguments, require_gpus(arguments));
+  const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
+  arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
+  const LayoutSearch found = search_layouts(config, machine, arguments.search);
+  std::string winner;
+  if (!found.best.empty()) {
+    const RunLayout& best = found.best.front().layout;
+    winner = show_config(checked_layout(config, best), ConfigText::for_any_ranks);
+    if (!arguments.out.empty()) {
+      write_file(arguments.out,
+                 fmt::format("// The best layout by {} on {} x {}. Its plan:\n// gptrain train {} {}\n{}", found.objective,
+                             best.world_size(), found.machine, arguments.out, dry_run_of(arguments, best.world_size()),
+                             winner));
+    }
+  }
+  if (!arguments.html.empty())
+    write_file(arguments.html, search_page("The best layout of " + stem_of(arguments), found, winner));
+  write_out(arguments.json ? layout_search_json(found, winner) : layout_search_text(found));
+  if (found.best.empty())
+    throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, arguments.search.gpus,
+                arguments.target);
+}
+
+// What a call asks for, and the options that have a place in it.
+struct Task {
+  const char* option;  // that names it; empty: the search
+  std::vector<std::string_view> options;
+};
+const std::vector<Task>& tasks() {
+  static const std::vector<Task> all = {
+      {"", {"CONFIG", "--gpus", "--target", "--cluster", "--objective", "--price", "--top", "--set", "--out", "--html",
+            "--json"}},
+      {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--fit", {"--gpus", "--cluster", "--family", "--html", "--json"}},
+      {"--estimate", {"--json"}}};
+  return all;
+}
+
+// One task, and no option that has no effect on it.
+void check_options(const CLI::App& command) {
+  const Task* task = &tasks().front();
+  for (const Task& other : tasks()) {
+    if (*other.option == '\0' || command.get_option(other.option)->count() == 0) continue;
+    if (task != &tasks().front())
+      throw Error(ExitCode::usage, "{} and {}: one at a time", task->option, other.option);
+    task = &other;
+  }
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == task->option) continue;
+    if (std::find(task->options.begin(), task->options.end(), name) != task->options.end()) continue;
+    throw Error(ExitCode::usage, "{} has no effect {}", name,
+                task->option[0] == '\0' ? "without --fit" : fmt::format("with {}", task->option));
+  }
+  const bool needs_config = task->options.front() == "CONFIG";
+  if (needs_config && command.get_option("CONFIG")->count() == 0)
+    throw Error(ExitCode::usage, "CONFIG is missing: the run to plan");
+}
+
+void plan(const CLI::App& command, PlanArguments& arguments) {
+  check_options(command);
+  if (!arguments.estimate.empty()) return estimate(arguments);
+  if (!arguments.fit.empty()) {
+    const Machine machine = machine_of(arguments, arguments.fit);
+    const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
+    return print_study(arguments, fit_models(machine, arguments.family, gpus));
+  }
+  const Machine machine = machine_of(arguments, arguments.target);
+  if (!arguments.sweep.empty()) {
+    const std::vector<SweepAxis> axes = axes_of(arguments.sweep);
+    return print_study(arguments, sweep_keys(arguments.config, arguments.overrides, axes, machine,
+                                             require_gpus(arguments), arguments.search.price));
+  }
+  if (!arguments.links.empty()) {
+    const std::vector<int64_t> nics = numbers_of("--links", arguments.links, ",", "1,2,4");
+    const int64_t gpus = require_gpus(arguments);
+    return print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus,
+                                             nics, arguments.search.price));
+  }
+  if (!arguments.scale.empty()) return scale(arguments, machine);
+  search(arguments, machine);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("plan", "find the best layout of a run, or compare plans");
+  auto formatter = std::make_shared<CLI::Formatter>();
+  formatter->column_width(42);
+  command->formatter(formatter);
+  auto arguments = std::make_shared<PlanArguments>();
+  command->add_option("CONFIG", arguments->config, "run config (JSON)");
+  command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")->type_name("NAME");
+  command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+      ->type_name("NAME");
+  command->add_option("--objective", arguments->objective, "time, memory, or cost, on at most N devices (time)")
+      ->check(CLI::IsMember({"time", "memory", "cost"}))
+      ->type_name("WORD");
+  command->add_option("--price", arguments->search.price, "of a device-hour")->check(positive_number())->type_name("P");
+  command->add_option("--top", arguments->search.top, "layouts to name (10)")
+      ->check(whole_number_from(1))
+      ->type_name("K");
+  command->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
+      ->type_name("key.path=value")
+      ->allow_extra_args(false);
+  command->add_option("--out", arguments->out, "write the best layout's config")->type_name("FILE");
+  command->add_option("--html", arguments->html, "write a page")->type_name("FILE");
+  command->add_flag("--json", arguments->json, "print JSON");
+  command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; of two keys with each pair")
+      ->type_name("KEY=V,...")
+      ->allow_extra_args(false);
+  command->add_option("--scale", arguments->scale, "weak and strong scaling, doubling the devices")
+      ->type_name("N..M");
+  command->add_option("--links", arguments->links, "the step by number and rate of a node's NICs")->type_name("N,...");
+  command->add_option("--fit", arguments->fit, "the largest models that a device trains (--gpus 1)")
+      ->type_name("DEVICE");
+  command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
+      ->check(CLI::IsMember({"gpt", "llama"}))
+      ->type_name("NAME");
+  command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
+      ->check(CLI::IsMember(encoder_names()))
+      ->type_name("MODEL");
+  command->callback([arguments, command] { plan(*command, *arguments); });
+}
+
+}  // namespace gptrain

@@ -1,0 +1,211 @@
+#include "planner/layout_costs.h"
+
+#include <algorithm>
+
+#include "model/spec/spec.h"
+#include "optim/optimizer.h"
+#include "parallel/parameters.h"
+#include "planner/layouts.h"
+#include "planner/rank_clock.h"
+#include "train/plan_step.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t small_layers = 3;
+constexpr int32_t middle_block = 2;        // unit
+constexpr int32_t middle_micro_batch = 1;  // of three: gradients are there and not yet summed
+
+UnitPart part_of(int32_t unit, int64_t num_units) {
+  return unit == 0 ? UnitPart::embedding : unit + 1 == num_units ? UnitPart::head : UnitPart::block;
+}
+
+// Units that stand for their parts.
+constexpr std::array<int32_t, num_unit_parts> part_units = {0, middle_block, static_cast<int32_t>(small_layers) + 1};
+
+void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
+  switch (kind) {
+    case ActionKind::load:
+    case ActionKind::forward:
+      cost.forward += seconds;
+      return;
+    case ActionKind::backward_weight:
+      // The head's are made with its loss.
+      (part == UnitPart::head ? cost.backward_input : cost.backward_weight) += seconds;
+      break;
+    default:
+      cost.backward_input += seconds;
+  }
+  cost.backward += seconds;
+}
+
+bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
+
+// Of the unit's buffers of the middle micro-batch those that are alive in an action.
+int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
+  int64_t bytes = 0;
+  for (const Buffer& buffer : program.schedule.buffers) {
+    if (buffer.unit == unit && buffer.micro_batch == middle_micro_batch && buffer.first <= action &&
+        buffer.last >= action)
+      bytes += program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(unit)];
+  }
+  return bytes;
+}
+
+// Seconds of the ops of all actions of such kinds that the unit has, and of their collectives. `scale`: of the ops' bytes.
+struct Work {
+  double ops = 0, collectives = 0;
+};
+Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32_t unit, double scale = 1) {
+  Work work;
+  const std::vector<Action>& actions = log.program->schedule.actions;
+  for (size_t i = 0; i < actions.size(); ++i) {
+    if (actions[i].kind != kind || actions[i].unit != unit) continue;
+    for (const Event& event : log.blocks[static_cast<size_t>(log.block_of[i])]) {
+      Event scaled = event;
+      if (event.kind != Event::Kind::collective)
+        scaled.bytes_moved = static_cast<int64_t>(static_cast<double>(event.bytes_moved) * scale);
+      (event.kind == Event::Kind::collective ? work.collectives : work.ops) += times.seconds_of(scaled);
+    }
+    break;
+  }
+  return work;
+}
+
+}  // namespace
+
+RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const {
+  RunLayout small = layout;
+  small.pipeline = small.virtual_stages = 1;
+  small.schedule = PipelineOrder::one_f_one_b;
+  small.is_balanced = false;
+  small.data = data;
+  RunConfig config = with_layout(config_, small);
+  config.model.num_layers = small_layers;
+  config.batch.accumulation = 3;
+  config.batch.global = 3 * layout.micro * data;
+  return config;
+}
+
+const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0};
+  const auto found = micro_batches_.find(key);
+  if (found != micro_batches_.end()) return found->second;
+  return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
+}
+
+MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const {
+  RunConfig config = small_config(layout, 1);
+  config.parallel.zero = 0;
+  config.memory.recompute = recompute;
+  config.memory.recompute_interval = 0;
+  if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
+  const StepPlan plan = plan_step(config, target_, layout.tensor);
+  const Program& program = *plan.log.program;
+  const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0);
+  RankClock clock(plan.log, times);
+  clock.next();
+  MicroBatchCosts costs;
+  constexpr auto tensor_lane = static_cast<size_t>(LaneKind::tensor);
+  for (size_t i = 0; i < program.schedule.actions.size(); ++i) {
+    const Action& action = program.schedule.actions[i];
+    const double begin = clock.now().time;
+    const double exposed = clock.exposed_seconds()[tensor_lane];
+    clock.next();
+    if (action.micro_batch != middle_micro_batch || !is_pass(action.kind)) continue;
+    const int32_t unit = std::max(action.unit, 0);
+    if (std::find(part_units.begin(), part_units.end(), unit) == part_units.end()) continue;
+    const UnitPart part = part_of(unit, small_layers + 2);
+    PassCost& cost = costs.passes[static_cast<size_t>(part)];
+    add_pass(cost, action.kind, part, clock.now().time - begin);
+    cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed;
+    if (action.kind == ActionKind::loss)
+      costs.held_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
+    if (action.kind == ActionKind::backward_weight && unit == middle_block)
+      costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
+  }
+  costs.message_bytes = program.bytes[static_cast<size_t>(BufferKind::stream)][0];
+  const StepMemory& memory = plan.memory();
+  costs.workspace_bytes = memory.arenas[MemoryClass::workspace];
+  costs.outside_bytes = memory.outside[MemoryClass::communication];
+  return costs;
+}
+
+const UpdateCosts& LayoutCosts::update(const RunLayout& layout) {
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data, layout.zero};
+  const auto found = updates_.find(key);
+  return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout)).first->second;
+}
+
+UpdateCosts LayoutCosts::make_update(const RunLayout& layout) const {
+  const int64_t data = std::min<int64_t>(layout.data, 2);
+  RunConfig config = small_config(layout, data);
+  config.memory.recompute = RecomputeKind::none;
+  config.memory.recompute_interval = 0;
+  const StepPlan plan = plan_step(config, target_, layout.tensor * data);
+  // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
+  // whole mesh's affair.
+  const RunConfig whole = with_layout(config_, layout);
+  const EventTimes times(machine_, whole, make_mesh(whole, layout.world_size()), 0);
+  const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
+  UpdateCosts costs;
+  for (size_t part = 0; part < num_unit_parts; ++part) {
+    const auto work = [&](ActionKind kind, double scale) {
+      return work_of(plan.log, times, kind, part_units[part], scale);
+    };
+    const Work sum = work(ActionKind::reduce, 1);
+    costs[part] = {.sum = sum.collectives,
+                   .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
+                   .gather = work(ActionKind::gather, 1).collectives,
+                   .update = work(ActionKind::update, piece).ops};
+  }
+  return costs;
+}
+
+const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0};
+  const auto found = bytes_.find(key);
+  return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
+}
+
+UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
+  const RunConfig config = small_config(layout, layout.data);
+  const ModelSpec spec = make_spec(config.model);
+  const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
+  const Sharding sharding{.zero = layout.data > 1 ? layout.zero : 0,
+                          .data_size = layout.data,
+                          .compute = config.precision.compute,
+                          .reduce = config.precision.reduce,
+                          .pure = config.precision.pure};
+  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  UnitBytes bytes{};
+  for (size_t part = 0; part < num_unit_parts; ++part) {
+    std::vector<bool> held(spec.units.size(), false);
+    const auto unit = static_cast<size_t>(part_units[part]);
+    held[unit] = true;
+    const ParameterLayout of_unit = make_layout(spec, shards, layout.data, layout.sequence, held);
+    const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
+    bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
+    if (sharding.zero >= 2) bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
+    if (sharding.zero == 3)
+      bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
+  }
+  return bytes;
+}
+
+double LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
+  if (layout.pipeline == 1) return 0;
+  const Key key{layout.tensor, layout.pipeline, layout.data, 0, 0};
+  auto found = neighbours_.find(key);
+  if (found == neighbours_.end()) {
+    const RunConfig config = with_layout(config_, layout);
+    const Mesh mesh = make_mesh(config, layout.world_size());
+    found = neighbours_
+                .emplace(key, place_of(group_ranks(config, mesh, 0, GroupKind::next), machine_.cluster.gpus_per_node,
+                                       mesh.world_size()))
+                .first;
+  }
+  return collective_time(machine_.cluster, found->second, Operation::send, static_cast<double>(bytes)).seconds;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,86 @@
+// What parts of a step cost, shared by the layouts of a search: from plans of three layers on few ranks.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "config/run_config.h"
+#include "ops/target.h"
+#include "planner/event_times.h"
+#include "report/layout_search.h"
+
+namespace gptrain {
+
+// A model is an embedding, equal blocks, and a head.
+enum class UnitPart : uint8_t { embedding, block, head };
+constexpr size_t num_unit_parts = 3;
+
+// A micro-batch's passes through one unit, on a rank that shares it with those of its tensor group only.
+struct PassCost {
+  double forward = 0;
+  double backward_input = 0;   // where backward passes are split; recomputation included
+  double backward_weight = 0;  // likewise
+  double backward = 0;         // whole
+  double exposed_tensor = 0;   // of all that, waiting for the tensor lane
+};
+
+// Of one tensor size, micro-batch, recomputation and kind of backward pass (split or whole).
+struct MicroBatchCosts {
+  std::array<PassCost, num_unit_parts> passes{};
+  int64_t held_bytes = 0;             // that a block keeps of a micro-batch between its forward and its backward pass
+  int64_t held_for_weight_bytes = 0;  // between the two halves of its backward pass
+  int64_t message_bytes = 0;          // that a stage sends the next one
+  int64_t workspace_bytes = 0;        // of a rank that has all parts
+  int64_t outside_bytes = 0;          // as of StepMemory::outside, on the device
+};
+
+// Of one unit and step, by ZeRO stage, on the links of one mesh.
+struct UpdateCost {
+  double sum = 0;       // of gradients over the data ranks: each time
+  double sum_ops = 0;   // ops that belong to a sum
+  double gather = 0;    // of weights
+  double update = 0;
+};
+using UpdateCosts = std::array<UpdateCost, num_unit_parts>;
+
+struct PartBytes {
+  int64_t parameters = 0;        // weights, gradients, master weights, optimizer state
+  int64_t whole_gradients = 0;   // of one unit, where they are a buffer of their own (ZeRO 2 and 3)
+  int64_t whole_weights = 0;     // likewise (ZeRO 3)
+};
+using UnitBytes = std::array<PartBytes, num_unit_parts>;
+
+// Makes each once, when it is first asked for. Error(usage) of a plan comes through.
+class LayoutCosts {
+ public:
+  LayoutCosts(const RunConfig& config, const Machine& machine, const Target& target)
+      : config_(config), machine_(machine), target_(target) {}
+
+  // `recompute`: not every_nth, whose blocks are of one of the other kinds.
+  const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split);
+  const UpdateCosts& update(const RunLayout& layout);
+  const UnitBytes& bytes(const RunLayout& layout);
+  // Seconds that a message takes from a stage to the next one.
+  double message(const RunLayout& layout, int64_t bytes);
+
+ private:
+  using Key = std::array<int64_t, 5>;
+
+  // Three layers of the model on one stage, with the layout's tensor ranks and as many data ranks.
+  RunConfig small_config(const RunLayout& layout, int64_t data) const;
+  MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const;
+  UpdateCosts make_update(const RunLayout& layout) const;
+  UnitBytes make_bytes(const RunLayout& layout) const;
+
+  RunConfig config_;
+  Machine machine_;
+  Target target_;
+  std::map<Key, MicroBatchCosts> micro_batches_;
+  std::map<Key, UpdateCosts> updates_;
+  std::map<Key, UnitBytes> bytes_;
+  std::map<Key, GroupPlace> neighbours_;
+};
+
+}  // namespace gptrain

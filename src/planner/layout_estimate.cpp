@@ -1,0 +1,329 @@
+#include "planner/layout_estimate.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/make_stages.h"
+#include "planner/layouts.h"
+
+namespace gptrain {
+namespace {
+
+constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
+constexpr auto block = static_cast<size_t>(UnitPart::block);
+constexpr auto head = static_cast<size_t>(UnitPart::head);
+
+// Of the layers [first, first + count) those that are recomputed.
+int64_t recomputed_layers(const RunLayout& layout, int64_t first, int64_t count) {
+  switch (layout.recompute) {
+    case RecomputeKind::none:
+      return 0;
+    case RecomputeKind::selective:
+    case RecomputeKind::block:
+      return count;
+    case RecomputeKind::every_nth:
+      break;
+  }
+  const auto before = [&](int64_t layer) { return (layer + layout.recompute_interval - 1) / layout.recompute_interval; };
+  return before(first + count) - before(first);
+}
+
+// What recomputed blocks are.
+RecomputeKind recomputed_kind(const RunLayout& layout) {
+  return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
+}
+
+// Work beside traffic, which slows it down and is awaited before the next pass.
+double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
+
+}  // namespace
+
+int64_t LayoutEstimator::Chunks::layers_of(size_t stage) const {
+  int64_t sum = 0;
+  for (const int32_t chunk : of_stage[stage]) sum += layers[static_cast<size_t>(chunk)];
+  return sum;
+}
+
+LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
+    : config_(config), slow_down_(machine.device.slow_down_beside_traffic), parts_(config, machine, target) {}
+
+const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
+  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), layout.is_balanced ? 1 : 0, 0};
+  if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
+  Chunks made;
+  const RunConfig config = with_layout(config_, layout);
+  made.stages = make_stages(config, 0, layout.accumulation);
+  made.layers = layers_of_chunks(config);
+  made.of_stage.resize(static_cast<size_t>(layout.pipeline));
+  int64_t first = 0;
+  for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {
+    made.first_layers.push_back(first);
+    first += made.layers[chunk];
+    const auto number = static_cast<int32_t>(chunk);
+    made.of_stage[static_cast<size_t>(made.stages.stage_of_chunk(number))].push_back(number);
+  }
+  return chunks_.emplace(key, std::move(made)).first->second;
+}
+
+const std::vector<LayoutEstimator::InFlight>& LayoutEstimator::in_flight(const RunLayout& layout, const Chunks& chunks) {
+  // Three times as many micro-batches as stages show what a schedule holds; what more of them add, as GPipe has it, is
+  // counted below.
+  const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
+  const bool recompute = layout.recompute != RecomputeKind::none;
+  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), micro_batches,
+                recompute ? 1 : 0};
+  if (const auto found = in_flight_.find(key); found != in_flight_.end()) return found->second;
+  const PipelineSchedule& schedule = *chunks.stages.schedule;
+  PipelineShape shape = chunks.stages.shape;
+  shape.micro_batches = static_cast<int32_t>(micro_batches);
+  shape.recompute = recompute;
+  const std::shared_ptr<const PassLists> passes = passes_of(schedule, shape);
+  std::vector<InFlight> stages;
+  for (size_t stage = 0; stage < passes->size(); ++stage) {
+    const std::vector<int32_t>& own = chunks.of_stage[stage];
+    InFlight now{std::vector<int32_t>(own.size()), std::vector<int32_t>(own.size())};
+    InFlight most = now;
+    const auto weight = [](const InFlight& counts) {
+      return 2 * std::accumulate(counts.whole.begin(), counts.whole.end(), int64_t{0}) +
+             std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
+    };
+    for (const Pass& pass : (*passes)[stage]) {
+      const auto place = static_cast<size_t>(std::find(own.begin(), own.end(), pass.chunk) - own.begin());
+      now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
+      if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
+      if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
+      if (weight(now) > weight(most)) most = now;
+    }
+    stages.push_back(most);
+  }
+  return in_flight_.emplace(key, std::move(stages)).first->second;
+}
+
+int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const {
+  int64_t sum = chunks.layers_of(stage) * bytes[block].parameters;
+  const bool has_head = chunks.has_head(stage);
+  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes[embedding].parameters;
+  if (has_head) sum += bytes[head].parameters;
+  return sum;
+}
+
+LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Chunks& lies) {
+  const bool splits = lies.stages.schedule->splits_backward;
+  const bool has_plain = layout.recompute == RecomputeKind::none || layout.recompute == RecomputeKind::every_nth;
+  const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
+  Held held{.any = &parts_.micro_batch(layout, any, splits)};
+  if (has_plain) held.plain_bytes = held.any->held_bytes;
+  if (layout.recompute != RecomputeKind::none)
+    held.recomputed_bytes = parts_.micro_batch(layout, recomputed_kind(layout), splits).held_bytes;
+  return held;
+}
+
+int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks& lies, const Held& held,
+                                          const InFlight& counts, size_t stage) {
+  const std::vector<int32_t>& own = lies.of_stage[stage];
+  const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
+  int64_t sum = 0;
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto chunk = static_cast<size_t>(own[i]);
+    const int64_t recomputed = recomputed_layers(layout, lies.first_layers[chunk], lies.layers[chunk]);
+    const int64_t of_chunk =
+        recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
+    sum += (all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i])) * of_chunk;
+    sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
+  }
+  return sum;
+}
+
+LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
+  const Chunks& lies = chunks(layout);
+  const UnitBytes& bytes = parts_.bytes(layout);
+  LeastBytes most;
+  const auto count = [&](size_t stage, int64_t of_stage) {
+    if (of_stage > most.bytes) most = {of_stage, static_cast<int32_t>(stage)};
+  };
+  const auto stages = static_cast<size_t>(layout.pipeline);
+  for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
+  if (most.bytes > room) return most;
+  most = {};
+  const Held of_blocks = held(layout, lies);
+  const std::vector<InFlight>& counts = in_flight(layout, lies);
+  for (size_t stage = 0; stage < stages; ++stage) {
+    int64_t sum = parameter_bytes(bytes, lies, stage) +
+                  activation_bytes(layout, lies, of_blocks, counts[stage], stage) + of_blocks.any->outside_bytes;
+    if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
+    if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
+    count(stage, sum);
+  }
+  return most;
+}
+
+void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {
+  const MicroBatchCosts& plain = parts_.micro_batch(
+      layout, layout.recompute == RecomputeKind::every_nth ? RecomputeKind::none : layout.recompute, costs.splits);
+  const UpdateCosts& update = parts_.update(layout);
+  PassCost sum;
+  double gathers = 0, gradients = 0, sum_ops = 0;
+  const auto add = [&](const PassCost& cost, size_t part, auto times) {
+    const auto count = static_cast<double>(times);
+    sum.forward += count * cost.forward;
+    sum.backward_input += count * cost.backward_input;
+    sum.backward_weight += count * cost.backward_weight;
+    sum.backward += count * cost.backward;
+    sum.exposed_tensor += count * cost.exposed_tensor;
+    gathers += count * update[part].gather;
+    gradients += count * update[part].sum;
+    sum_ops += count * update[part].sum_ops;
+  };
+  int64_t recomputed = 0;
+  if (layout.recompute == RecomputeKind::every_nth) {
+    recomputed = recomputed_layers(layout, lies.first_layers[chunk], lies.layers[chunk]);
+    add(parts_.micro_batch(layout, RecomputeKind::block, costs.splits).passes[block], block, recomputed);
+  }
+  add(plain.passes[block], block, lies.layers[chunk] - recomputed);
+  if (chunk == 0) add(plain.passes[embedding], embedding, 1);
+  if (chunk + 1 == lies.layers.size()) add(plain.passes[head], head, 1);
+  if (layout.zero < 3) gathers = 0;
+  if (layout.zero < 2) gradients = sum_ops = 0;
+  // Sums of two blocks may be under way when a pass ends: they go on beside the next one.
+  const double later = std::min({gradients, 2 * update[block].sum, sum.forward});
+  PassTimes times;
+  times.forward = std::max(beside(sum.forward, std::max(gathers, later), slow_down_), costs.transfer);
+  times.backward_input = std::max(beside(sum.backward_input, gathers, slow_down_), costs.transfer);
+  times.backward_weight = beside(sum.backward_weight + sum_ops, gradients - later, slow_down_);
+  times.backward =
+      std::max(beside(sum.backward + sum_ops, std::max(gathers, gradients - later), slow_down_), costs.transfer);
+  const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
+  const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
+  costs.chunks.push_back(times);
+  costs.exposed_tensor.push_back(sum.exposed_tensor);
+  costs.exposed_traffic.push_back(spent - work);
+}
+
+void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, size_t stage, StepCosts& costs) {
+  const UpdateCosts& update = parts_.update(layout);
+  const bool has_embedding = lies.has_embedding(stage);
+  const auto layers = static_cast<double>(lies.layers_of(stage));
+  const auto over_units = [&](auto cost_of) {
+    double sum = layers * cost_of(update[block]);
+    if (has_embedding) sum += cost_of(update[embedding]);
+    if (lies.has_head(stage)) sum += cost_of(update[head]);
+    return sum;
+  };
+  const UpdateCost& last = update[has_embedding ? embedding : block];
+  double sums = last.sum + (layout.zero < 2 ? 0 : last.sum_ops);
+  if (layout.zero < 2) {
+    // A unit's sum begins when its last gradient is there: those of the others run beside the rest of the last pass.
+    const MicroBatchCosts& costs_of =
+        parts_.micro_batch(layout, layout.recompute == RecomputeKind::every_nth ? RecomputeKind::none : layout.recompute,
+                           costs.splits);
+    const PassCost& pass = costs_of.passes[block];
+    const double beside_them = std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) *
+                               (costs.splits ? pass.backward_weight : pass.backward);
+    const double all = over_units([](const UpdateCost& cost) { return cost.sum; });
+    sums = std::max(sums, all - beside_them) + slow_down_ * std::min(all, beside_them);
+  }
+  const double updates = over_units([](const UpdateCost& cost) { return cost.update; });
+  double end = updates;
+  if (layout.zero == 1 || layout.zero == 2) {
+    const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
+    const UpdateCost& first = update[has_embedding ? embedding : block];
+    end = std::max(updates + update[lies.has_head(stage) ? head : block].gather, first.update + gathers) +
+          slow_down_ * std::min(gathers, updates);
+  }
+  costs.sums.push_back(sums);
+  costs.updates.push_back(end);
+}
+
+LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
+  const Chunks& lies = chunks(layout);
+  StepCosts costs;
+  costs.splits = lies.stages.schedule->splits_backward;
+  costs.transfer = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
+  const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
+  for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
+    // Most chunks are like the one before.
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1];
+    if (!is_inner || layout.recompute == RecomputeKind::every_nth) {
+      add_chunk(layout, lies, chunk, costs);
+      continue;
+    }
+    costs.chunks.push_back(costs.chunks.back());
+    repeat_last(costs.exposed_tensor);
+    repeat_last(costs.exposed_traffic);
+  }
+  for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
+    const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
+                          lies.layers_of(stage) == lies.layers_of(stage - 1);
+    if (!is_inner) {
+      add_stage(layout, lies, stage, costs);
+      continue;
+    }
+    repeat_last(costs.sums);
+    repeat_last(costs.updates);
+  }
+  return costs;
+}
+
+// A stage begins when a micro-batch has come to its first chunk, runs all its passes, and from its last backward pass
+// through that chunk the gradient goes on to the first stage.
+double LayoutEstimator::least_seconds(const RunLayout& layout) {
+  const Chunks& lies = chunks(layout);
+  const StepCosts cost = costs(layout);
+  const auto micro_batches = static_cast<double>(layout.accumulation);
+  double passes = 0, with_sums = 0;
+  double before = 0, after = 0;
+  // A stage's first chunk is that of its own number, in every schedule.
+  for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
+    double busy = 0, busy_until_gradient = 0;
+    if (stage > 0) {
+      const PassTimes& times = cost.chunks[stage - 1];
+      before += times.forward + cost.transfer;
+      after += (cost.splits ? times.backward_input : times.backward) + cost.transfer;
+    }
+    for (const int32_t chunk : lies.of_stage[stage]) {
+      const PassTimes& times = cost.chunks[static_cast<size_t>(chunk)];
+      busy += micro_batches * (times.forward +
+                               (cost.splits ? times.backward_input + times.backward_weight : times.backward));
+      busy_until_gradient += micro_batches * (times.forward + (cost.splits ? times.backward_input : times.backward));
+    }
+    passes = std::max({passes, before + busy, before + busy_until_gradient + after});
+    with_sums = std::max(with_sums, before + busy + cost.sums[stage]);
+  }
+  return std::max(passes, with_sums) + *std::max_element(cost.updates.begin(), cost.updates.end());
+}
+
+LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
+  const Chunks& lies = chunks(layout);
+  const StepCosts cost = costs(layout);
+  PipelineShape shape = lies.stages.shape;
+  shape.micro_batches = static_cast<int32_t>(layout.accumulation);
+  shape.recompute = layout.recompute != RecomputeKind::none;
+  const PipelineSchedule& schedule = *lies.stages.schedule;
+  const PipelineSimulation played =
+      simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.transfer});
+  LayoutResult result;
+  result.layout = layout;
+  const auto stages = static_cast<double>(layout.pipeline);
+  const auto micro_batches = static_cast<double>(layout.accumulation);
+  double end = 0;
+  constexpr auto tensor = static_cast<size_t>(LaneKind::tensor), gradients = static_cast<size_t>(LaneKind::gradients);
+  constexpr auto weights = static_cast<size_t>(LaneKind::weights);
+  for (size_t stage = 0; stage < played.stages.size(); ++stage) {
+    end = std::max(end, played.stages[stage].passes.back().end + cost.sums[stage]);
+    result.bubble_seconds += played.stages[stage].idle / stages;
+    result.exposed_seconds[gradients] += cost.sums[stage] / stages;
+    for (const int32_t chunk : lies.of_stage[stage]) {
+      const auto place = static_cast<size_t>(chunk);
+      result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[place] / stages;
+      result.exposed_seconds[layout.zero == 3 ? weights : gradients] +=
+          micro_batches * cost.exposed_traffic[place] / stages;
+    }
+  }
+  result.step_seconds = end + *std::max_element(cost.updates.begin(), cost.updates.end());
+  result.tokens_per_second =
+      static_cast<double>(config_.batch.global * config_.model.sequence_length) / result.step_seconds;
+  result.peak_bytes = least_bytes(layout, INT64_MAX).bytes;
+  return result;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,89 @@
+// What a layout takes, without planning its ranks one by one: bounds of its memory and time, and an estimate of its step
+// at the granularity of passes. report/README.md has the formulas; the tests hold them against whole plans.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "planner/layout_costs.h"
+#include "report/layout_search.h"
+#include "schedule/pipeline/simulate.h"
+#include "schedule/stages.h"
+
+namespace gptrain {
+
+// Nineteen of twenty estimates differ from the simulated step by less than the first share of it, all by less than the
+// second: where stages wait much, ZeRO's traffic hides in that.
+constexpr double estimate_error = 0.10;
+constexpr double largest_estimate_error = 0.25;
+
+struct LeastBytes {
+  int64_t bytes = 0;  // that a rank of `stage` takes at least
+  int32_t stage = 0;
+};
+
+class LayoutEstimator {
+ public:
+  LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target);
+
+  // Of the stage that has the most. Where parameters alone take more than `room`, these.
+  LeastBytes least_bytes(const RunLayout& layout, int64_t room);
+  // No estimate is below.
+  double least_seconds(const RunLayout& layout);
+  // Plays the pipeline's passes. peak_bytes is the lower bound.
+  LayoutResult estimate(const RunLayout& layout);
+
+ private:
+  using Key = std::array<int64_t, 5>;
+
+  // How the layers lie, by chunk, and which chunks a stage has.
+  struct Chunks {
+    Stages stages;
+    std::vector<int64_t> first_layers, layers;
+    std::vector<std::vector<int32_t>> of_stage;
+
+    bool has_embedding(size_t stage) const { return stages.stage_of_chunk(0) == static_cast<int32_t>(stage); }
+    bool has_head(size_t stage) const {
+      return stages.stage_of_chunk(stages.shape.chunks() - 1) == static_cast<int32_t>(stage);
+    }
+    int64_t layers_of(size_t stage) const;
+  };
+  // When a stage holds the most: micro-batches of each of its chunks, between forward and backward, and between the two
+  // halves of the backward pass.
+  struct InFlight {
+    std::vector<int32_t> whole, for_weights;
+  };
+  // What blocks keep of a micro-batch.
+  struct Held {
+    const MicroBatchCosts* any;  // of blocks that the layout has
+    int64_t plain_bytes = 0, recomputed_bytes = 0;
+  };
+  struct StepCosts {
+    std::vector<PassTimes> chunks;
+    std::vector<double> exposed_tensor, exposed_traffic;  // by chunk, in those times
+    double transfer = 0;
+    std::vector<double> sums, updates;  // by stage: after its last pass; after the norm
+    bool splits = false;
+  };
+
+  const Chunks& chunks(const RunLayout& layout);
+  const std::vector<InFlight>& in_flight(const RunLayout& layout, const Chunks& chunks);
+  int64_t parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const;
+  Held held(const RunLayout& layout, const Chunks& chunks);
+  static int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held,
+                                  const InFlight& counts, size_t stage);
+  StepCosts costs(const RunLayout& layout);
+  void add_chunk(const RunLayout& layout, const Chunks& chunks, size_t chunk, StepCosts& costs);
+  void add_stage(const RunLayout& layout, const Chunks& chunks, size_t stage, StepCosts& costs);
+
+  RunConfig config_;
+  double slow_down_;
+  LayoutCosts parts_;
+  std::map<Key, Chunks> chunks_;
+  std::map<Key, std::vector<InFlight>> in_flight_;
+};
+
+}  // namespace gptrain

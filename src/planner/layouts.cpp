@@ -1,0 +1,137 @@
+#include "planner/layouts.h"
+
+#include <algorithm>
+#include <array>
+
+#include "config/load.h"
+#include "parallel/make_stages.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t most_micro = 64;         // sequences
+constexpr int64_t most_virtual_stages = 8;
+constexpr int64_t most_units_played = int64_t{1} << 22;  // micro-batches times layers, as the config's check has it
+constexpr std::array<int64_t, 3> recompute_intervals = {2, 3, 4};
+
+std::vector<int64_t> divisors(int64_t n, int64_t most) {
+  std::vector<int64_t> found;
+  for (int64_t i = 1; i <= std::min(n, most); ++i)
+    if (n % i == 0) found.push_back(i);
+  return found;
+}
+
+bool suits_tensor(const ModelConfig& model, int64_t tensor) {
+  return model.num_heads % tensor == 0 && model.ffn_hidden_size % tensor == 0 &&
+         (model.num_kv_heads % tensor == 0 || tensor % model.num_kv_heads == 0);
+}
+
+// body(schedule, virtual stages, whether layers are balanced)
+template <typename Body>
+void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body) {
+  if (stages == 1) return body(PipelineOrder::one_f_one_b, int64_t{1}, false);
+  const int64_t layers = config.model.num_layers;
+  for (size_t i = 0; i < pipeline_order_names.size(); ++i) {
+    const auto schedule = static_cast<PipelineOrder>(i);
+    const bool is_v = schedule == PipelineOrder::zero_bubble_v;
+    const bool has_chunks = is_v || schedule == PipelineOrder::interleaved;
+    const int64_t most = !has_chunks ? 1 : is_v ? 2 : most_virtual_stages;
+    for (int64_t chunks = has_chunks ? 2 : 1; chunks <= most && stages * chunks <= layers; ++chunks) {
+      body(schedule, chunks, false);
+      if (layers % (stages * chunks) != 0) continue;
+      RunConfig placed = config;
+      placed.parallel.pipeline = stages;
+      placed.parallel.virtual_stages = chunks;
+      const std::vector<int64_t> counts = balanced_layers(placed);
+      if (counts.front() != counts.back()) body(schedule, chunks, true);
+    }
+  }
+}
+
+// body(kind, interval)
+template <typename Body>
+void for_each_recomputation(int64_t layers, const Body& body) {
+  for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
+    body(kind, int64_t{0});
+  for (const int64_t interval : recompute_intervals)
+    if (interval < layers) body(RecomputeKind::every_nth, interval);
+}
+
+}  // namespace
+
+RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
+  RunConfig changed = config;
+  changed.parallel.tensor = layout.tensor;
+  changed.parallel.sequence = layout.sequence;
+  changed.parallel.pipeline = layout.pipeline;
+  changed.parallel.virtual_stages = layout.virtual_stages;
+  changed.parallel.pipeline_schedule = layout.schedule;
+  changed.parallel.layers_per_stage.clear();
+  if (layout.is_balanced) changed.parallel.layers_per_stage = balanced_layers(changed);
+  if (layout.pipeline == 1) changed.parallel.rank_order = {};
+  changed.parallel.zero = layout.zero;
+  changed.batch.micro = layout.micro;
+  changed.batch.accumulation = layout.accumulation;
+  changed.memory.recompute = layout.recompute;
+  changed.memory.recompute_interval = layout.recompute_interval;
+  return changed;
+}
+
+RunLayout layout_of(const RunConfig& config, int64_t world_size) {
+  return {.tensor = config.parallel.tensor,
+          .sequence = config.parallel.sequence,
+          .pipeline = config.parallel.pipeline,
+          .virtual_stages = config.parallel.virtual_stages,
+          .schedule = config.parallel.pipeline_schedule,
+          .is_balanced = !config.parallel.layers_per_stage.empty(),
+          .data = world_size / (config.parallel.tensor * config.parallel.pipeline),
+          .zero = config.parallel.zero,
+          .micro = config.batch.micro,
+          .accumulation = config.batch.accumulation,
+          .recompute = config.memory.recompute,
+          .recompute_interval = config.memory.recompute_interval};
+}
+
+RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
+  return parse_config(show_config(with_layout(config, layout)), {}, "the layout", layout.world_size());
+}
+
+std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t most_tensor) {
+  std::vector<LayoutGroup> groups;
+  for (const int64_t tensor : divisors(world_size, most_tensor)) {
+    if (!suits_tensor(config.model, tensor)) continue;
+    for (const int64_t stages : divisors(world_size / tensor, config.model.num_layers)) {
+      const int64_t data = world_size / tensor / stages;
+      if (config.batch.global % data == 0) groups.push_back({tensor, stages, data});
+    }
+  }
+  return groups;
+}
+
+void for_each_layout(const RunConfig& config, const LayoutGroup& group,
+                     const std::function<void(const RunLayout&)>& body) {
+  const int64_t sequences = config.batch.global / group.data;
+  const int64_t layers = config.model.num_layers;
+  RunLayout layout{.tensor = group.tensor, .pipeline = group.pipeline, .data = group.data};
+  for (const int64_t micro : divisors(sequences, most_micro)) {
+    layout.micro = micro;
+    layout.accumulation = sequences / micro;
+    if (layout.accumulation * (layers + 2) > most_units_played) continue;
+    for_each_pipeline(config, group.pipeline, [&](PipelineOrder schedule, int64_t chunks, bool is_balanced) {
+      layout.schedule = schedule;
+      layout.virtual_stages = chunks;
+      layout.is_balanced = is_balanced;
+      for_each_recomputation(layers, [&](RecomputeKind kind, int64_t interval) {
+        layout.recompute = kind;
+        layout.recompute_interval = interval;
+        for (const bool sequence : {false, true}) {
+          layout.sequence = sequence;
+          if (sequence && (group.tensor == 1 || micro * config.model.sequence_length % group.tensor != 0)) continue;
+          for (layout.zero = 0; layout.zero <= (group.data > 1 ? 3 : 0); ++layout.zero) body(layout);
+        }
+      });
+    });
+  }
+}
+
+}  // namespace gptrain

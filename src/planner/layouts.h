@@ -1,0 +1,29 @@
+// The layouts that a config may have on so many ranks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "config/run_config.h"
+#include "report/layout_search.h"
+
+namespace gptrain {
+
+// The config with that layout. Not checked: see checked_layout.
+RunConfig with_layout(const RunConfig& config, const RunLayout& layout);
+// The layout of a config.
+RunLayout layout_of(const RunConfig& config, int64_t world_size);
+
+// The same as the config reader makes it of its text, every rule applied. Error(usage): a rule forbids it.
+RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);
+
+// Layouts in groups: tensor size, stages and data ranks are the same in a group.
+struct LayoutGroup {
+  int64_t tensor, pipeline, data;
+};
+// Tensor groups span `most_tensor` ranks at most.
+std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t most_tensor);
+void for_each_layout(const RunConfig& config, const LayoutGroup& group, const std::function<void(const RunLayout&)>& body);
+
+}  // namespace gptrain

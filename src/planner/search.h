@@ -1,0 +1,38 @@
+// The search for a config's best layout on so many devices: bounds cut, passes are played, the best are planned whole.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "config/run_config.h"
+#include "planner/predict.h"
+#include "report/layout_search.h"
+
+namespace gptrain {
+
+enum class Objective : uint8_t {
+  time,    // the shortest step
+  memory,  // the smallest peak of the largest rank; of equal ones the shortest step
+  cost,    // the fewest device-hours, failures included, on at most so many devices: they are halved as often as goes
+};
+constexpr std::array<std::string_view, 3> objective_names = {"time", "memory", "cost"};
+
+struct SearchOptions {
+  int64_t gpus = 1;
+  Objective objective = Objective::time;
+  double price = 0;  // of a device-hour
+  int64_t top = 10;  // layouts that are named
+};
+
+// batch.global and everything but the keys of a RunLayout stay as they are. Error(usage): the config suits no layout at
+// all on so many devices.
+LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
+
+// What a dry run says, in short.
+LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
+                           const StepForecast& forecast, const RunLayout& layout, double price);
+// The dry run of a layout's config.
+LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
+
+}  // namespace gptrain

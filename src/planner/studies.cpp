@@ -1,0 +1,219 @@
+#include "planner/studies.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+#include <functional>
+#include <utility>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "model/spec/spec.h"
+#include "planner/layouts.h"
+#include "planner/predict.h"
+#include "planner/search.h"
+#include "report/dry_run.h"
+#include "report/run_speed.h"
+#include "train/device.h"
+
+namespace gptrain {
+namespace {
+
+std::string machine_name(const Machine& machine) {
+  return fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+}
+
+std::string first_line(const Error& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// The point of a config that `make` gives; refused where that or the plan is.
+StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int64_t gpus, double price,
+                    const std::function<RunConfig()>& make) {
+  StudyPoint point{.values = std::move(values), .gpus = gpus};
+  try {
+    const RunConfig config = make();
+    require_target(config, planned_target(machine), ExitCode::usage);
+    make_mesh(config, gpus);
+    point.parameters = make_spec(config.model).parameters();
+    point.result = predict_layout(config, machine, layout_of(config, gpus), price);
+  } catch (const Error& error) {
+    point.refused = first_line(error);
+  }
+  return point;
+}
+
+// Read again with that batch, every rule applied.
+RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
+  const int64_t data = gpus / (config.parallel.tensor * config.parallel.pipeline);
+  if (data == 0 || gpus % (config.parallel.tensor * config.parallel.pipeline) != 0)
+    make_mesh(config, gpus);  // says what would do
+  if (global % data != 0)
+    throw Error(ExitCode::usage, "batch.global = {}: does not divide over {} data ranks", global, data);
+  config.batch.global = global;
+  while (global / data % config.batch.micro != 0) --config.batch.micro;
+  config.batch.accumulation = global / data / config.batch.micro;
+  return parse_config(show_config(config), {}, "the config", gpus);
+}
+
+}  // namespace
+
+Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
+                 const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
+  load_config(file, overrides, gpus);
+  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine)};
+  study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
+  study.room_bytes = planned_target(machine).memory_bytes;
+  for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
+  const auto add = [&](std::vector<std::string> values) {
+    study.points.push_back(point_of(values, machine, gpus, price, [&] {
+      std::vector<std::string> all(overrides.begin(), overrides.end());
+      for (size_t i = 0; i < axes.size(); ++i) all.push_back(axes[i].key + "=" + values[i]);
+      return load_config(file, all, gpus);
+    }));
+  };
+  for (const std::string& value : axes.front().values) {
+    if (axes.size() == 1) {
+      add({value});
+      continue;
+    }
+    for (const std::string& other : axes[1].values) add({value, other});
+  }
+  return study;
+}
+
+Study scale_devices(const RunConfig& config, const Machine& machine, int64_t first, int64_t last, double price) {
+  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine)};
+  study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
+  study.note = "strong: the batch stays; weak: it grows with the devices";
+  study.room_bytes = planned_target(machine).memory_bytes;
+  study.axes = {"scaling", "devices"};
+  for (const bool weak : {false, true}) {
+    for (int64_t gpus = first; gpus <= last; gpus *= 2) {
+      study.points.push_back(
+          point_of({weak ? "weak" : "strong", fmt::format("{}", gpus)}, machine, gpus, price,
+                   [&] { return with_batch(config, gpus, config.batch.global * (weak ? gpus / first : 1)); }));
+    }
+  }
+  return study;
+}
+
+Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
+                 double price) {
+  constexpr std::array<double, 3> factors = {0.5, 1, 2};
+  Study study{.kind = Study::Kind::links, .machine = machine_name(machine)};
+  study.title = fmt::format("NICs of a node, on {} devices", gpus);
+  study.room_bytes = planned_target(machine).memory_bytes;
+  study.axes = {"Gbit/s of each", "NICs"};
+  const Mesh mesh = make_mesh(config, gpus);
+  const Target target = planned_target(machine);
+  // What is planned does not depend on links: only its times do.
+  std::vector<std::pair<int64_t, StepLog>> logs;
+  const WorldPlan plan = plan_world(config, target, gpus, [&](int64_t rank, StepPlan of_rank) {
+    if (of_rank.design->stages.stage == std::ssize(logs)) logs.emplace_back(rank, std::move(of_rank.log));
+  });
+  for (const double factor : factors) {
+    for (const int64_t number : nics) {
+      Machine changed = machine;
+      changed.cluster.nics_per_node = number;
+      changed.cluster.nic_bytes_per_second *= factor;
+      std::vector<StageLog> stages;
+      for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
+      const SimulatedStep step = simulate_step(stages);
+      const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint_bytes(plan.spec, config));
+      StudyPoint point{.values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9),
+                                  fmt::format("{}", number)},
+                       .parameters = plan.spec.parameters(),
+                       .gpus = gpus,
+                       .result = layout_result(config, target, plan, forecast, layout_of(config, gpus), price)};
+      study.points.push_back(std::move(point));
+    }
+  }
+  return study;
+}
+
+namespace {
+
+struct Precision {
+  std::string_view name;
+  std::string_view compute;  // as in configs
+  bool fp8 = false;          // linears
+};
+constexpr std::array<Precision, 5> precisions = {
+    {{"fp32", "fp32"}, {"bf16", "bf16"}, {"fp16", "fp16"}, {"bf16-pure", "bf16-pure"}, {"bf16, fp8 linears", "bf16", true}}};
+constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
+
+struct FitRow {
+  Precision precision;
+  std::string_view recompute;
+};
+
+RunConfig family_config(const std::string& family, const FitRow& row, int64_t layers, int64_t gpus) {
+  const std::string shape =
+      family == "llama"
+          ? R"("norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": false, "tied_head": false, "vocab_size": 32000, "sequence_length": 4096)"
+          : R"("vocab_size": 50257, "sequence_length": 2048)";
+  const std::string text = fmt::format(
+      R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, {}}}, "data": {{"train": [{{"path": "data"}}]}},
+          "batch": {{"global": {}, "micro": 1}}, "parallel": {{"zero": {}}}, "precision": {{"compute": "{}"{}}},
+          "optimizer": {{"lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
+      layers, 128 * layers, layers, shape, gpus, gpus > 1 ? 3 : 0, row.precision.compute, row.precision.fp8 ? R"(, "linears": "fp8")" : "",
+      row.recompute);
+  return parse_config(text, {}, "the family's config", gpus);
+}
+
+// The most layers whose ranks fit; 0: not even one does.
+int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
+  const auto fits = [&](int64_t layers) {
+    const RunConfig config = family_config(family, row, layers, gpus);
+    return plan_step(config, target, gpus).memory().arenas.total() <= target.memory_bytes;
+  };
+  constexpr int64_t beyond = 1024;
+  int64_t low = 0, high = beyond;  // low fits, high does not
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+Study fit_models(const Machine& machine, const std::string& family, int64_t gpus) {
+  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine)};
+  study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
+  study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
+                           family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
+  study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
+  const Target target = planned_target(machine);
+  study.room_bytes = target.memory_bytes;
+  const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
+                          const std::string& hidden) -> std::vector<std::string> {
+    return {"adamw", std::string(row.precision.name), std::string(recompute), layers, hidden};
+  };
+  for (const Precision& precision : precisions) {
+    if (precision.name == "fp16" && target.bf16_products) continue;  // takes what bf16 does
+    for (const std::string_view recompute : recomputations) {
+      const FitRow row{precision, recompute};
+      try {
+        require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
+      } catch (const Error& error) {
+        study.points.push_back({.values = values(row, "-", "-", "-"), .gpus = gpus, .refused = first_line(error)});
+        break;
+      }
+      const int64_t layers = most_layers(family, row, target, gpus);
+      const std::vector<std::string> named =
+          values(row, recompute, fmt::format("{}", layers), fmt::format("{}", 128 * layers));
+      if (layers == 0) {
+        study.points.push_back({.values = named, .gpus = gpus, .refused = "not one layer of 128 features fits"});
+        continue;
+      }
+      study.points.push_back(
+          point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); }));
+    }
+  }
+  return study;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,146 @@
+#include "report/encoder_estimate.h"
+
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "report/flops_json.h"
+
+namespace gptrain {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Flops wide(int64_t value) { return static_cast<Flops>(value); }
+
+struct Block {
+  int64_t attention, ffn, norm;  // parameters
+
+  explicit Block(const EncoderShape& s) {
+    const int64_t q = s.num_heads * s.head_size, h = s.hidden_size, f = s.ffn_hidden_size;
+    attention = 4 * h * q + (s.bias ? 3 * q + h : 0);
+    ffn = 2 * h * f + (s.bias ? f + h : 0);
+    norm = (s.bias ? 2 : 1) * h;
+  }
+};
+
+std::string row(std::string_view label, const std::string& value, const std::string& remark = "") {
+  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
+}
+
+// bf16 weights, f32 gradients, masters and both moments of AdamW.
+constexpr int64_t state_bytes = 2 + 4 + 4 + 8;
+
+}  // namespace
+
+const std::vector<EncoderShape>& encoder_shapes() {
+  static const std::vector<EncoderShape> shapes = {
+      {.name = "bert-large",
+       .source = "arXiv 1810.04805",
+       .encoder_layers = 24,
+       .decoder_layers = 0,
+       .hidden_size = 1024,
+       .num_heads = 16,
+       .head_size = 64,
+       .ffn_hidden_size = 4096,
+       .vocab_size = 30522,
+       .input_length = 512,
+       .predicted_length = 77,
+       .positions = 512,
+       .relative_buckets = 0,
+       .batch = 256,
+       .bias = true,
+       .pooler = true},
+      {.name = "t5-11b",
+       .source = "arXiv 1910.10683",
+       .encoder_layers = 24,
+       .decoder_layers = 24,
+       .hidden_size = 1024,
+       .num_heads = 128,
+       .head_size = 128,
+       .ffn_hidden_size = 65536,
+       .vocab_size = 32128,
+       .input_length = 512,
+       .predicted_length = 114,
+       .positions = 0,
+       .relative_buckets = 32,
+       .batch = 2048,
+       .bias = false,
+       .pooler = false},
+  };
+  return shapes;
+}
+
+std::vector<std::string> encoder_names() {
+  std::vector<std::string> names;
+  for (const EncoderShape& shape : encoder_shapes()) names.emplace_back(shape.name);
+  return names;
+}
+
+EncoderEstimate estimate_encoder(const EncoderShape& s) {
+  const Block block(s);
+  const int64_t h = s.hidden_size, q = s.num_heads * s.head_size;
+  constexpr int64_t segments = 2;
+  EncoderEstimate estimate;
+  estimate.embedding = (s.vocab_size + s.positions + (s.pooler ? segments : 0)) * h + (s.pooler ? block.norm : 0);
+  // A stack without biases has a norm of its own at its end, and relative positions for all of its layers.
+  const int64_t of_stack = (s.bias ? 0 : block.norm) + s.relative_buckets * s.num_heads;
+  estimate.encoder = s.encoder_layers * (block.attention + block.ffn + 2 * block.norm) + of_stack;
+  if (s.decoder_layers > 0)
+    estimate.decoder = s.decoder_layers * (2 * block.attention + block.ffn + 3 * block.norm) + of_stack;
+  if (s.pooler) estimate.head = h * h + h;
+  const Flops input = wide(s.input_length), output = wide(s.predicted_length);
+  const Flops layers = wide(s.encoder_layers), decoders = wide(s.decoder_layers);
+  const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size);
+  // Products of weights take 6 FLOPs a weight and token; scores of attention 12 a pair and feature, causal ones half.
+  Flops flops = 6 * input * layers * (4 * projections + ffn) + 12 * input * input * wide(q) * layers;
+  flops += 6 * decoders * (output * (6 * projections + ffn) + input * 2 * projections);
+  flops += 6 * decoders * wide(q) * (output * output + 2 * output * input);
+  flops += 6 * output * wide(h * s.vocab_size);
+  estimate.sequence_flops = flops;
+  return estimate;
+}
+
+std::string encoder_text(const EncoderShape& s) {
+  const EncoderEstimate estimate = estimate_encoder(s);
+  const auto parameters = static_cast<double>(estimate.parameters());
+  std::string text = fmt::format("{} ({}): shapes and FLOPs only, gptrain does not train it\n", s.name, s.source);
+  text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
+                      s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
+                      s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
+  text += "\nparameters\n" + row("embedding", format_grouped(estimate.embedding));
+  text += row("encoder", format_grouped(estimate.encoder));
+  if (estimate.decoder > 0) text += row("decoder", format_grouped(estimate.decoder));
+  if (estimate.head > 0) text += row("pooler", format_grouped(estimate.head));
+  text += row("total", format_grouped(estimate.parameters()), format_count(parameters));
+  text += row("state", format_grouped(state_bytes * estimate.parameters()),
+              fmt::format("{}: {} bytes a parameter in bf16 with AdamW",
+                          format_bytes(static_cast<double>(state_bytes) * parameters), state_bytes));
+  const auto flops = static_cast<double>(estimate.sequence_flops);
+  text += "\nmodel FLOPs in training\n";
+  text += row("sequence", fmt::format("{:.3e}", flops),
+              fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
+  text += row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
+              fmt::format("{} sequences, as published", s.batch));
+  text += row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "that is read");
+  return text;
+}
+
+std::string encoder_json(const EncoderShape& s) {
+  const EncoderEstimate estimate = estimate_encoder(s);
+  const Json json{{"model", s.name},
+                  {"source", s.source},
+                  {"total_parameters", estimate.parameters()},
+                  {"parameters_by_part",
+                   {{"embedding", estimate.embedding},
+                    {"encoder", estimate.encoder},
+                    {"decoder", estimate.decoder},
+                    {"pooler", estimate.head}}},
+                  {"state_bytes", state_bytes * estimate.parameters()},
+                  {"sequence_flops", flops_json(estimate.sequence_flops)},
+                  {"batch", s.batch},
+                  {"model_flops_per_step", flops_json(estimate.sequence_flops * wide(s.batch))}};
+  return json_text(json, 2) + "\n";
+}
+
+}  // namespace gptrain

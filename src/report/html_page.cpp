@@ -1,0 +1,48 @@
+#include "report/html_page.h"
+
+#include <fmt/format.h>
+
+#include "report/svg_plot.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::string_view page_css = R"css(
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
+  --color-0: #2563eb; --color-1: #c2410c; --color-2: #0f766e; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #10141b; --card: #181e28; --text: #e4e9f1; --muted: #9ba8ba; --border: #2b3442;
+    --color-0: #6ea8fe; --color-1: #fb9a4b; --color-2: #4fd1b5; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.45 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 40px; }
+h1 { font-size: 24px; margin: 0 0 16px; overflow-wrap: anywhere; }
+.summary { display: grid; grid-template-columns: repeat(auto-fill, minmax(160px, 1fr)); gap: 10px; margin: 0 0 16px; }
+@media (max-width: 480px) { .summary { grid-template-columns: 1fr 1fr; } }
+.summary div { padding: 10px 14px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+.summary dt { font-size: 13px; color: var(--muted); }
+.summary dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.summary small { display: block; font-size: 13px; font-weight: 400; color: var(--muted); }
+.plots { display: grid; grid-template-columns: minmax(0, 1fr); gap: 12px; }
+@media (min-width: 820px) { .plots { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
+details { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
+summary { font-weight: 600; cursor: pointer; }
+pre { overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+)css";
+
+}  // namespace
+
+std::string html_page(const std::string& title, std::string_view css, const std::string& body) {
+  const std::string safe_title = escape_html(title);
+  std::string out =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      // This policy makes the browser load nothing and run nothing.
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
+  out += fmt::format("<title>{}</title>\n<style>{}{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
+                     page_css, plot_style_css(), css, safe_title);
+  return out + body + "</main>\n</body>\n</html>\n";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,208 @@
+#include "report/layout_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "config/faults.h"
+
+namespace gptrain {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double worth_naming = 2e-3;  // of the step
+
+std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+std::string short_key(const std::string& key) { return key.substr(key.find('.') + 1); }
+
+// What a step's time goes to beside ops, by name. An estimate counts transfers between stages as waiting for them.
+std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
+  std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    if (lane > static_cast<size_t>(LaneKind::weights)) {
+      waits.front().second += result.exposed_seconds[lane];
+      continue;
+    }
+    waits.emplace_back(fmt::format("exposed {}", lane_names[lane]), result.exposed_seconds[lane]);
+  }
+  return waits;
+}
+
+double exposed_of(const LayoutResult& result) {
+  double sum = 0;
+  for (const double seconds : result.exposed_seconds) sum += seconds;
+  return sum;
+}
+
+std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
+
+bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
+
+std::string row_text(const LayoutSearch& search, size_t place) {
+  const LayoutResult& result = search.best[place];
+  const double step = result.step_seconds;
+  std::string text = fmt::format("  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", place + 1,
+                                 fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", step), format_count(result.tokens_per_second),
+                                 result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
+                                 fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
+                                 fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
+                                 fmt::format("{}{}", result.is_exact ? "" : ">", bytes_text(result.peak_bytes)));
+  if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
+  text += "   ";
+  text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
+  return text + "\n";
+}
+
+std::string nothing_fits_text(const LayoutSearch& search) {
+  std::string text = fmt::format("Nothing fits: {} layouts of {} take more than the {} of a device.\n",
+                                 format_grouped(search.num_too_large), format_grouped(search.num_layouts),
+                                 bytes_text(search.room_bytes));
+  text += fmt::format("The least that is missing: {} or more, with {}.\n", bytes_text(search.least_missing_bytes),
+                      layout_text(search.least_missing));
+  return text + "Take more devices, or a smaller model.\n";
+}
+
+Json layout_json(const RunLayout& layout) {
+  return {{"tensor", layout.tensor},
+          {"sequence", layout.sequence},
+          {"pipeline", layout.pipeline},
+          {"virtual_stages", layout.virtual_stages},
+          {"pipeline_schedule", pipeline_order_names[static_cast<size_t>(layout.schedule)]},
+          {"balanced_layers", layout.is_balanced},
+          {"data", layout.data},
+          {"zero", layout.zero},
+          {"micro", layout.micro},
+          {"accumulation", layout.accumulation},
+          {"recompute", layout_keys(layout).back().second}};
+}
+
+Json result_json(const LayoutResult& result) {
+  Json json{{"exact", result.is_exact},
+            {"layout", layout_json(result.layout)},
+            {"step_seconds", result.step_seconds},
+            {"tokens_per_second", result.tokens_per_second},
+            {"bubble_seconds", result.bubble_seconds},
+            {result.is_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
+  Json& exposed = json["exposed_seconds"] = Json::object();
+  for (size_t lane = 0; lane < num_lanes; ++lane) exposed[std::string(lane_names[lane])] = result.exposed_seconds[lane];
+  if (!result.is_exact) return json;
+  json["mfu"] = result.mfu;
+  json["gpu_hours"] = result.gpu_hours;
+  json["goodput"] = result.goodput;
+  if (result.cost > 0) json["cost"] = result.cost;
+  return json;
+}
+
+}  // namespace
+
+std::string layout_text(const RunLayout& layout) {
+  std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
+  if (layout.sequence) parts.push_back("sequence");
+  const auto keys = layout_keys(layout);
+  if (layout.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, keys[3].second));
+  if (layout.is_balanced) parts.push_back("layers balanced");
+  parts.push_back(fmt::format("data {}", layout.data));
+  parts.push_back(fmt::format("zero {}", layout.zero));
+  parts.push_back(fmt::format("micro {}", layout.micro));
+  parts.push_back(fmt::format("recompute {}", keys.back().second));
+  return join(parts, ", ");
+}
+
+std::string layout_difference(const RunLayout& layout, const RunLayout& other) {
+  const auto keys = layout_keys(layout);
+  const auto others = layout_keys(other);
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (keys[i].second != others[i].second)
+      parts.push_back(fmt::format("{} {}", short_key(others[i].first), others[i].second));
+  if (other.world_size() != layout.world_size()) parts.push_back(fmt::format("{} devices", other.world_size()));
+  return join(parts, ", ");
+}
+
+std::string loss_text(const LayoutResult& best, const LostClass& lost) {
+  if (!lost.fits)
+    return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of those tried fits",
+                       bytes_text(lost.missing_bytes));
+  const double more = lost.best.step_seconds - best.step_seconds;
+  const double percent = 100 * more / best.step_seconds;
+  std::string text = fmt::format("{}{} ({}{:.1f}%)", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds),
+                                 percent < 0 ? "" : "+", percent);
+  std::vector<std::string> reasons;
+  double waits = 0;
+  const auto before = waits_of(best), after = waits_of(lost.best);
+  const auto add = [&](const std::string& name, double seconds) {
+    if (std::abs(seconds) > worth_naming * best.step_seconds)
+      reasons.push_back(fmt::format("{} {}{}", name, seconds < 0 ? "-" : "+", format_duration(std::abs(seconds))));
+  };
+  for (size_t i = 0; i < before.size(); ++i) {
+    const double longer = after[i].second - before[i].second;
+    waits += longer;
+    add(after[i].first, longer);
+  }
+  add("ops", more - waits);
+  if (!reasons.empty()) text += fmt::format(": {}", join(reasons, ", "));
+  return text;
+}
+
+std::string layout_search_text(const LayoutSearch& search) {
+  std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
+  if (search.best.empty()) return text + nothing_fits_text(search);
+  text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
+                      format_grouped(search.num_layouts), format_grouped(search.num_too_large),
+                      bytes_text(search.room_bytes), format_grouped(search.num_played), search.num_exact);
+  if (search.num_within_error > 0)
+    text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
+                        format_grouped(search.num_within_error));
+  text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
+                      "exposed", "peak");
+  if (has_price(search)) text += fmt::format(" {:>9}", "cost");
+  text += "   layout, or what differs\n";
+  for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
+  const LayoutResult& best = search.best.front();
+  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} with failures (goodput {:.1f}%)\n", "time",
+                      format_count(best.gpu_hours), format_count(best.gpu_hours / best.goodput), 100 * best.goodput);
+  if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", format_count(best.cost));
+  text += "\nwhy others lost: the best of those with another value of one key\n";
+  for (const LostClass& lost : search.lost)
+    text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(best, lost));
+  return text;
+}
+
+std::string layout_search_json(const LayoutSearch& search, const std::string& config) {
+  Json json{{"machine", search.machine},
+            {"objective", search.objective},
+            {"gpus", search.gpus},
+            {"target_memory_bytes", search.room_bytes},
+            {"layouts", search.num_layouts},
+            {"too_large", search.num_too_large},
+            {"played", search.num_played},
+            {"exact", search.num_exact},
+            {"within_error", search.num_within_error},
+            {"fits", !search.best.empty()},
+            {"best", Json::array()},
+            {"lost", Json::array()}};
+  for (const LayoutResult& result : search.best) json["best"].push_back(result_json(result));
+  for (const LostClass& lost : search.lost) {
+    Json entry{{"key", lost.key}, {"value", lost.value}, {"fits", lost.fits}};
+    if (lost.fits) entry["best"] = result_json(lost.best);
+    if (!lost.fits) {
+      entry["all_tried"] = lost.all_tried;
+      entry["missing_bytes"] = lost.missing_bytes;
+    }
+    json["lost"].push_back(std::move(entry));
+  }
+  if (search.best.empty()) {
+    json["missing_bytes"] = search.least_missing_bytes;
+    json["least_missing"] = layout_json(search.least_missing);
+  } else {
+    json["config"] = parse_json_or_discard(config);
+  }
+  return json_text(json, 2) + "\n";
+}
+
+}  // namespace gptrain

@@ -1,0 +1,22 @@
+// What a search for layouts has found, in words and as JSON.
+#pragma once
+
+#include <string>
+
+#include "report/layout_search.h"
+
+namespace gptrain {
+
+// For people: the best layouts and what each differs in from the first, then why the others lost.
+std::string layout_search_text(const LayoutSearch& search);
+// For scripts: one JSON object, keys with units. `config`: the winning config, JSON text; empty where nothing fits.
+std::string layout_search_json(const LayoutSearch& search, const std::string& config);
+
+// "tensor 8, pipeline 64 1f1b, data 6, ...": what is not the default of its key.
+std::string layout_text(const RunLayout& layout);
+// What `other` has otherwise than `layout`: "batch.micro 2, parallel.zero 1".
+std::string layout_difference(const RunLayout& layout, const RunLayout& other);
+// "1.4% slower", and what costs the more time.
+std::string loss_text(const LayoutResult& best, const LostClass& lost);
+
+}  // namespace gptrain

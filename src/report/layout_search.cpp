@@ -1,0 +1,37 @@
+#include "report/layout_search.h"
+
+#include <fmt/format.h>
+
+namespace gptrain {
+namespace {
+
+std::string recompute_word(const RunLayout& layout) {
+  switch (layout.recompute) {
+    case RecomputeKind::none:
+      return "none";
+    case RecomputeKind::selective:
+      return "selective";
+    case RecomputeKind::block:
+      return "block";
+    case RecomputeKind::every_nth:
+      return fmt::format("every_nth {}", layout.recompute_interval);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout) {
+  std::string schedule(pipeline_order_names[static_cast<size_t>(layout.schedule)]);
+  if (layout.schedule == PipelineOrder::interleaved) schedule += fmt::format(" of {} chunks", layout.virtual_stages);
+  return {{"parallel.tensor", fmt::format("{}", layout.tensor)},
+          {"parallel.sequence", layout.sequence ? "true" : "false"},
+          {"parallel.pipeline", fmt::format("{}", layout.pipeline)},
+          {"parallel.pipeline_schedule", layout.pipeline > 1 ? schedule : "-"},
+          {"parallel.layers_per_stage", layout.is_balanced ? "balanced" : "default"},
+          {"parallel.zero", fmt::format("{}", layout.zero)},
+          {"batch.micro", fmt::format("{}", layout.micro)},
+          {"memory.recompute", recompute_word(layout)}};
+}
+
+}  // namespace gptrain

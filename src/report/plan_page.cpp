@@ -1,0 +1,242 @@
+#include "report/plan_page.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fmt/format.h>
+#include <functional>
+#include <optional>
+
+#include "base/units.h"
+#include "report/html_page.h"
+#include "report/layout_report.h"
+#include "report/svg_plot.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::string_view plan_css = R"css(
+section { margin: 0 0 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; overflow-x: auto; }
+section h2 { font-size: 17px; margin: 0 0 8px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px 4px 0; text-align: left; vertical-align: top; border-top: 1px solid var(--border); }
+th { color: var(--muted); font-weight: 400; border-top: 0; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+.note { color: var(--muted); font-size: 14px; margin: 0 0 12px; }
+.bar { display: flex; height: 12px; min-width: 90px; border-radius: 3px; overflow: hidden; background: var(--border); }
+.bar i { display: block; height: 100%; }
+.ops { background: var(--color-0); } .exposed { background: var(--color-1); } .bubble { background: var(--color-2); }
+.key b { display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 12px; border-radius: 3px; vertical-align: -1px; }
+.heat td { text-align: center; min-width: 64px; padding: 8px 6px; border: 2px solid var(--card); position: relative; }
+.heat td i { position: absolute; inset: 0; background: var(--color-0); }
+.heat td span { position: relative; }
+.heat td.large { outline: 2px dashed var(--color-1); outline-offset: -4px; }
+.large { color: var(--color-1); }
+.heat td.large span { color: var(--text); }
+@media (max-width: 480px) { section { padding: 10px; } table { font-size: 13px; } }
+)css";
+
+std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+std::string summary_row(std::string_view name, const std::string& value, const std::string& note = "") {
+  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, escape_html(value),
+                     note.empty() ? "" : fmt::format("<small>{}</small>", escape_html(note)));
+}
+
+std::string section(std::string_view heading, const std::string& body) {
+  return fmt::format("<section>\n<h2>{}</h2>\n{}</section>\n", heading, body);
+}
+
+std::string number_cell(const std::string& text) {
+  return fmt::format("<td class=\"number\">{}</td>", escape_html(text));
+}
+
+std::string cell(std::string_view tag, const std::string& text) {
+  return fmt::format("<{0}>{1}</{0}>", tag, escape_html(text));
+}
+
+std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
+
+// A step's parts, as long as its share of `longest`.
+std::string bar(const LayoutResult& result, double longest) {
+  double exposed = 0;
+  for (const double seconds : result.exposed_seconds) exposed += seconds;
+  const double bubble = std::max(result.bubble_seconds, 0.0);
+  const double ops = std::max(result.step_seconds - exposed - bubble, 0.0);
+  const auto part = [&](std::string_view name, double seconds) {
+    return fmt::format("<i class=\"{}\" style=\"width:{:.2f}%\" title=\"{}: {}\"></i>", name, 100 * seconds / longest,
+                       name, seconds_text(seconds));
+  };
+  return fmt::format("<div class=\"bar\">{}{}{}</div>", part("ops", ops), part("exposed", exposed),
+                     part("bubble", bubble));
+}
+
+std::string best_table(const LayoutSearch& search) {
+  double longest = 0;
+  for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
+  std::string out =
+      "<p class=\"note key\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that nothing "
+      "hides <b class=\"bubble\"></b>waiting for other stages. ~ is an estimate.</p>\n<table>\n<tr><th></th><th "
+      "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th><th>layout, or what "
+      "differs</th></tr>\n";
+  for (size_t i = 0; i < search.best.size(); ++i) {
+    const LayoutResult& result = search.best[i];
+    out += "<tr>";
+    out += number_cell(fmt::format("{}", i + 1));
+    out += number_cell(fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", result.step_seconds));
+    out += fmt::format("<td>{}</td>", bar(result, longest));
+    out += number_cell(result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "");
+    out += number_cell(bytes_text(result.peak_bytes));
+    out += cell("td", i == 0 ? layout_text(result.layout)
+                             : layout_difference(search.best.front().layout, result.layout));
+    out += "</tr>\n";
+  }
+  return out + "</table>\n";
+}
+
+std::string lost_table(const LayoutSearch& search) {
+  std::string out = "<table>\n<tr><th>key</th><th>value</th><th>the best of those</th></tr>\n";
+  for (const LostClass& lost : search.lost)
+    out += fmt::format("<tr><td>{}</td><td>{}</td><td{}>{}</td></tr>\n", escape_html(lost.key), escape_html(lost.value),
+                       lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search.best.front(), lost)));
+  return out + "</table>\n";
+}
+
+std::optional<double> number_of(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> values_of(const Study& study, size_t axis) {
+  std::vector<std::string> values;
+  for (const StudyPoint& point : study.points)
+    if (std::find(values.begin(), values.end(), point.values[axis]) == values.end())
+      values.push_back(point.values[axis]);
+  return values;
+}
+
+std::string heat_map(const Study& study) {
+  const std::vector<std::string> rows = values_of(study, 0), columns = values_of(study, 1);
+  double most = 0;
+  for (const StudyPoint& point : study.points)
+    if (point.result) most = std::max(most, point.result->tokens_per_second);
+  std::string out = fmt::format(
+      "<p class=\"note\">Tokens in a second; the stronger the color, the more. A dashed frame: more memory than the {} of "
+      "a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
+      bytes_text(study.room_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
+  for (const std::string& column : columns) out += cell("th", column);
+  out += "</tr>\n";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    out += "<tr>";
+    out += cell("th", rows[i]);
+    for (size_t j = 0; j < columns.size(); ++j) {
+      const StudyPoint& point = study.points[i * columns.size() + j];
+      if (!point.result) {
+        out += fmt::format("<td title=\"{}\">-</td>", escape_html(point.refused));
+        continue;
+      }
+      out += fmt::format("<td{} title=\"step {}, peak {}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>",
+                         study.fits(point) ? "" : " class=\"large\"", seconds_text(point.result->step_seconds),
+                         bytes_text(point.result->peak_bytes), 0.55 * point.result->tokens_per_second / most,
+                         format_count(point.result->tokens_per_second));
+    }
+    out += "</tr>\n";
+  }
+  return out + "</table>\n";
+}
+
+// A line for each value of the first axis, three at most, over the second one, or one over the only axis.
+std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
+                  const std::function<double(const LayoutResult&)>& y) {
+  const size_t along = study.axes.size() - 1;
+  Plot plot{.id = id, .title = title, .x_label = study.axes[along], .description = title, .y_from_zero = true,
+            .x_doubles = doubles};
+  const std::vector<std::string> names = study.axes.size() > 1 ? values_of(study, 0) : std::vector<std::string>{""};
+  for (size_t i = 0; i < names.size() && i < 3; ++i) {
+    PlotSeries series{names[i].empty() ? title : study.axes[0] + " " + names[i], SeriesStyle::markers,
+                      static_cast<int>(i), {}};
+    for (const StudyPoint& point : study.points) {
+      const std::optional<double> x = number_of(point.values[along]);
+      if (x && point.result && (names[i].empty() || point.values[0] == names[i]))
+        series.points.push_back({*x, y(*point.result)});
+    }
+    std::stable_sort(series.points.begin(), series.points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+    plot.series.push_back(std::move(series));
+  }
+  return render_plot(plot);
+}
+
+// None where the key's values are words.
+std::string plots(const Study& study) {
+  if (!number_of(study.points.front().values.back())) return "";
+  std::string out = "<div class=\"plots\">\n";
+  const bool scales = study.kind == Study::Kind::scale;
+  out += lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
+               [&](const LayoutResult& result) { return scales ? result.model_flops / 1e15 : result.tokens_per_second; });
+  out += lines(study, "step", "Seconds of a step", scales, [](const LayoutResult& result) { return result.step_seconds; });
+  return out + "</div>\n";
+}
+
+std::string points_table(const Study& study) {
+  std::string out = "<table>\n<tr>";
+  for (const std::string& axis : study.axes) out += cell("th", axis);
+  for (const char* const name : {"model", "step", "tokens/s", "MFU", "PFLOP/s", "peak"})
+    out += fmt::format("<th class=\"number\">{}</th>", name);
+  out += "</tr>\n";
+  for (const StudyPoint& point : study.points) {
+    out += "<tr>";
+    for (const std::string& value : point.values) out += cell("td", value);
+    if (!point.result) {
+      out += fmt::format("<td colspan=\"6\" class=\"large\">{}</td></tr>\n", escape_html(point.refused));
+      continue;
+    }
+    const LayoutResult& result = *point.result;
+    out += number_cell(format_count(static_cast<double>(point.parameters))) +
+           number_cell(seconds_text(result.step_seconds)) + number_cell(format_count(result.tokens_per_second)) +
+           number_cell(fmt::format("{:.1f}%", 100 * result.mfu)) +
+           number_cell(fmt::format("{:.3g}", result.model_flops / 1e15));
+    out += fmt::format("<td class=\"number{}\">{}</td></tr>\n", study.fits(point) ? "" : " large",
+                       bytes_text(result.peak_bytes));
+  }
+  return out + "</table>\n";
+}
+
+}  // namespace
+
+std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config) {
+  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}</p>\n", search.gpus,
+                                 escape_html(search.machine), search.objective);
+  body += "<dl class=\"summary\">\n";
+  body += summary_row("Layouts", format_grouped(search.num_layouts)) +
+          summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
+  if (search.best.empty()) {
+    return html_page(title, plan_css, body + "</dl>\n" +
+                     section("Nothing fits", fmt::format("<p>The least that is missing: {} or more, with {}.</p>\n",
+                                                         bytes_text(search.least_missing_bytes),
+                                                         escape_html(layout_text(search.least_missing)))));
+  }
+  const LayoutResult& best = search.best.front();
+  body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
+          summary_row("MFU", fmt::format("{:.1f}%", 100 * best.mfu)) +
+          summary_row("Peak memory", bytes_text(best.peak_bytes)) +
+          summary_row("Device-hours", format_count(best.gpu_hours / best.goodput),
+                      fmt::format("goodput {:.1f}%", 100 * best.goodput));
+  if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
+  body += "</dl>\n";
+  body += section("The best", best_table(search)) + section("Why others lost", lost_table(search));
+  return html_page(title, plan_css, body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
+                                                       escape_html(config)));
+}
+
+std::string study_page(const std::string& title, const Study& study) {
+  std::string body = fmt::format("<p class=\"note\">{}, on {}. {}</p>\n", escape_html(study.title),
+                                 escape_html(study.machine), escape_html(study.note));
+  if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
+  else if (study.kind != Study::Kind::fit) body += plots(study);
+  return html_page(title, plan_css, body + section("All points", points_table(study)));
+}
+
+}  // namespace gptrain

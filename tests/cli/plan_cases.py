@@ -1,0 +1,185 @@
+"""`gptrain plan`: the search for a layout, comparisons of plans, and what their messages say."""
+import json
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, tiny_config
+
+CONFIGS = SOURCE_ROOT / "configs"
+BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
+
+
+def plan_config():
+    config = tiny_config()
+    config["model"] |= {"num_layers": 8, "hidden_size": 1024, "num_heads": 8, "sequence_length": 512, "vocab_size": 8192}
+    config["batch"] = {"global": 16}
+    config["precision"] = {"compute": "bf16"}
+    return config
+
+
+class PlanCase(CliCase):
+    def plan(self, *arguments):
+        return json.loads(self.succeed("plan", *arguments, "--json"))
+
+
+class Search(PlanCase):
+    def test_the_dry_run_of_the_winner_says_what_the_plan_says(self):
+        config = self.write_config(plan_config())
+        for target, gpus, more in [("a100-80g", 8, []), ("h100-pcie", 4, ["--cluster", "pcie3"])]:
+            winner = self.folder / "winner.json"
+            plan = self.plan(config, "--gpus", gpus, "--target", target, *more, "--top", 3, "--price", 2, "--out", winner)
+            dry = json.loads(self.succeed("train", winner, "--dry-run", "--json", "--world-size", gpus, "--target", target,
+                                          "--price", 2, *more))
+            best = plan["best"][0]
+            self.assertTrue(best["exact"])
+            for key in ["peak_bytes", "step_seconds", "tokens_per_second", "mfu", "bubble_seconds", "exposed_seconds",
+                        "gpu_hours", "goodput", "cost"]:
+                self.assertEqual(best[key], dry[key], key)
+            self.assertIn("gptrain train", winner.read_text().splitlines()[1])
+            self.assertLessEqual([row["step_seconds"] for row in plan["best"] if row["exact"]],
+                                 sorted(row["step_seconds"] for row in plan["best"] if row["exact"]))
+            self.assertEqual(plan["config"]["batch"]["global"], 16)
+
+    def test_the_text_says_what_differs_and_why_others_lost(self):
+        config = self.write_config(plan_config())
+        text = self.succeed("plan", config, "--gpus", 4, "--target", "a100-80g", "--top", 3, "--price", 1.5)
+        for words in ["layouts on 4 x a100-80g in dgx-a100 nodes, the best by time", "played pass by pass",
+                      "device-hours", "goodput", "cost", "why others lost", "parallel.zero", "memory.recompute", "ops +"]:
+            self.assertIn(words, text)
+
+    def test_what_fits_nowhere_is_refused_with_what_is_missing(self):
+        result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g")
+        self.assertEqual(result.code, DEVICE)
+        self.assertIn("Nothing fits: ", result.out)
+        self.assertIn("The least that is missing: ", result.out)
+        self.assertIn("no layout of ", result.err)
+        plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
+        self.assertFalse(plan["fits"])
+        self.assertGreater(plan["missing_bytes"], 10 ** 9)
+
+    def test_objectives(self):
+        config = self.write_config(plan_config())
+        by = {word: self.plan(config, "--gpus", 8, "--target", "a100-80g", "--top", 2, "--objective", word)["best"][0]
+              for word in ["time", "memory", "cost"]}
+        self.assertLess(by["memory"]["peak_bytes"], by["time"]["peak_bytes"])
+        self.assertLess(by["time"]["step_seconds"], by["memory"]["step_seconds"])
+        self.assertLess(by["cost"]["gpu_hours"] / by["cost"]["goodput"], by["time"]["gpu_hours"] / by["time"]["goodput"])
+
+
+class Comparisons(PlanCase):
+    def test_a_sweep_of_two_keys_marks_what_does_not_fit(self):
+        config = self.write_config(plan_config())
+        arguments = [config, "--gpus", 2, "--target", "v100-32g", "--set", "precision.compute=fp32",
+                     "--sweep", "model.num_layers=8,400,0", "--sweep", "batch.micro=1,8"]
+        points = self.plan(*arguments)["points"]
+        self.assertEqual([(point["model.num_layers"], point["batch.micro"]) for point in points][:3],
+                         [("8", "1"), ("8", "8"), ("400", "1")])
+        self.assertEqual([point.get("fits") for point in points], [True, True, False, False, None, None])
+        self.assertIn("model.num_layers = 0", points[-1]["refused"])
+        text = self.succeed("plan", *arguments)
+        self.assertIn("does not fit: ", text)
+
+    def test_scaling_links_and_fits(self):
+        scale = self.plan(CONFIGS / "gpt2-124m.json", "--scale", "1..4", "--target", "a100-80g")["points"]
+        self.assertEqual([point["devices"] for point in scale], ["1", "2", "4"] * 2)
+        self.assertLess(scale[2]["step_seconds"], scale[0]["step_seconds"] / 3)
+        links = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 16, "--links", "1,4")["points"]
+        self.assertEqual(len(links), 6)
+        self.assertGreater(links[0]["step_seconds"], links[-1]["step_seconds"])
+        fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
+        self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
+        self.assertTrue(all(point.get("fits", True) for point in fit))
+
+    def test_sizes_of_encoders(self):
+        self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
+        self.assertIn("335,141,888", self.succeed("plan", "--estimate", "bert-large"))
+
+
+class Messages(PlanCase):
+    def test_each_is_told(self):
+        config = self.write_config(plan_config())
+        for arguments, message in [
+                ([], "CONFIG is missing: the run to plan"),
+                ([config], "--gpus must be given: the devices to plan for"),
+                ([config, "--gpus", 0], "0 is not a whole number of at least 1"),
+                ([config, "--gpus", 37], "--gpus 37: no layout divides batch.global = 16"),
+                ([config, "--gpus", 8, "--target", "a100"], "unknown target \"a100\""),
+                ([config, "--gpus", 8, "--cluster", "nowhere"], "nowhere"),
+                ([config, "--gpus", 8, "--objective", "speed"], "speed not in {time,memory,cost}"),
+                ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number above 0"),
+                ([config, "--gpus", 8, "--top", "0"], "0 is not a whole number of at least 1"),
+                ([config, "--gpus", 8, "--target", "v100-32g"], "precision.compute"),
+                ([config, "--gpus", 8, "--set", "model.num_layers=0"], "model.num_layers"),
+                ([config, "--gpus", 8, "--out", "/nowhere/config.json"], "/nowhere/config.json"),
+                ([config, "--gpus", 8, "--sweep", "batch.micro"], "must be a key and its values, as in batch.micro=1,2,4"),
+                ([config, "--sweep", "batch.micro=1"], "--gpus must be given"),
+                ([config, "--gpus", 8] + [word for key in "abc" for word in ("--sweep", key + "=1")],
+                 "--sweep takes one key or two, not 3"),
+                ([config, "--scale", "8"], "must be two numbers, the smaller first, as in 8..4096"),
+                ([config, "--scale", "8..x"], "must be whole numbers from 1 on, as in 8..4096"),
+                ([config, "--scale", "8..4"], "must be two numbers, the smaller first"),
+                ([config, "--scale", "8..16", "--gpus", "8"], "--gpus has no effect with --scale"),
+                ([config, "--gpus", 8, "--links", "1,,2"], "must be whole numbers from 1 on, as in 1,2,4"),
+                ([config, "--links", "1"], "--gpus must be given"),
+                ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
+                (["--fit", "h1000"], "h1000"),
+                (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
+                ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
+                (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
+                (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
+                (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),
+                ([config, "--scale", "1..2", "--out", "x.json"], "--out has no effect with --scale"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--top", 2], "--top has no effect with --sweep"),
+                (["--estimate", "t5-11b", "--html", "x.html"], "--html has no effect with --estimate"),
+                ([config, "--gpus", 131073], "--gpus 131073: must be at most 131072"),
+                ([config, "--scale", "1..200000"], "--scale 200000: must be at most 131072"),
+                (["--fit", "h100", "--gpus", 200000], "--gpus 200000: must be at most 131072"),
+                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "nothing can be planned: batch.mirco"),
+                (["--fit", "v100-32g", "--gpus", 2, "--html", "/nowhere/page.html"], "/nowhere/page.html")]:
+            with self.subTest(message):
+                self.refuse(USAGE, message, "plan", *arguments)
+
+    def test_a_price_is_of_a_named_target(self):
+        self.refuse(USAGE, "--price requires --target", "train", self.write_config(plan_config()), "--dry-run", "--price", 1)
+
+
+class Pages(PlanCase):
+    def pages(self):
+        config = self.write_config(plan_config())
+        yield "search", [config, "--gpus", 4, "--target", "a100-80g", "--top", 3]
+        yield "sweep", [config, "--gpus", 2, "--sweep", "batch.micro=1,2,4,8", "--sweep", "model.num_layers=4,512,1024"]
+        yield "scale", [config, "--scale", "1..8"]
+        yield "links", [config, "--gpus", 16, "--links", "1,2,4,8"]
+        yield "fit", ["--fit", "a100-40g"]
+
+    def test_each_is_one_file_that_loads_nothing(self):
+        for name, arguments in self.pages():
+            page = self.folder / f"{name}.html"
+            self.succeed("plan", *arguments, "--html", page)
+            text = page.read_text(encoding="utf-8")
+            self.assertIn("default-src 'none'", text)
+            self.assertNotRegex(text, r"<script|src=|href=|@import|url\(")
+            self.assertRegex(text, r"</html>\n$")
+        self.assertIn('class="large"', (self.folder / "sweep.html").read_text(encoding="utf-8"))
+
+    @unittest.skipUnless(any(map(shutil.which, BROWSERS)), "needs Chromium")
+    def test_a_browser_draws_them(self):
+        browser = next(filter(None, map(shutil.which, BROWSERS)))
+        for name, arguments in self.pages():
+            page = self.folder / f"{name}.html"
+            self.succeed("plan", *arguments, "--html", page)
+            for width in [1280, 400]:
+                picture = self.folder / f"{name}-{width}.png"
+                with tempfile.TemporaryDirectory() as profile:
+                    result = subprocess.run(
+                        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+                         f"--window-size={width},1600", f"--screenshot={picture}", "--enable-logging=stderr",
+                         page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+                self.assertNotIn("CONSOLE", result.stderr)
+                self.assertGreater(picture.stat().st_size, 5000)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,169 @@
+// The search for layouts: its bounds and estimates against whole plans, and what it finds.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fmt/format.h>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "config/load.h"
+#include "planner/layout_estimate.h"
+#include "planner/layouts.h"
+#include "planner/search.h"
+
+namespace gptrain {
+namespace {
+
+RunConfig model(int64_t hidden, int64_t layers, int64_t global, const std::string& more = "",
+                const std::string& precision = "bf16") {
+  return parse_config(
+      fmt::format(R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, "vocab_size": 51200,
+                                  "sequence_length": 1024{}}}, "data": {{"train": [{{"path": "data"}}]}},
+                       "batch": {{"global": {}}}, "precision": {{"compute": "{}"}}, "optimizer": {{"lr": 1e-4}},
+                       "run": {{"steps": 1000, "out": "runs/searched"}}}})",
+                  layers, hidden, hidden / 128, more, global, precision),
+      {}, "the test's config");
+}
+
+Machine a100() { return {find_device("a100-80g"), find_cluster("dgx-a100")}; }
+Machine h100_pcie() { return {find_device("h100-pcie"), find_cluster("pcie5")}; }
+
+std::vector<RunLayout> layouts_of(const RunConfig& config, int64_t gpus) {
+  std::vector<RunLayout> all;
+  for (const LayoutGroup& group : layout_groups(config, gpus, 16))
+    for_each_layout(config, group, [&](const RunLayout& layout) { all.push_back(layout); });
+  return all;
+}
+
+// So many of them, spread by a walk whose step has no factor in common with their number.
+std::vector<RunLayout> some_of(const std::vector<RunLayout>& all, size_t count) {
+  size_t stride = 7919;
+  while (std::gcd(stride, all.size()) > 1) ++stride;
+  std::vector<RunLayout> some;
+  for (size_t i = 0; i < std::min(count, all.size()); ++i) some.push_back(all[i * stride % all.size()]);
+  return some;
+}
+
+std::string text_of(const RunLayout& layout) {
+  std::string text;
+  for (const auto& [key, value] : layout_keys(layout)) text += key + " " + value + ", ";
+  return text + fmt::format("data {}", layout.data);
+}
+
+struct Case {
+  const char* name;
+  RunConfig config;
+  Machine machine;
+  int64_t gpus;
+  size_t count;
+};
+
+std::vector<Case> cases() {
+  return {{"2B on 16 A100", model(2560, 24, 64), a100(), 16, 60},
+          {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
+          {"7B on 64 A100", model(4096, 32, 256, R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"), a100(), 64, 50},
+          {"350M on one", model(1024, 24, 32), a100(), 1, 30}};
+}
+
+TEST_CASE("bounds of memory and time stay below whole plans, and estimates within their errors") {
+  double sum = 0;
+  int count = 0, near = 0, near_memory = 0;
+  for (const Case& test : cases()) {
+    LayoutEstimator estimator(test.config, test.machine, planned_target(test.machine));
+    for (const RunLayout& layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
+      INFO(test.name << ": " << text_of(layout));
+      const LayoutResult exact = predict_layout(checked_layout(test.config, layout), test.machine, layout, 0);
+      const LeastBytes least = estimator.least_bytes(layout, INT64_MAX);
+      CHECK(least.bytes <= exact.peak_bytes);
+      near_memory += static_cast<double>(least.bytes) > 0.7 * static_cast<double>(exact.peak_bytes) ? 1 : 0;
+      const LayoutResult estimate = estimator.estimate(layout);
+      CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
+      const double error = estimate.step_seconds / exact.step_seconds - 1;
+      CHECK(std::abs(error) < largest_estimate_error);
+      sum += std::abs(error);
+      near += std::abs(error) < estimate_error ? 1 : 0;
+      ++count;
+    }
+  }
+  INFO(count << ", near " << near << ", memory near " << near_memory << ", mean error " << sum / count);
+  CHECK(count == 190);
+  CHECK(sum / count < 0.03);
+  CHECK(near >= 0.95 * count);
+  CHECK(near_memory >= 0.95 * count);
+}
+
+TEST_CASE("a search finds what is best of all layouts by whole plans") {
+  const RunConfig config = model(1024, 8, 8);
+  const Machine machine = a100();
+  for (const Objective objective : {Objective::time, Objective::memory}) {
+    const LayoutSearch found = search_layouts(config, machine, {.gpus = 2, .objective = objective, .top = 10});
+    REQUIRE(!found.best.empty());
+    double least = INFINITY;
+    for (const RunLayout& layout : layouts_of(config, 2)) {
+      const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
+      least = std::min(least, objective == Objective::time ? exact.step_seconds : static_cast<double>(exact.peak_bytes));
+    }
+    const LayoutResult& best = found.best.front();
+    CHECK(best.is_exact);
+    const double score = objective == Objective::time ? best.step_seconds : static_cast<double>(best.peak_bytes);
+    INFO(text_of(best.layout));
+    CHECK(score <= least * 1.01);
+  }
+}
+
+TEST_CASE("what takes too much memory is cut, and the least that is missing is named") {
+  const RunConfig config = model(8192, 48, 8);  // 39B parameters
+  const LayoutSearch found = search_layouts(config, a100(), {.gpus = 2});
+  CHECK(found.best.empty());
+  CHECK(found.num_too_large >= found.num_layouts);
+  CHECK(found.least_missing_bytes > 0);
+  const LayoutResult least = predict_layout(checked_layout(config, found.least_missing), a100(), found.least_missing, 0);
+  CHECK(least.peak_bytes >= found.room_bytes + found.least_missing_bytes);
+}
+
+TEST_CASE("lost classes have another value than the best layout, and are slower or do not fit") {
+  const LayoutSearch found = search_layouts(model(6144, 36, 64), a100(), {.gpus = 4, .top = 3});
+  REQUIRE(!found.best.empty());
+  const auto best = layout_keys(found.best.front().layout);
+  REQUIRE(!found.lost.empty());
+  bool too_large = false;
+  for (const LostClass& lost : found.lost) {
+    const auto own = std::find_if(best.begin(), best.end(), [&](const auto& pair) { return pair.first == lost.key; });
+    REQUIRE(own != best.end());
+    CHECK(own->second != lost.value);
+    if (lost.fits) {
+      CHECK(lost.best.step_seconds > found.best.front().step_seconds * (1 - estimate_error));
+    } else {
+      CHECK(lost.missing_bytes > 0);
+      too_large = true;
+    }
+  }
+  CHECK(too_large);
+}
+
+TEST_CASE("the cheapest layout takes fewer devices where they cost less than they save") {
+  const RunConfig config = model(1024, 8, 16);
+  const LayoutSearch all = search_layouts(config, h100_pcie(), {.gpus = 16, .price = 2, .top = 3});
+  const LayoutSearch cheap =
+      search_layouts(config, h100_pcie(), {.gpus = 16, .objective = Objective::cost, .price = 2, .top = 3});
+  REQUIRE(!cheap.best.empty());
+  CHECK(cheap.best.front().layout.world_size() < 16);
+  CHECK(cheap.best.front().cost < all.best.front().cost);
+  CHECK(all.best.front().cost == Approx(2 * all.best.front().gpu_hours / all.best.front().goodput));
+}
+
+TEST_CASE("layouts that the config's rules allow are read back as they were") {
+  const RunConfig config = model(2560, 24, 64);
+  for (const RunLayout& layout : some_of(layouts_of(config, 16), 200)) {
+    const RunConfig checked = checked_layout(config, layout);
+    RunLayout read = layout_of(checked, 16);
+    INFO(text_of(layout));
+    CHECK(read == layout);
+    CHECK(checked.batch.global == config.batch.global);
+  }
+}
+
+}  // namespace
+}  // namespace gptrain

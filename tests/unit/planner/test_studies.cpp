@@ -1,0 +1,101 @@
+// Predictions beside each other, and the sizes of models that gptrain does not train.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "config/load.h"
+#include "planner/layouts.h"
+#include "planner/search.h"
+#include "planner/studies.h"
+#include "report/encoder_estimate.h"
+
+namespace gptrain {
+namespace {
+
+const std::filesystem::path configs = std::filesystem::path(GPTRAIN_SOURCE_ROOT) / "configs";
+
+Machine a100() { return {find_device("a100-80g"), find_cluster("dgx-a100")}; }
+
+TEST_CASE("each point of a sweep is the dry run of the config with those values") {
+  const std::vector<std::string> overrides{"batch.global=64"};
+  const std::vector<SweepAxis> axes{{"batch.micro", {"1", "2", "3"}}, {"parallel.zero", {"0", "2"}}};
+  const Study study = sweep_keys(configs / "gpt2-124m.json", overrides, axes, a100(), 8, 1.5);
+  REQUIRE(study.points.size() == 6);
+  const std::vector<std::string> all{"batch.global=64", "batch.micro=2", "parallel.zero=2"};
+  const RunConfig config = load_config(configs / "gpt2-124m.json", all, 8);
+  const LayoutResult expected = predict_layout(config, a100(), layout_of(config, 8), 1.5);
+  const StudyPoint& point = study.points[3];
+  CHECK(point.values == std::vector<std::string>{"2", "2"});
+  REQUIRE(point.result);
+  CHECK(point.result->step_seconds == expected.step_seconds);
+  CHECK(point.result->peak_bytes == expected.peak_bytes);
+  CHECK(point.result->cost == expected.cost);
+  CHECK(study.fits(point));
+  // Three sequences do not divide a rank's eight.
+  CHECK(!study.points[4].result);
+  CHECK(study.points[4].refused.find("batch.micro") != std::string::npos);
+}
+
+TEST_CASE("strong scaling keeps the batch, weak scaling the work of a device") {
+  RunConfig config = load_config(configs / "gpt2-124m.json", std::vector<std::string>{"batch.global=64", "batch.micro=8"});
+  const Study study = scale_devices(config, a100(), 4, 32, 0);
+  REQUIRE(study.points.size() == 8);
+  const auto step = [&](size_t i) { return study.points[i].result->step_seconds; };
+  for (size_t i = 1; i < 4; ++i) {
+    CHECK(step(i) < step(i - 1));
+    CHECK(step(i) > 0.5 * step(i - 1));
+    CHECK(study.points[4 + i].result->model_flops > 1.5 * study.points[4 + i - 1].result->model_flops);
+  }
+  CHECK(step(4) == step(0));
+  CHECK(study.points[3].result->layout.micro == 2);
+  CHECK(study.points[7].result->layout.micro == 8);
+  config.parallel.tensor = 4;
+  const Study few = scale_devices(config, a100(), 2, 4, 0);
+  CHECK(few.points[0].refused.find("2") != std::string::npos);
+  CHECK(few.points[1].result);
+}
+
+TEST_CASE("more and faster NICs make no step longer, and one of the points is the dry run") {
+  const RunConfig config = load_config(configs / "gpt3-13b.json", {}, 64);
+  const Machine machine = a100();
+  const Study study = vary_links(config, machine, 64, {1, machine.cluster.nics_per_node}, 0);
+  REQUIRE(study.points.size() == 6);
+  for (size_t i = 2; i < 6; ++i) CHECK(study.points[i].result->step_seconds <= study.points[i - 2].result->step_seconds);
+  for (size_t i = 0; i < 6; i += 2) CHECK(study.points[i + 1].result->step_seconds < study.points[i].result->step_seconds);
+  const LayoutResult expected = predict_layout(config, machine, layout_of(config, 64), 0);
+  CHECK(study.points[3].result->step_seconds == expected.step_seconds);
+}
+
+TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
+  const Machine machine = a100();
+  const Study study = fit_models(machine, "gpt", 1);
+  REQUIRE(study.points.size() == 10);
+  std::vector<int64_t> sizes;
+  for (const StudyPoint& point : study.points) {
+    if (!point.result) continue;
+    CHECK(point.result->peak_bytes <= study.room_bytes);
+    CHECK(static_cast<double>(point.result->peak_bytes) > 0.8 * static_cast<double>(study.room_bytes));
+    sizes.push_back(point.parameters);
+  }
+  // fp32, bf16 and bf16-pure, each without, with selective, and with whole recomputation; FP8 an A100 has not.
+  REQUIRE(sizes.size() == 9);
+  for (const size_t i : {0, 3, 6}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
+  CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5]));
+  CHECK(study.points[9].refused.find("FP8") != std::string::npos);
+}
+
+TEST_CASE("encoders have the parameters that are published") {
+  const std::vector<EncoderShape>& shapes = encoder_shapes();
+  REQUIRE(shapes.size() == 2);
+  CHECK(estimate_encoder(shapes[0]).parameters() == 335'141'888);
+  CHECK(estimate_encoder(shapes[1]).parameters() == 11'307'321'344);
+  // 6 FLOPs a parameter and token, but for the embedding, pooler and attention.
+  const double per_token = static_cast<double>(estimate_encoder(shapes[0]).sequence_flops) / 512;
+  CHECK(per_token > 6 * 302e6);
+  CHECK(per_token < 1.15 * 6 * 302e6);
+}
+
+}  // namespace
+}  // namespace gptrain
