@@ -37,7 +37,7 @@ def main():
         _, records = train_124m(options.gptrain, folder, {
             "model.sequence_length": 256,
             "batch.global": options.batch,
-            "batch.micro": 4,
+            "batch.micro": min(4, options.batch),
             "precision.compute": json.dumps(options.precision),
             "run.threads": 1,
             "run.steps": FIRST_COUNTED + EVERY * options.saves + 1,

@@ -25,6 +25,7 @@ from test_ranks import CHECKPOINT, DEVICE, DIVERGED, REQUEUE, STEPS, Ranks, Rank
 SAVE_EVERY = 2
 RANKS = 3
 KILLS_OF_A_RUN = 4
+TIMEOUT_SECONDS = 10  # a rank that is killed is missed at once, and one that is slow to start is not
 
 options = test_crash.options
 
@@ -40,7 +41,9 @@ class AsynchronousTest(test_ranks.RanksTest):
         cls.references = {}
 
     def run_of(self, name, ranks, zero):
-        return RanksRun(self.folder / name, self.folder, mesh_of(ranks, zero))
+        run = RanksRun(self.folder / name, self.folder, mesh_of(ranks, zero))
+        run.change(comm={"timeout_seconds": TIMEOUT_SECONDS})
+        return run
 
     def reference_of(self, ranks, zero):
         """(run, seconds) of as many threads that nothing has disturbed."""
