@@ -103,10 +103,15 @@ class MpiTransport final : public Transport {
       }
       left -= count;
       idle = count > 0 ? 0 : idle + 1;
-      if (idle > 0) session_->pause(idle);
+      if (idle > num_spins && patient_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      } else if (idle > 0) {
+        session_->pause(idle);
+      }
     }
   }
 
+  void be_patient() override { patient_ = true; }
   void abort() override { given_up_ = true; }
 
  private:
@@ -155,6 +160,7 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> requests_;  // theirs, then those of the payloads
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;
+  bool patient_ = false;
   std::atomic<bool> given_up_ = false;
 };
 

@@ -124,8 +124,10 @@ class ProcessWorld final : public World {
     if (use.reduces && scratch == nullptr) scratch = std::make_shared<ExchangeScratch>(static_cast<int>(ranks.size()));
     std::string name = name_of(ranks);
     if (!use.lane.empty()) name += fmt::format(" (lane {})", use.lane);
-    return make_exchange_communicator(links_->connect(ranks, static_cast<int>(place - ranks.begin()), index), activity_,
-                                      std::move(name), use.reduces ? std::move(scratch) : nullptr);
+    auto transport = links_->connect(ranks, static_cast<int>(place - ranks.begin()), index);
+    if (use.patient) transport->be_patient();
+    return make_exchange_communicator(std::move(transport), activity_, std::move(name),
+                                      use.reduces ? std::move(scratch) : nullptr);
   }
 
   const Launch launch_;

@@ -30,6 +30,8 @@ class Transport {
   // ordered pair of ranks meet in the order in which they are listed; no message has this rank as its peer.
   // Error(device): a peer is gone, or what arrives belongs to another call. The transport is of no use after that.
   virtual void exchange(std::span<const Message> messages) = 0;
+  // Exchanges may take a millisecond longer from now on, and leave the core to others while they wait.
+  virtual void be_patient() {}
   // From any thread: an exchange that waits, and every later one, throws Error(device).
   virtual void abort() = 0;
 };

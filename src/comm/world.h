@@ -18,6 +18,7 @@ struct GroupUse {
   std::string lane = {};                               // whose messages these are, for reports; empty: no lane's
   std::shared_ptr<ExchangeScratch> scratch = nullptr;  // of comm/exchange.h, to share; null: the group's own
   bool reduces = true;                                 // false: it takes no scratch memory, and refuses reductions
+  bool patient = false;  // its waits are long and nobody's step depends on them: they leave the core to others
 };
 
 // One rank's place among all ranks. A process may hold the worlds of several ranks, each used by its own thread.

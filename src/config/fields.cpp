@@ -273,6 +273,14 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
           field("checkpoint.every_steps", &RunConfig::checkpoint, &C::every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one checkpoint to the next; 0: only at the end and when stopped")
               .changeable(),
+          field("checkpoint.every_seconds", &RunConfig::checkpoint, &C::every_seconds, NumberRule{.min = 0, .max = 1e9},
+                "seconds after which the next checkpoint is saved, whatever the step; 0: as every_steps says")
+              .usually("1800.0")
+              .changeable(),
+          field("checkpoint.asynchronous", &RunConfig::checkpoint, &C::asynchronous, BooleanRule{},
+                "in the course of a run a step waits for a copy of the state only, which is written to disk beside the "
+                "next steps; takes memory of the host for the copy")
+              .changeable(),
           field("checkpoint.keep_last", &RunConfig::checkpoint, &C::keep_last, IntegerRule{1, 1'000'000, {}},
                 "newest checkpoints to keep")
               .changeable(),

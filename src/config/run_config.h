@@ -127,9 +127,16 @@ struct MemoryConfig {
 };
 
 struct CheckpointConfig {
-  int64_t every_steps = 0;  // 0: only at the end and when stopped
+  int64_t every_steps = 0;   // 0: none but those of every_seconds, at the end and when stopped
+  double every_seconds = 0;  // 0: as every_steps says
+  bool asynchronous = true;
   int64_t keep_last = 2;
   int64_t keep_every = 0;  // 0: none; steps that are multiples are kept for good
+
+  bool saves_on_the_way() const { return every_steps > 0 || every_seconds > 0; }
+  // Whether a rank keeps a copy of its state, which is written while training goes on. The last save has nothing to go
+  // on beside it.
+  bool keeps_snapshot() const { return asynchronous && saves_on_the_way(); }
 };
 
 struct LogConfig {

@@ -6,6 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "model/record.h"
+
 namespace gptrain {
 namespace {
 
@@ -25,11 +27,31 @@ int64_t state_bytes(std::span<const StateColumn> columns, int64_t elements) {
 
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
 
-}  // namespace
-
-int64_t StatePiece::count() const {
+int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
+
+// Elements [first, end) of a box, which lie one after the other: part of a row, rows, part of a row.
+// body(offset, shape, at) for each, `at` counted from `start` before the box.
+template <typename Body>
+void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t start, const Body& body) {
+  if (box.shape.size() == 1)
+    return body(std::vector<int64_t>{box.offset[0] + first}, std::vector<int64_t>{end - first}, start + first);
+  const int64_t cols = box.shape[1];
+  while (first < end) {
+    const int64_t row = first / cols;
+    const int64_t col = first % cols;
+    const int64_t rows = col == 0 ? (end - first) / cols : 0;
+    const int64_t width = rows > 0 ? cols : std::min(cols - col, end - first);
+    body(std::vector<int64_t>{box.offset[0] + row, box.offset[1] + col},
+         std::vector<int64_t>{std::max<int64_t>(rows, 1), width}, start + first);
+    first += std::max<int64_t>(rows, 1) * width;
+  }
+}
+
+}  // namespace
+
+int64_t StatePiece::count() const { return product(shape); }
 
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
   const int64_t whole = layout.elements;
@@ -129,59 +151,57 @@ std::byte* ParameterStore::column(size_t column, int64_t unit) const {
   return buffers_.state + before + column_bytes(columns_[column], first);
 }
 
-std::vector<StatePiece> ParameterStore::state(bool written_only) const {
-  std::vector<StatePiece> state;
+bool ParameterStore::is_narrow(size_t tensor) const {
+  return sharding_.pure && spec_.tensors[tensor].norm_use == NormUse::no_norm;
+}
+
+template <typename Body>
+void ParameterStore::for_each_box(bool written_only, const Body& body) const {
   for (size_t tensor = 0; tensor < spec_.tensors.size(); ++tensor) {
     const int64_t unit = spec_.tensors[tensor].unit;
-    const UpdateRange held = update_range(unit);
-    const int64_t first = written_only ? piece_first(unit) : held.first;
-    const int64_t end = first + (written_only ? piece_elements(unit) : held.elements);
+    const bool pieces = written_only || sharding_.zero > 0;
+    const int64_t first = pieces ? piece_first(unit) : 0;
+    const int64_t end = first + (pieces ? piece_elements(unit) : range(unit).elements);
+    const int64_t held_first = sharding_.zero > 0 ? piece_first(unit) : 0;
     const int64_t in_unit = layout_.segments[tensor].offset - range(unit).offset;
     for (const ShardBox& box : shards_[tensor].boxes) {
       if (written_only && !box.owned) continue;
       const int64_t start = in_unit + box.local_offset;
-      const int64_t from = std::max(first, start);
-      const int64_t to = std::min(end, start + box.count());
-      if (from < to) add_state(tensor, box, from - start, to - start, state);
+      const int64_t from = std::max(first, start) - start;
+      const int64_t to = std::min(end, start + box.count()) - start;
+      if (from < to) for_each_part(box, from, to, start - held_first, [&](auto... part) { body(tensor, part...); });
     }
   }
-  return state;
 }
 
-// Elements [first, end) of a box, which lie one after the other: part of a row, rows, part of a row.
-void ParameterStore::add_state(size_t tensor, const ShardBox& box, int64_t first, int64_t end,
-                               std::vector<StatePiece>& state) const {
-  const int64_t unit = spec_.tensors[tensor].unit;
-  const UpdateRange held = update_range(unit);
-  const int64_t start = layout_.segments[tensor].offset - range(unit).offset + box.local_offset - held.first;
-  const bool is_norm = spec_.tensors[tensor].norm_use != NormUse::no_norm;
-  const bool narrow = sharding_.pure && !is_norm;
-  float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
-  const auto add = [&](std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
+int64_t ParameterStore::snapshot_bytes() const {
+  int64_t bytes = 0;
+  for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t) {
+    const int64_t count = product(shape);
+    bytes += align_up(count * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
+    for (const StateColumn& column : columns_) bytes += align_up(column_bytes(column, count));
+  });
+  return bytes;
+}
+
+std::vector<StatePiece> ParameterStore::state(bool written_only) const {
+  std::vector<StatePiece> state;
+  for_each_box(written_only, [&](size_t tensor, std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
+    const int64_t unit = spec_.tensors[tensor].unit;
+    const UpdateRange held = update_range(unit);
+    const bool narrow = is_narrow(tensor);
+    float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
     std::vector<std::byte*> columns;
-    for (size_t i = 0; i < columns_.size(); ++i)
-      columns.push_back(column(i, unit) + column_bytes(columns_[i], start + at));
+    for (size_t i = 0; i < columns_.size(); ++i) columns.push_back(column(i, unit) + column_bytes(columns_[i], at));
     state.push_back({.tensor = static_cast<int64_t>(tensor),
                      .offset = std::move(offset),
                      .shape = std::move(shape),
-                     .weight = narrow ? nullptr : master + start + at,
-                     .narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + start + at : nullptr,
+                     .weight = narrow ? nullptr : master + at,
+                     .narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr,
                      .columns = std::move(columns),
-                     .gradient = held.gradients + start + at});
-  };
-  if (box.shape.size() == 1) {
-    add({box.offset[0] + first}, {end - first}, first);
-    return;
-  }
-  const int64_t cols = box.shape[1];
-  while (first < end) {
-    const int64_t row = first / cols;
-    const int64_t col = first % cols;
-    const int64_t rows = col == 0 ? (end - first) / cols : 0;
-    const int64_t width = rows > 0 ? cols : std::min(cols - col, end - first);
-    add({box.offset[0] + row, box.offset[1] + col}, {std::max<int64_t>(rows, 1), width}, first);
-    first += std::max<int64_t>(rows, 1) * width;
-  }
+                     .gradient = held.gradients + at});
+  });
+  return state;
 }
 
 }  // namespace gptrain

@@ -119,13 +119,20 @@ class ParameterStore {
   // All state that this rank updates; with `written_only` each element is some rank's once over the world: what the
   // rank writes to a checkpoint.
   std::vector<StatePiece> state(bool written_only) const;
+  // Of a copy of what state(true) names, in which every weight and column of a piece starts at a multiple of
+  // memory_alignment. Asks no buffer.
+  int64_t snapshot_bytes() const;
 
  private:
   const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
   int64_t piece_first(int64_t unit) const { return sharding_.data_rank * piece_elements(unit); }
   // Where a unit, or this rank's piece of it, starts in a buffer of whole units or of pieces only; in elements.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
-  void add_state(size_t tensor, const ShardBox& box, int64_t first, int64_t end, std::vector<StatePiece>& state) const;
+  bool is_narrow(size_t tensor) const;  // whether updates go to its bf16 weights
+  // body(tensor, offset, shape, at) for each box that lies in one piece in memory, `at` elements after the start of
+  // what this rank updates of the unit.
+  template <typename Body>
+  void for_each_box(bool written_only, const Body& body) const;
 
   const ModelSpec& spec_;
   const std::vector<TensorShard>& shards_;

@@ -1,8 +1,9 @@
 #include "train/checkpointing.h"
 
-#include <chrono>
+#include <algorithm>
+#include <exception>
 #include <fmt/format.h>
-#include <string>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -10,6 +11,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/agree.h"
 #include "comm/texts.h"
 #include "train/signals.h"
 
@@ -19,7 +21,10 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+double seconds_since(Clock::time_point start) { return seconds_between(start, Clock::now()); }
 
 int64_t elements_of(const std::vector<StatePiece>& state) {
   int64_t elements = 0;
@@ -31,7 +36,23 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
 
 Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                              const std::optional<TokenizerRecord>& tokenizer)
-    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {}
+    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
+  if (!context.config.checkpoint.keeps_snapshot()) return;
+  World& world = context.world;
+  agree_on(context.all(), world, [&] {
+    try {
+      step_.take_snapshot_memory();
+    } catch (const Error& error) {
+      throw Error(error.code(), "{} (for the copy of the state; checkpoint.asynchronous = false saves without one)",
+                  error.what());
+    }
+    work_ = std::make_unique<BackgroundWork>("writes checkpoints");
+  });
+  if (world.size() == 1) return;
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  group_ = world.make_group(ranks, {.lane = "checkpoint", .reduces = false, .patient = true});
+}
 
 RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, const std::optional<fs::path>& weights) {
   if (checkpoint) {
@@ -75,36 +96,133 @@ void Checkpointing::set_later_aside(int64_t step) const {
 
 bool Checkpointing::is_due(int64_t step) const {
   const int64_t every = context_.config.checkpoint.every_steps;
-  return save_due_ || (every > 0 && step % every == 0);
+  return save_due_ || (every > 0 && step % every == 0) || is_look(step);
 }
 
-void Checkpointing::after_step(const RunProgress& progress, bool skipped, bool last) {
-  save_due_ = is_due(progress.step);
+bool Checkpointing::is_look(int64_t step) const {
+  return context_.config.checkpoint.every_seconds > 0 && step >= next_look_;
+}
+
+bool Checkpointing::is_time(int64_t step) {
+  const auto now = Clock::now();
+  const double left = context_.config.checkpoint.every_seconds - seconds_between(saved_at_, now);
+  int64_t steps = 1;
+  if (left > 0 && looked_step_ > 0) {
+    const double of_step = seconds_between(looked_at_, now) / static_cast<double>(step - looked_step_);
+    constexpr double most_steps = 1e6;
+    steps = static_cast<int64_t>(std::clamp(left / 2 / std::max(of_step, 1e-9), 1.0, most_steps));
+  }
+  looked_at_ = now;
+  looked_step_ = step;
+  const int64_t told = std::stoll(broadcast_text(context_.all(), fmt::format("{}", left > 0 ? steps : 0), 0));
+  next_look_ = step + std::max<int64_t>(told, 1);
+  return told == 0;
+}
+
+void Checkpointing::step_is_over(const RunProgress& progress, bool skipped, bool last) {
+  const int64_t every = context_.config.checkpoint.every_steps;
+  if (is_look(progress.step) && is_time(progress.step)) save_due_ = true;
+  if (every > 0 && progress.step % every == 0) save_due_ = true;
   last_skipped_ = skipped;
+  if (writing_ && work_->is_over() && !work_->has_failed()) finish_writing();
   // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
-  if (!last && save_due_ && !skipped) save(progress);
+  if (work_ == nullptr || last || skipped || !save_due_ || saved_step_ == progress.step) return;
+  context_.world.activity().set_phase("checkpoint");
+  const auto began = Clock::now();
+  if (writing_) {
+    const int64_t before = writing_->save.manifest.step;
+    finish_writing_or_move();
+    if (context_.leads())
+      print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n", progress.step,
+                format_duration(seconds_since(began)), before);
+  }
+  copied_ = std::make_unique<Writing>(begin_writing(progress, step_.copy_state(), nullptr, began));
+  reporter_.note_checkpoint_cost(seconds_since(began));
 }
 
-void Checkpointing::save(const RunProgress& progress) {
-  if (saved_step_ == progress.step) return;
-  const auto start = Clock::now();
-  context_.world.activity().set_phase("checkpoint");
-  reporter_.sync_metrics();
+void Checkpointing::save_if_due(const RunProgress& progress) {
+  if (copied_) {
+    writing_ = std::move(copied_);
+    work_->start([this] { write(*writing_, group_.get()); });
+  } else if (work_ == nullptr && save_due_ && !last_skipped_) {
+    save_now(progress);
+  }
+}
+
+Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces,
+                                                    SliceMemory* memory, Clock::time_point began) {
   folder_.move_to(broadcast_text(context_.all(), folder_.place_to_save().string(), 0));
-  save_state(context_.config, step_, progress, context_.groups, context_.world, folder_.out(), tokenizer_);
   saved_step_ = progress.step;
+  saved_at_ = began;
   save_due_ = false;
-  if (context_.leads())
-    print_out("checkpoint of step {} saved in {}\n", progress.step, format_duration(seconds_since(start)));
-  // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
-  if (!last_skipped_ && progress.skipped_in_a_row == 0) retain();
+  return {.save = make_state_save(context_.config, step_, progress, folder_.out(), tokenizer_,
+                                  slices_of(step_, pieces, StatePart::all, memory)),
+          // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
+          .retains = !last_skipped_ && progress.skipped_in_a_row == 0,
+          .began = began};
+}
+
+void Checkpointing::write(Writing& writing, Communicator* all) const {
+  // No checkpoint is ever ahead of its metrics.
+  write_state(writing.save, all, context_.world, [&] { writing.metrics_fault = reporter_.sync_metrics(); });
+  writing.durable_seconds = seconds_since(writing.began);
+  if (writing.retains && context_.leads()) writing.warning = remove_others(writing.save.out);
+}
+
+void Checkpointing::save_now(const RunProgress& progress) {
+  if (saved_step_ == progress.step) return;
+  context_.world.activity().set_phase("checkpoint");
+  const auto began = Clock::now();
+  const auto memory = make_slice_memory(step_.backend());
+  Writing writing = begin_writing(progress, step_.state(true), memory.get(), began);
+  try {
+    write(writing, context_.all());
+  } catch (...) {
+    saved_step_ = -1;
+    throw;
+  }
+  reporter_.note_checkpoint_cost(seconds_since(began));
+  note_end(writing);
+}
+
+void Checkpointing::finish_writing() {
+  if (!writing_) return;
+  try {
+    work_->wait();
+  } catch (...) {
+    saved_step_ = -1;
+    writing_.reset();
+    throw;
+  }
+  note_end(*writing_);
+  writing_.reset();
+}
+
+void Checkpointing::note_end(const Writing& writing) {
+  if (!writing.metrics_fault.empty()) folder_.fail(writing.metrics_fault);
+  reporter_.note_durable(writing.durable_seconds);
+  if (!context_.leads()) return;
+  print_out("checkpoint of step {} saved in {}\n", writing.save.manifest.step, format_duration(writing.durable_seconds));
+  if (!writing.warning.empty()) print_err("warning: {}\n", writing.warning);
+}
+
+void Checkpointing::finish_writing_or_move() {
+  try {
+    finish_writing();
+  } catch (const PeerGone&) {
+    throw;
+  } catch (const Error&) {
+    folder_.look();
+    if (broadcast_text(context_.all(), folder_.fault(), 0).empty()) throw;
+  }
 }
 
 // A folder that cannot be written to any more is no reason to lose the state, but one to end with an error.
 void Checkpointing::save_at_end(const RunProgress& progress) {
   for (bool saved = false; !saved;) {
     try {
-      save(progress);
+      finish_writing_or_move();
+      save_now(progress);
       saved = true;
     } catch (const PeerGone&) {
       throw;
@@ -120,16 +238,31 @@ void Checkpointing::save_at_end(const RunProgress& progress) {
   throw Error(ExitCode::checkpoint, context_.leads() ? lost_folder(progress.step) : std::string());
 }
 
+void Checkpointing::settle() {
+  copied_.reset();
+  if (!writing_) return;
+  const int64_t step = writing_->save.manifest.step;
+  try {
+    finish_writing();
+  } catch (const std::exception& error) {
+    if (context_.leads()) print_err("warning: the checkpoint of step {} was not saved: {}\n", step, error.what());
+  }
+}
+
 std::string Checkpointing::lost_folder(int64_t step) const {
   const fs::path checkpoints = folder_.out() / "checkpoints";
   return fmt::format("{}; the state after step {} is saved in {}", folder_.fault(), step,
                      FolderLock::is_out_of_sight(checkpoints) ? "that folder's checkpoints" : checkpoints.string());
 }
 
+std::string Checkpointing::remove_others(const fs::path& out) const {
+  const CheckpointConfig& kept = context_.config.checkpoint;
+  return apply_retention(out, kept.keep_last, kept.keep_every);
+}
+
 void Checkpointing::retain() const {
   if (!context_.leads()) return;
-  const CheckpointConfig& kept = context_.config.checkpoint;
-  const std::string warning = apply_retention(folder_.out(), kept.keep_last, kept.keep_every);
+  const std::string warning = remove_others(folder_.out());
   if (!warning.empty()) print_err("warning: {}\n", warning);
 }
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/output_file.h"
 #include "base/units.h"
+#include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain {
@@ -84,6 +85,14 @@ FolderLock::~FolderLock() {
   if (!kept_) remove_what_was_made();
   if (folder_ >= 0) close(folder_);
   close(descriptor_);
+}
+
+void FolderLock::keep() {
+  kept_ = true;
+  for (const fs::path& folder : made_folders_) {
+    const fs::path parent = folder.parent_path();
+    sync_folder(parent.empty() ? fs::path(".") : parent);
+  }
 }
 
 bool FolderLock::is_there(const fs::path& path) const {
@@ -164,7 +173,9 @@ bool FolderWatch::has_other_place() {
 
 std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
                                 const fs::space_info& space) {
-  const int64_t steps = config.run.steps - step, every = config.checkpoint.every_steps;
+  // By the clock, there may be one after each step.
+  const int64_t steps = config.run.steps - step;
+  const int64_t every = config.checkpoint.every_seconds > 0 ? 1 : config.checkpoint.every_steps;
   const int64_t keep_last = config.checkpoint.keep_last;
   const int64_t to_come = steps > 0 ? (every > 0 ? (steps - 1) / every + 1 : 1) : 0;
   const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));

@@ -23,7 +23,8 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  void keep() { kept_ = true; }  // from here on the folder is the run's
+  // From here on the folder is the run's, and its name survives a crash of the machine. Error(checkpoint).
+  void keep();
 
   const std::filesystem::path& out() const { return out_; }
   // What has become of the folder since: "was renamed to ...", "was removed", "is another one now"; empty while its
@@ -70,8 +71,12 @@ class FolderWatch {
     try {
       write();
     } catch (const Error& error) {
-      if (fault_.empty()) fault_ = error.what();
+      fail(error.what());
     }
+  }
+  // Something could not be written; the first fault stays.
+  void fail(const std::string& fault) {
+    if (fault_.empty()) fault_ = fault;
   }
   void look();  // after each step
   // Why nothing more can be written; empty if all is well.

@@ -48,6 +48,15 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
 }
 
 ExitCode TrainingLoop::run() {
+  try {
+    return train();
+  } catch (...) {
+    checkpoints_.settle();
+    throw;
+  }
+}
+
+ExitCode TrainingLoop::train() {
   if (progress_.step >= context_.config.run.steps) return find_nothing_to_do();
   reporter_.announce();
   validation_->warn_of_repeats();
@@ -95,7 +104,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   const int64_t batch = context_.config.batch.global;
   // Every rank finds the same, before the batch is read.
   const int64_t targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
-  step_->begin(lr, batches, profiler, [this] { return stop_.is_wanted(); }, targets);
+  step_->begin(lr, batches, profiler, [this] { return wants_to_stop(); }, targets);
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 
@@ -106,6 +115,7 @@ void TrainingLoop::end_step() {
   begun_.pop_front();
   stop_.note(result.stop);
   count(result);
+  checkpoints_.step_is_over(progress_, result.skipped, is_last());
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
     profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().training);
@@ -113,7 +123,7 @@ void TrainingLoop::end_step() {
   folder_.look();
   reporter_.warn();
   if (profile) reporter_.report_profile(*profile);
-  do_what_is_due(result);
+  do_what_is_due();
   flush_lines();
 }
 
@@ -126,10 +136,11 @@ void TrainingLoop::count(const StepResult& result) {
   if (!result.lowered_loss_scale()) progress_.skipped_in_a_row = result.skipped ? progress_.skipped_in_a_row + 1 : 0;
 }
 
-void TrainingLoop::do_what_is_due(const StepResult& result) {
+void TrainingLoop::do_what_is_due() {
   const RunConfig& config = context_.config;
   if (progress_.skipped_in_a_row > config.run.max_skipped_steps) {
     folder_.record([&] { reporter_.write_page(); });
+    checkpoints_.settle();
     const std::string checkpoints =
         context_.leads() && list_checkpoints(folder_.out()).empty()
             ? "no checkpoint was saved before"
@@ -140,9 +151,8 @@ void TrainingLoop::do_what_is_due(const StepResult& result) {
   }
   const int64_t compare_every = config.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, *step_, progress_.step);
-  const bool is_last = progress_.step == start_.last_step;
-  if (!is_last && validation_->is_due(progress_.step)) validation_->run(progress_.step);
-  checkpoints_.after_step(progress_, result.skipped, is_last);
+  if (!is_last() && validation_->is_due(progress_.step)) validation_->run(progress_.step);
+  if (!is_last()) checkpoints_.save_if_due(progress_);
   if (samples_.is_due(progress_.step)) samples_.run(progress_);
 }
 
@@ -155,7 +165,7 @@ bool TrainingLoop::needs_result(int64_t step) const {
 
 // All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
 bool TrainingLoop::is_stopping() {
-  if (context_.all() == nullptr) return stop_.is_wanted();
+  if (context_.all() == nullptr) return wants_to_stop();
   if (!stop_.is_agreed() && begun_steps() == first_step_) stop_.agree(*step_);
   return stop_.is_agreed();
 }

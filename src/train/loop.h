@@ -40,14 +40,17 @@ class TrainingLoop {
   ExitCode run();
 
  private:
+  ExitCode train();
   ExitCode find_nothing_to_do();
   void run_steps();
+  bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
   void begin_step(PrefetchedBatches& batches);
   void end_step();
   void count(const StepResult& result);
-  void do_what_is_due(const StepResult& result);
+  void do_what_is_due();
   bool needs_result(int64_t step) const;
+  bool is_last() const { return progress_.step == start_.last_step; }
   int64_t begun_steps() const { return progress_.step + step_->begun(); }
   ExitCode stopped() const;
   Error diverged(const std::string& when) const;

@@ -52,6 +52,10 @@ std::string format_memory(int64_t peak_bytes, int64_t memory_bytes) {
   return fmt::format("{}/{}", same_unit ? peak.substr(0, peak_unit) : peak, memory);
 }
 
+std::string duration_column(std::string_view what, std::optional<double> seconds) {
+  return seconds ? fmt::format(" | {} {}", what, format_duration(*seconds)) : "";
+}
+
 fs::path moved_aside(const fs::path& path, int number) { return fs::path(path).concat(fmt::format(".old-{}", number)); }
 
 // All files of one earlier run get the same number.
@@ -131,12 +135,14 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
   const double data_percent = metrics.step_seconds > 0 ? 100 * metrics.data_seconds / metrics.step_seconds : 0;
   return fmt::format(
       "step {}/{} {:.1f}% | loss {:.4f} | gnorm {} | lr {}{} | {} (data {:.0f}%) | {} tok/s | mfu {:.1f}% | mem {} | "
-      "eta {}{}",
+      "eta {}{}{}{}",
       metrics.step, total_steps, percent, std::isnan(metrics.loss) ? std::abs(metrics.loss) : metrics.loss,
       format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr),
       metrics.loss_scale > 0 ? fmt::format(" | scale {:.0f}", metrics.loss_scale) : "",
       format_duration(metrics.step_seconds), data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
       format_memory(metrics.peak_bytes, memory_bytes), eta_seconds < 0 ? "-" : format_duration(eta_seconds),
+      duration_column("checkpoint cost", metrics.checkpoint_cost_seconds),
+      duration_column("checkpoint durable after", metrics.checkpoint_durable_seconds),
       metrics.skipped ? " | SKIPPED (not finite)" : "");
 }
 
@@ -200,6 +206,9 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   impl_->add("skipped", metrics.skipped);
   if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
   if (metrics.padding > 0) impl_->add("padding", metrics.padding);
+  if (metrics.checkpoint_cost_seconds) impl_->add("checkpoint_cost_seconds", *metrics.checkpoint_cost_seconds);
+  if (metrics.checkpoint_durable_seconds)
+    impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
   impl_->end();
   impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
                                           {"grad_norm", metrics.grad_norm},
@@ -211,7 +220,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   if (metrics.loss_scale > 0) impl_->tensorboard.write(metrics.step, {{"loss_scale", metrics.loss_scale}});
 }
 
-void MetricsWriter::sync() { impl_->records.sync(); }
+void MetricsWriter::sync() const { impl_->records.sync(); }
 
 void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metrics) {
   impl_->begin(step);

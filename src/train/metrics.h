@@ -25,6 +25,9 @@ struct StepMetrics {
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
   double padding = 0;     // share of the step's tokens whose targets do not count
+  // Since the last step that was reported: seconds that the loop has waited for checkpoints, and those that the last one
+  // took to be durable.
+  std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};
 };
 
 struct ValidationMetrics {
@@ -35,8 +38,9 @@ struct ValidationMetrics {
 };
 
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
-// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. A skipped
-// step ends with " | SKIPPED (not finite)".
+// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. Then,
+// where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3 s`.
+// A skipped step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
 // Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl and
@@ -58,7 +62,8 @@ class MetricsWriter {
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
   // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
   // checkpoint is ever ahead of its metrics.
-  void sync();
+  // Any thread, beside the others.
+  void sync() const;
 
  private:
   struct Impl;

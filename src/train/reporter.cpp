@@ -135,7 +135,9 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
                             .peak_bytes = taken_.total(),
                             .skipped = result.skipped,
                             .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
-                            .padding = 1 - static_cast<double>(result.counted_targets) / places};
+                            .padding = 1 - static_cast<double>(result.counted_targets) / places,
+                            .checkpoint_cost_seconds = std::exchange(checkpoint_cost_seconds_, {}),
+                            .checkpoint_durable_seconds = std::exchange(durable_seconds_, {})};
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);
   print_out("{}\n", format_step_line(metrics, config.run.steps, context_.backend.target().memory_bytes, eta));
@@ -185,8 +187,17 @@ void Reporter::report_profile(const StepProfile& profile) const {
   });
 }
 
-void Reporter::sync_metrics() {
-  if (context_.leads()) folder_.record([&] { metrics_->sync(); });
+void Reporter::note_checkpoint_cost(double seconds) {
+  checkpoint_cost_seconds_ = checkpoint_cost_seconds_.value_or(0) + seconds;
+}
+
+std::string Reporter::sync_metrics() const {
+  try {
+    if (metrics_) metrics_->sync();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 bool Reporter::has_validation(int64_t step) const {

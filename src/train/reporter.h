@@ -49,8 +49,14 @@ class Reporter {
   // A table on standard output, and trace-stepN.json. Error(usage).
   void report_profile(const StepProfile& profile) const;
 
-  // What has been recorded survives a crash of the machine from here on.
-  void sync_metrics();
+  // Of checkpoints: the seconds that the loop has waited for one, and those until one was durable. The next step that
+  // is reported shows them.
+  void note_checkpoint_cost(double seconds);
+  void note_durable(double seconds) { durable_seconds_ = seconds; }
+
+  // What has been recorded survives a crash of the machine from here on. Any thread. Returns why it does not, else
+  // nothing.
+  std::string sync_metrics() const;
   // Whether the metrics hold a validation after this step. Collective over the world; the same on all ranks.
   bool has_validation(int64_t step) const;
   // report.html, of all metrics so far. Error(usage).
@@ -69,7 +75,8 @@ class Reporter {
   double total_matrix_flops_;             // of all ranks, FLOP/s
   MemoryPlan taken_;                      // of the rank that takes the most
   double average_step_seconds_ = 0;       // 0: no step yet
-  std::optional<MetricsWriter> metrics_;  // on rank 0, once open
+  std::optional<double> checkpoint_cost_seconds_, durable_seconds_;  // not reported yet
+  std::optional<MetricsWriter> metrics_;                             // on rank 0, once open
 };
 
 }  // namespace gptrain

@@ -6,82 +6,15 @@
 
 #include "base/amount.h"
 #include "base/error.h"
-#include "base/version.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "config/load.h"
-#include "ops/side_queue.h"
 
 namespace gptrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-// State goes to a file through two pieces of pinned memory: one is filled while the other is written.
-class DeviceState final : public SliceMemory {
- public:
-  explicit DeviceState(Backend& backend) : backend_(backend) {}
-  void read(const std::byte* from, int64_t bytes, const Take& take) override {
-    if (queue_ == nullptr) {
-      queue_ = backend_.make_side_queue();
-      pinned_ = queue_->allocate_host(2 * piece_bytes);
-    }
-    const auto bytes_of = [&](int64_t piece) { return std::min(bytes - piece * piece_bytes, piece_bytes); };
-    const auto place = [&](int64_t piece) { return pinned_->data() + piece % 2 * piece_bytes; };
-    const auto fetch = [&](int64_t piece) {
-      queue_->queue_download(place(piece), from + piece * piece_bytes, bytes_of(piece));
-      queue_->mark_work(static_cast<int>(piece % 2));
-    };
-    queue_->mark_ops(0);
-    queue_->follow_ops(0);
-    const int64_t pieces = (bytes + piece_bytes - 1) / piece_bytes;
-    if (pieces > 0) fetch(0);
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      if (piece + 1 < pieces) fetch(piece + 1);
-      queue_->await_work(static_cast<int>(piece % 2));
-      take(place(piece), bytes_of(piece));
-    }
-  }
-  void write(std::byte* to, const std::byte* from, int64_t bytes) override { backend_.upload(to, from, bytes); }
-  // What slices say of their data: a CPU's memory is the host's.
-  SliceMemory* of_slices() { return backend_.target().kind == Target::Kind::cpu ? nullptr : this; }
-
- private:
-  static constexpr int64_t piece_bytes = int64_t{4} << 20;
-
-  Backend& backend_;
-  std::unique_ptr<SideQueue> queue_;  // from the first read on
-  std::unique_ptr<DeviceMemory> pinned_;
-};
-
-enum class Part { all, weights };
-
-// Weights, and each column of the optimizer's state.
-std::vector<Slice> slices_of(const TrainingStep& step, Part part, bool written_only, DeviceState& memory) {
-  std::vector<Slice> slices;
-  for (const StatePiece& piece : step.state(written_only)) {
-    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](std::string_view kind, void* data, DType dtype) {
-      slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
-                        .global_shape = spec.shape,
-                        .offset = piece.offset,
-                        .shape = piece.shape,
-                        .data = data,
-                        .memory = memory.of_slices(),
-                        .dtype = dtype});
-    };
-    if (piece.weight != nullptr) {
-      add("weight", piece.weight, DType::f32);
-    } else {
-      add("weight", piece.narrow_weight, DType::bf16);
-    }
-    const StateColumns& columns = step.parameters().columns();
-    for (size_t i = 0; i < columns.size() && part == Part::all; ++i)
-      add(columns[i].name, piece.columns[i], columns[i].dtype);
-  }
-  return slices;
-}
 
 // Leaves out the rows behind those that the checkpoint has.
 void keep_stored_rows(Slice& slice, const Contents& contents) {
@@ -92,67 +25,32 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
 }
 
-void save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress, const RankGroups& groups,
-          const World& world, const fs::path& out, const std::optional<TokenizerRecord>& tokenizer, Part part) {
-  Communicator* const all = groups.group(GroupKind::world);
-  const bool leads = groups.rank() == 0;
-  const Manifest manifest{.step = progress.step,
-                          .samples = progress.samples,
-                          .updates = progress.updates,
-                          .skipped = progress.skipped,
-                          .skipped_in_a_row = progress.skipped_in_a_row,
-                          .seed = config.run.seed,
-                          .world_size = groups.mesh().world_size(),
-                          .config = show_config(config, ConfigText::for_any_ranks),
-                          .build = version,
-                          .algorithms = step.backend().algorithms(),
-                          .loss_scale = step.loss_scale(),
-                          .tokenizer = tokenizer};
-  DeviceState memory(step.backend());
-  if (all == nullptr) return save_checkpoint(out, manifest, slices_of(step, part, true, memory));
-  agree_on(all, world, [&] {
-    if (leads) begin_checkpoint(out, progress.step);
-  });
-  try {
-    // The manifest is written after every rank has written and synced its part.
-    const std::vector<std::string> parts = agree(all, world, [&] {
-      return write_checkpoint_part(out, progress.step, groups.rank(), slices_of(step, part, true, memory));
-    });
-    agree_on(all, world, [&] {
-      const size_t num_tensors =
-          step.spec().tensors.size() * (part == Part::all ? 1 + step.parameters().columns().size() : 1);
-      if (leads) publish_checkpoint(out, manifest, static_cast<int64_t>(num_tensors), parts);
-    });
-  } catch (const PeerGone&) {
-    throw;
-  } catch (...) {
-    if (leads) discard_checkpoint(out, progress.step);
-    throw;
-  }
-}
-
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world, const fs::path& chosen,
-                const std::optional<TokenizerRecord>& tokenizer) {
-  const fs::path out = chosen.empty() ? fs::path(config.run.out) : chosen;
-  save(config, step, progress, groups, world, out, tokenizer, Part::all);
+                const RankGroups& groups, const World& world) {
+  const auto memory = make_slice_memory(step.backend());
+  write_state(make_state_save(config, step, progress, config.run.out, {},
+                              slices_of(step, step.state(true), StatePart::all, memory.get())),
+              groups.group(GroupKind::world), world);
 }
 
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const fs::path& out,
                   const std::optional<TokenizerRecord>& tokenizer) {
-  save(config, step, progress, groups, world, out, tokenizer, Part::weights);
+  const auto memory = make_slice_memory(step.backend());
+  write_state(make_state_save(config, step, progress, out, tokenizer,
+                              slices_of(step, step.state(true), StatePart::weights, memory.get()), StatePart::weights),
+              groups.group(GroupKind::world), world);
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   Manifest manifest;
-  DeviceState memory(step.backend());
+  const auto memory = make_slice_memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
     step.clear_state();
-    load_slices(checkpoint, slices_of(step, Part::all, false, memory));
+    load_slices(checkpoint, slices_of(step, step.state(), StatePart::all, memory.get()));
   });
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
@@ -163,11 +61,11 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                                       const World& world) {
   std::vector<std::string> changes;
-  DeviceState memory(step.backend());
+  const auto memory = make_slice_memory(step.backend());
   agree_on(groups.group(GroupKind::world), world, [&] {
     const Contents contents = read_contents(checkpoint);
     changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
-    std::vector<Slice> slices = slices_of(step, Part::weights, false, memory);
+    std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
     for (Slice& slice : slices) keep_stored_rows(slice, contents);
     std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
     load_slices(contents, slices);

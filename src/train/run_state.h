@@ -8,25 +8,15 @@
 
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
+#include "train/state_save.h"
 #include "train/training_step.h"
 
 namespace gptrain {
 
-// How far a run has come.
-struct RunProgress {
-  int64_t step = 0;  // steps done, skipped ones included
-  int64_t samples = 0;
-  int64_t updates = 0;
-  int64_t skipped = 0;
-  int64_t skipped_in_a_row = 0;
-};
-
-// Collective over the world: every rank writes its part, rank 0 the rest. Error(checkpoint) on every rank if one fails,
+// Saves in run.out, now: collective over the world, by the rank's thread. Error(checkpoint) on every rank if one fails,
 // with the message on rank 0.
-// The folder is `out`, the same on all ranks, or run.out if that is empty. `tokenizer`: of the data, where it is known.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
-                const RankGroups& groups, const World& world, const std::filesystem::path& out = {},
-                const std::optional<TokenizerRecord>& tokenizer = {});
+                const RankGroups& groups, const World& world);
 // The same with weights alone, in a folder of checkpoints of its own, for a look at the model: no run goes on from it.
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const std::filesystem::path& out,

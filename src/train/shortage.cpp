@@ -51,6 +51,8 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
       (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
     add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),
         [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
+  if (config.checkpoint.keeps_snapshot() && host_place(target) == MemoryPlace::device)
+    add("checkpoint.asynchronous = false", [](RunConfig& run) { run.checkpoint.asynchronous = false; });
   if (world_size > config.parallel.tensor * config.parallel.pipeline)
     for (int64_t stage = config.parallel.zero + 1; stage <= 3; ++stage)
       add(fmt::format("parallel.zero = {}", stage), [stage](RunConfig& run) { run.parallel.zero = stage; });

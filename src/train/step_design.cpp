@@ -163,10 +163,13 @@ int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
   return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
 }
 
+MemoryPlace host_place(const Target& target) {
+  return memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
+}
+
 MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged) {
   MemoryPlan memory;
-  const MemoryPlace rings = memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
-  memory.on(rings)[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
+  memory.on(host_place(target))[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
   for (size_t place = 0; place < num_memory_places; ++place)
     memory.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::communication)] = exchanged[place];
   return memory;
@@ -225,6 +228,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
                                StepAgreement::table_bytes(design.spec, design.shards, store) +
                                optimizer.table_bytes(design.spec, design.shards, store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
+  if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
+  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
   memory += design.memory.outside;
   return design;
 }

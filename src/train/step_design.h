@@ -21,7 +21,7 @@ namespace gptrain {
 // The memory of a rank's step. The workspace is known when the step has run on the `plan` backend.
 struct StepMemory {
   MemoryPlan arenas;
-  MemoryPlan outside;         // of `arenas`, what others take: see memory_outside
+  MemoryPlan outside;         // of `arenas`, what is not taken with them: see memory_outside; and the snapshot
   int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
 };
@@ -41,6 +41,7 @@ struct StepDesign {
   std::vector<int32_t> first_alike;
   std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
+  int64_t snapshot_bytes = 0;  // of the host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 
 // The design for the rank of `groups`. `like` is the program of a rank of the same stage, or null. Where this rank's
@@ -64,6 +65,9 @@ PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
 // One ring for training, and one for validation where the config has some.
 int64_t all_rings_bytes(const RunConfig& config, const Target& target);
+
+// Where the host's memory counts: beside a device whose memory is apart it is a place of its own.
+MemoryPlace host_place(const Target& target);
 
 // What a step does not take itself: the rings, which belong to whoever reads micro-batches, and what its groups exchange
 // through.

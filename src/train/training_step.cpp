@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <exception>
+#include <type_traits>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -122,6 +123,42 @@ std::vector<StatePiece> TrainingStep::state(bool written_only) const {
   return parameters_->state(written_only);
 }
 
+void TrainingStep::take_snapshot_memory() {
+  snapshot_copies_ = backend_.make_side_queue();
+  snapshot_ = allocate_host(design_->snapshot_bytes);
+}
+
+std::vector<StatePiece> TrainingStep::copy_state() {
+  std::vector<StatePiece> pieces = state(true);
+  SideQueue* const queue = snapshot_copies_.get();
+  if (queue != nullptr) {
+    queue->mark_ops(0);
+    queue->follow_ops(0);
+  }
+  std::byte* place = snapshot_->data();
+  const auto copy = [&](auto*& part, int64_t bytes) {
+    if (queue != nullptr) {
+      queue->queue_download(place, part, bytes);
+    } else {
+      backend_.download(place, part, bytes);
+    }
+    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(place);
+    place += align_up(bytes);
+  };
+  for (StatePiece& piece : pieces) {
+    if (piece.weight != nullptr) copy(piece.weight, piece.count() * dtype_bytes(DType::f32));
+    if (piece.narrow_weight != nullptr) copy(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
+    for (size_t i = 0; i < piece.columns.size(); ++i)
+      copy(piece.columns[i], column_bytes(parameters_->columns()[i], piece.count()));
+    piece.gradient = nullptr;
+  }
+  if (queue != nullptr) {
+    queue->mark_work(0);
+    queue->await_work(0);
+  }
+  return pieces;
+}
+
 uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const {
   constexpr int64_t chunk = int64_t{4} << 20;
   std::vector<std::byte> host(static_cast<size_t>(std::min(bytes, chunk)));
@@ -154,6 +191,7 @@ uint32_t TrainingStep::norms_checksum() const {
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
   for (size_t c = 0; c < num_memory_classes; ++c) taken[static_cast<MemoryClass>(c)] += arenas_[c]->bytes();
+  if (snapshot_) taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
 }
 

@@ -53,6 +53,7 @@ class TrainingStep {
   const StepDesign& design() const { return *design_; }
   const ModelSpec& spec() const { return design_->spec; }
   Backend& backend() const { return backend_; }
+  const RankGroups& groups() const { return groups_; }
   // Bytes that the arenas really took, the host's ring of micro-batches included.
   MemoryPlan taken() const;
 
@@ -96,6 +97,12 @@ class TrainingStep {
   // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
   std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
+  // Takes the memory of copy_state, which the design has planned: the host's, and pinned beside a device whose memory is
+  // apart. Error(device).
+  void take_snapshot_memory();
+  // Copies what this rank writes to a checkpoint into that memory, where it stays as it is until the next call; on a
+  // device in a queue of its own. Returns it as `state(true)` does, all in the host's memory, without gradients.
+  std::vector<StatePiece> copy_state();
   // CRC-32C of what other ranks hold alike: the weights, norms kept apart included, over the data axis (0 with ZeRO 3,
   // where none does), and the norms over the tensor axis.
   uint32_t weights_checksum() const;
@@ -120,6 +127,8 @@ class TrainingStep {
   const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
+  std::unique_ptr<SideQueue> snapshot_copies_;  // null, too
+  std::unique_ptr<DeviceMemory> snapshot_;      // null: not taken
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   Workspace workspace_;
   StepState* state_;  // device

@@ -34,7 +34,7 @@ VARIANTS = {
                   "tied_head": False},
         "precision": {"compute": "bf16", "residual": "fp32"},
         "memory": {"recompute": "every_nth", "recompute_interval": 2},
-        "checkpoint": {"every_steps": 3, "keep_last": KEEP_LAST},
+        "checkpoint": {"every_steps": 3, "keep_last": KEEP_LAST, "asynchronous": False},
     },
 }
 
@@ -94,6 +94,7 @@ class Run:
         config["run"] = {"steps": STEPS, "seed": 11, "out": str(self.out), "threads": 2,
                          "validate_every_steps": VALIDATE_EVERY, "validation_samples": 4}
         self.save_every = config["checkpoint"]["every_steps"]
+        self.asynchronous = config["checkpoint"].get("asynchronous", True)
         self.config_path.write_text(json.dumps(config), encoding="utf-8")
 
     def train(self, *arguments):
@@ -134,6 +135,11 @@ class Run:
         lines = path.read_text(encoding="utf-8").splitlines()
         records = [json.loads(line, parse_float=str, parse_int=str) for line in lines]
         return [{key: record[key] for key in REPRODUCIBLE if key in record} for record in records]
+
+    def announced_step(self):
+        """The last one that the process which wrote the log said to have saved; 0: none."""
+        log = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return max(map(int, re.findall(r"^checkpoint of step (\d+) saved in .*\n", log, re.MULTILINE)), default=0)
 
     def last_logged_step(self):
         return max((int(record["step"]) for record in self.records()), default=0)
@@ -301,10 +307,13 @@ class CrashTest(unittest.TestCase):
         saved = run.saved_steps()
         for step in saved:
             self.assert_complete(run, step)
-        # A step starts only after the save that was due before it, and after what that save cleans up.
+        # A step starts only after the save that was due before it, and after what that save cleans up; where it goes on
+        # beside the steps, after the one before that.
         last = run.last_logged_step()
-        last_due = max((last - 1) // run.save_every * run.save_every, 0)
+        saves_complete = (last - 1) // run.save_every - (1 if run.asynchronous else 0)
+        last_due = max(saves_complete * run.save_every, 0)
         self.assertGreaterEqual(run.newest_step(), max(resumed_from, last_due), f"too much is lost of {last} steps")
+        self.assertGreaterEqual(run.newest_step(), run.announced_step(), "what was announced as saved is lost")
         if last_due > resumed_from:
             entries_before = set()
         new_temporaries = temporaries - entries_before

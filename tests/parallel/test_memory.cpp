@@ -322,6 +322,70 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
 
 namespace {
 
+std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<StatePiece>& state) {
+  std::vector<std::byte> all;
+  const auto add = [&](const void* data, int64_t bytes) {
+    const auto* const first = static_cast<const std::byte*>(data);
+    all.insert(all.end(), first, first + bytes);
+  };
+  for (const StatePiece& piece : state) {
+    if (piece.weight != nullptr) add(piece.weight, piece.count() * dtype_bytes(DType::f32));
+    if (piece.narrow_weight != nullptr) add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
+    for (size_t i = 0; i < piece.columns.size(); ++i)
+      add(piece.columns[i], column_bytes(step.parameters().columns()[i], piece.count()));
+  }
+  return all;
+}
+
+void check_snapshot(const RunConfig& config, int64_t world_size) {
+  std::mutex mutex;
+  std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
+  Wrapping wrapping;
+  wrapping.backend = [&](int64_t rank, Backend& inner) {
+    auto backend = std::make_unique<PoisoningBackend>(inner);
+    backends[static_cast<size_t>(rank)] = backend.get();
+    return backend;
+  };
+  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    rank.step.run(1e-3, batches);
+    rank.step.take_snapshot_memory();
+    const std::vector<StatePiece> copy = rank.step.copy_state();
+    const std::vector<std::byte> copied = bytes_of(rank.step, rank.step.state(true));
+    rank.step.run(1e-3, batches);
+    rank.step.state();  // waits for what is still being gathered
+    const std::lock_guard lock(mutex);
+    const DeviceMemory& memory = *backends[static_cast<size_t>(rank.groups.rank())]->arenas.back();
+    const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
+    CHECK(planned > 0);
+    CHECK(memory.bytes() == planned);
+    CHECK(touched_bytes(memory) == planned);
+    CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
+    CHECK(bytes_of(rank.step, copy) == copied);
+    CHECK(bytes_of(rank.step, rank.step.state(true)) != copied);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("the copy of a rank's state takes what is planned, fills it, and stays when the state changes") {
+  std::vector<std::vector<std::string>> kinds(std::begin(precisions), std::end(precisions));
+  kinds.push_back({"precision.compute=bf16-pure"});
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (std::vector<std::string> overrides : kinds) {
+      overrides.push_back("checkpoint.every_steps=2");
+      for (const Layout& layout : layouts()) {
+        const int64_t world_size = layout.tensor * layout.data;
+        if (world_size > 4) continue;
+        INFO(layout.name() << " " << overrides.front());
+        check_snapshot(config_of(family, layout, overrides), world_size);
+      }
+    }
+  }
+}
+
+namespace {
+
 struct Pipeline {
   std::string schedule;
   int64_t stages, chunks;

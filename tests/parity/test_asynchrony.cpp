@@ -306,3 +306,28 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
   CHECK_FALSE(wrong == right);
   std::filesystem::remove_all(folder);
 }
+
+TEST_CASE("the copy of the state lies in memory of the host that is planned, and is waited for") {
+  const RunConfig config =
+      small_config(Family::gpt2, {"batch.micro=2", "model.vocab_size=60001", "checkpoint.every_steps=2"});
+  KeptBatches batches(config, all_kept);
+  const auto copied_weights = [&](Trainer& trainer) {
+    std::vector<float> weights;
+    for (const StatePiece& piece : trainer.step().copy_state())
+      weights.insert(weights.end(), piece.weight, piece.weight + piece.count());
+    return weights;
+  };
+  const auto host = [](const MemoryPlan& memory) {
+    return memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::snapshot)];
+  };
+  Trainer trainer(config), hasty(config, Forgotten::await_work);
+  for (Trainer* each : {&trainer, &hasty}) {
+    each->step().take_snapshot_memory();
+    CHECK(host(each->step().taken()) == each->step().design().snapshot_bytes);
+    CHECK(host(each->step().design().memory.arenas) == each->step().design().snapshot_bytes);
+    CHECK(each->step().taken()[MemoryClass::snapshot] == 0);
+    each->one_by_one(batches, {1e-3});
+  }
+  CHECK(copied_weights(trainer) == trainer.weights());
+  CHECK(copied_weights(hasty) != hasty.weights());
+}

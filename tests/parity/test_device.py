@@ -102,7 +102,7 @@ class Device(unittest.TestCase):
     def test_what_is_due_after_a_step_is_of_that_step(self):
         """Though on a device the next step may have begun."""
         due = ("--set", "run.steps=9", "--set", "run.validate_every_steps=3", "--set", "checkpoint.every_steps=4",
-               "--set", "checkpoint.keep_last=9")
+               "--set", "checkpoint.keep_last=9", "--set", "checkpoint.asynchronous=false")
         texts = [self.train(WITHOUT_DEVICE, "cpu", "cpu", *due), self.train(WITH_DEVICE, "cuda", "cuda", *due)]
         marks = [[re.match(r"step \d+/|validation after step \d+|checkpoint of step \d+", line) for line in
                   text.splitlines()] for text in texts]
@@ -113,6 +113,12 @@ class Device(unittest.TestCase):
             for key in ("step", "lr", "tokens", "samples", "skipped"):
                 self.assertEqual(found.get(key), expected.get(key))
             self.assertAlmostEqual(found.get("loss", 0), expected.get("loss", 0), delta=1e-4)
+        self.train(WITH_DEVICE, "beside", "cuda", *due, "--set", "checkpoint.asynchronous=true")
+        for step in (4, 8, 9):
+            saved = [self.folder / out / f"checkpoints/step-{step:08}/rank-00000.safetensors" for out in ("cuda", "beside")]
+            self.assertEqual(saved[0].read_bytes(), saved[1].read_bytes())
+        taken = json.loads((self.folder / "beside/run.json").read_text(encoding="utf-8"))
+        self.assertEqual((taken["snapshot_bytes"], taken["host_snapshot_bytes"] > 0), (0, True))
 
     def test_a_stop_saves_the_step_that_was_recorded_last(self):
         for ranks in (("--ranks", "1"), ("--ranks", "2")):

@@ -85,6 +85,8 @@ const std::map<std::string, Sample> samples = {
     {"memory.recompute_interval", {"3", {"memory.recompute=every_nth"}}},
     {"memory.loss_chunk_tokens", {"128", {}}},
     {"checkpoint.every_steps", {"10", {}}},
+    {"checkpoint.every_seconds", {"600.0", {}}},
+    {"checkpoint.asynchronous", {"false", {}}},
     {"checkpoint.keep_last", {"5", {}}},
     {"checkpoint.keep_every", {"100", {}}},
     {"log.every_steps", {"5", {}}},

@@ -1,0 +1,130 @@
+#include "train/state_save.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "comm/agree.h"
+#include "config/load.h"
+#include "ops/side_queue.h"
+
+namespace gptrain {
+namespace {
+
+// State goes to a file through two pieces of pinned memory: one is filled while the other is written.
+class DeviceState final : public SliceMemory {
+ public:
+  explicit DeviceState(Backend& backend) : backend_(backend) {}
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    if (queue_ == nullptr) {
+      queue_ = backend_.make_side_queue();
+      pinned_ = queue_->allocate_host(2 * piece_bytes);
+    }
+    const auto bytes_of = [&](int64_t piece) { return std::min(bytes - piece * piece_bytes, piece_bytes); };
+    const auto place = [&](int64_t piece) { return pinned_->data() + piece % 2 * piece_bytes; };
+    const auto fetch = [&](int64_t piece) {
+      queue_->queue_download(place(piece), from + piece * piece_bytes, bytes_of(piece));
+      queue_->mark_work(static_cast<int>(piece % 2));
+    };
+    queue_->mark_ops(0);
+    queue_->follow_ops(0);
+    const int64_t pieces = (bytes + piece_bytes - 1) / piece_bytes;
+    if (pieces > 0) fetch(0);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      if (piece + 1 < pieces) fetch(piece + 1);
+      queue_->await_work(static_cast<int>(piece % 2));
+      take(place(piece), bytes_of(piece));
+    }
+  }
+  void write(std::byte* to, const std::byte* from, int64_t bytes) override { backend_.upload(to, from, bytes); }
+
+ private:
+  static constexpr int64_t piece_bytes = int64_t{4} << 20;
+
+  Backend& backend_;
+  std::unique_ptr<SideQueue> queue_;  // from the first read on
+  std::unique_ptr<DeviceMemory> pinned_;
+};
+
+}  // namespace
+
+std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend) {
+  if (backend.target().kind == Target::Kind::cpu) return nullptr;
+  return std::make_unique<DeviceState>(backend);
+}
+
+std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
+                             SliceMemory* memory) {
+  std::vector<Slice> slices;
+  for (const StatePiece& piece : pieces) {
+    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    const auto add = [&](std::string_view kind, void* data, DType dtype) {
+      slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
+                        .global_shape = spec.shape,
+                        .offset = piece.offset,
+                        .shape = piece.shape,
+                        .data = data,
+                        .memory = memory,
+                        .dtype = dtype});
+    };
+    if (piece.weight != nullptr) {
+      add("weight", piece.weight, DType::f32);
+    } else {
+      add("weight", piece.narrow_weight, DType::bf16);
+    }
+    const StateColumns& columns = step.parameters().columns();
+    for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i)
+      add(columns[i].name, piece.columns[i], columns[i].dtype);
+  }
+  return slices;
+}
+
+StateSave make_state_save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                          const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
+                          std::vector<Slice> slices, StatePart part) {
+  const size_t columns = part == StatePart::all ? step.parameters().columns().size() : 0;
+  return {.out = out,
+          .manifest = {.step = progress.step,
+                       .samples = progress.samples,
+                       .updates = progress.updates,
+                       .skipped = progress.skipped,
+                       .skipped_in_a_row = progress.skipped_in_a_row,
+                       .seed = config.run.seed,
+                       .world_size = step.groups().mesh().world_size(),
+                       .config = show_config(config, ConfigText::for_any_ranks),
+                       .build = version,
+                       .algorithms = step.backend().algorithms(),
+                       .loss_scale = step.loss_scale(),
+                       .tokenizer = tokenizer},
+          .slices = std::move(slices),
+          .num_tensors = static_cast<int64_t>(step.spec().tensors.size() * (1 + columns))};
+}
+
+void write_state(const StateSave& save, Communicator* all, const World& world,
+                 const std::function<void()>& before_publish) {
+  const int64_t step = save.manifest.step;
+  const bool leads = world.rank() == 0;
+  agree_on(all, world, [&] {
+    if (leads) begin_checkpoint(save.out, step);
+  });
+  try {
+    const std::vector<std::string> parts =
+        agree(all, world, [&] { return write_checkpoint_part(save.out, step, world.rank(), save.slices); });
+    // The manifest is written after every rank has written and synced its part.
+    agree_on(all, world, [&] {
+      if (!leads) return;
+      if (before_publish) before_publish();
+      publish_checkpoint(save.out, save.manifest, save.num_tensors, parts);
+    });
+  } catch (const PeerGone&) {
+    throw;
+  } catch (...) {
+    if (leads) discard_checkpoint(save.out, step);
+    throw;
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,53 @@
+// A training step's state as the slices of a checkpoint, and one save of it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "config/run_config.h"
+#include "train/training_step.h"
+
+namespace gptrain {
+
+// How far a run has come.
+struct RunProgress {
+  int64_t step = 0;  // steps done, skipped ones included
+  int64_t samples = 0;
+  int64_t updates = 0;
+  int64_t skipped = 0;
+  int64_t skipped_in_a_row = 0;
+};
+
+enum class StatePart { all, weights };
+
+// How slices reach the memory of a backend, which outlives this; null where it is the host's.
+std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend);
+
+// Weights, and each column of the optimizer's state, where `pieces` say that they lie.
+std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
+                             SliceMemory* memory);
+
+// What one rank writes, and what rank 0 says of it all. It refers to the memory of the pieces alone.
+struct StateSave {
+  std::filesystem::path out;  // the same on all ranks
+  Manifest manifest;
+  std::vector<Slice> slices;
+  int64_t num_tensors = 0;  // global tensors
+};
+StateSave make_state_save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
+                          const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
+                          std::vector<Slice> slices, StatePart part = StatePart::all);
+
+// Every rank writes its part; once all of them are durable, rank 0 calls `before_publish`, if given, and gives the
+// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread.
+// Error(checkpoint) on every rank if one fails, with the message on rank 0: nothing is left then. PeerGone: a rank has
+// left; what was written stays under its temporary name.
+void write_state(const StateSave& save, Communicator* all, const World& world,
+                 const std::function<void()>& before_publish = {});
+
+}  // namespace gptrain

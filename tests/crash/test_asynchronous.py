@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Checkpoints that are written beside the steps: kills, power losses, slow and full disks, stops and other ends.
+
+Run as test_asynchronous.py GPTRAIN HAS_MPI DISK [--rounds N] [--power N] [--seed N] [options of unittest]; DISK is the
+preload library made of disk.cpp.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+import power_loss
+import test_crash
+import test_ranks
+from test_crash import wait_for
+from test_ranks import CHECKPOINT, DEVICE, DIVERGED, REQUEUE, STEPS, Ranks, RanksRun, overrides
+
+SAVE_EVERY = 2
+RANKS = 3
+KILLS_OF_A_RUN = 4
+TIMEOUT_SECONDS = 10  # a rank that is killed is missed at once, and one that is slow to start is not
+
+options = test_crash.options
+
+
+def mesh_of(ranks, zero):
+    return (f"parallel.zero={zero if ranks > 1 else 0}", "batch.micro=2", "run.threads=1")
+
+
+class AsynchronousTest(test_ranks.RanksTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.make_folder()
+        cls.references = {}
+
+    def run_of(self, name, ranks, zero):
+        run = RanksRun(self.folder / name, self.folder, mesh_of(ranks, zero))
+        run.change(comm={"timeout_seconds": TIMEOUT_SECONDS})
+        return run
+
+    def reference_of(self, ranks, zero):
+        """(run, seconds) of as many threads that nothing has disturbed."""
+        if (ranks, zero) not in self.references:
+            run = self.run_of(f"reference-{ranks}-{zero}", ranks, zero)
+            began = time.monotonic()
+            done = run.train("--ranks", ranks, *overrides(*run.mesh))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.references[ranks, zero] = (run, time.monotonic() - began)
+        return self.references[ranks, zero]
+
+    def assert_same_as(self, run, reference):
+        self.assertEqual(run.newest_step(), STEPS)
+        state, expected = run.state(), reference.state()
+        self.assertEqual([(file, name) for file, tensors in expected.items() for name in tensors
+                          if state[file][name] != tensors[name]], [], "tensors that differ")
+        self.assertEqual(run.records(), reference.records())
+        self.assertEqual(run.temporaries(), set())
+
+    def start(self, run, mode="threads", ranks=1, arguments=(), on_rank=None, **disk):
+        """DISK's variables, for all ranks or one; the run goes on from what is there."""
+        before = ["env", f"LD_PRELOAD={options.disk}", f"DISK_FOLDER={run.out.parent}",
+                  *(f"DISK_{name}={value}" for name, value in disk.items())] if disk else []
+        command = run.command("--resume", "latest", *arguments)
+        if on_rank is not None:
+            return Ranks(self, mode, command, run.log, size=ranks, prefix=before, prefixed_rank=on_rank)
+        return Ranks(self, mode, [*before, *command], run.log, size=ranks)
+
+
+class Kills(AsynchronousTest):
+    """Kill -9 at any moment, of one rank."""
+
+    def layouts(self):
+        return [(1, "threads", 0), *((RANKS, mode, zero) for zero in range(4) for mode in self.modes("threads", "tcp", "mpi"))]
+
+    def kill(self, run, mode, ranks, seconds, draw):
+        """Whether the run ended before; and whether a checkpoint was being written."""
+        before = run.newest_step()
+        delay_ms = draw.choice([0, 20, 60])
+        disk = {"DELAY_MS": delay_ms} if delay_ms else {}
+        started = self.start(run, mode, ranks, **disk)
+        started.await_ranks()
+        stepping = draw.random() < 0.8 and wait_for(started, lambda: run.last_logged_step() > before)
+        time.sleep(draw.uniform(0, (0.1 if stepping else seconds) + delay_ms / 1000 * STEPS / SAVE_EVERY))
+        killed = started.send(0 if mode == "threads" else draw.randrange(ranks), signal.SIGKILL)
+        codes = started.wait()
+        self.assertEqual(started.left(), [])
+        output = started.output()
+        self.assert_sound(run)
+        self.assertGreaterEqual(run.newest_step(), max(before, run.announced_step()), f"a checkpoint is lost\n{output}")
+        # At most two saves have begun and are not complete: the copy of one waits for the other.
+        logged = run.last_logged_step()
+        self.assertGreaterEqual(run.newest_step(), (logged - 1) // SAVE_EVERY * SAVE_EVERY - SAVE_EVERY, output)
+        self.assertLessEqual(len(run.temporaries()), 1)
+        if not killed or set(codes) == {0}:
+            self.assertEqual(set(codes), {0}, output)
+            return True, False
+        return False, bool(run.temporaries())
+
+    def test_at_any_moment(self):
+        draw = random.Random(f"{options.seed} kills")
+        layouts = self.layouts()
+        kills = while_saving = runs = 0
+        while kills < options.rounds:
+            self.assertLess(runs, 3 * options.rounds + 5, "the runs end before they can be killed")
+            ranks, mode, zero = layouts[runs % len(layouts)]
+            reference, seconds = self.reference_of(ranks, zero)
+            run = self.run_of(f"killed-{runs}", ranks, zero)
+            runs += 1
+            for _ in range(min(KILLS_OF_A_RUN, -(-options.rounds // len(layouts)), options.rounds - kills)):
+                finished, saving = self.kill(run, mode, ranks, seconds, draw)
+                if finished:
+                    break
+                kills, while_saving = kills + 1, while_saving + saving
+            finished = self.start(run, mode, ranks)
+            self.assertEqual(set(finished.wait()), {0}, finished.output())
+            self.assert_same_as(run, reference)
+            shutil.rmtree(run.out.parent)
+        print(f"{kills} kills of {runs} runs, {while_saving} while a checkpoint was written")
+        if kills >= 20:
+            self.assertGreater(while_saving, 0, "no kill fell into saving")
+
+
+class PowerLoss(AsynchronousTest):
+    """What was not synced is lost, or half of it."""
+
+    def test_at_any_moment(self):
+        draw = random.Random(f"{options.seed} power")
+        for part, (ranks, settings) in enumerate([(1, ("checkpoint.every_steps=1",)), (RANKS, ()),
+                                                  (1, ("checkpoint.asynchronous=false",))]):
+            losses = options.power // 3 + (1 if part < options.power % 3 else 0)
+            reference, _ = self.reference_of(ranks, 0)
+            run = self.run_of(f"power-{part}", ranks, 0)
+            log = self.folder / f"changes-{part}"
+            done = self.start(run, "threads", ranks, overrides(*settings), LOG=log)
+            self.assertEqual(done.wait(), [0], done.output())
+            changes = power_loss.read_changes(log)
+            for number, point in enumerate(sorted(draw.randint(0, len(changes)) for _ in range(losses))):
+                self.lose(changes[:point], run, ranks, reference, draw, self.folder / f"lost-{part}-{number}")
+
+    def lose(self, changes, run, ranks, reference, draw, target):
+        disk = power_loss.Disk(run.out.parent)
+        for change in changes:
+            disk.play(*change)
+        disk.write_what_is_left(target, draw)
+        lost = self.run_of(f"{target.name}-run", ranks, 0)
+        if (target / "out").exists():
+            shutil.move(target / "out", lost.out)
+        announced = max(map(int, re.findall(r"^checkpoint of step (\d+) saved in", disk.said, re.MULTILINE)), default=0)
+        self.assertGreaterEqual(lost.newest_step(), announced, "what was announced as saved is lost")
+        self.assertGreaterEqual(self.last_whole_record(lost), lost.newest_step(), "a checkpoint is ahead of its metrics")
+        self.assert_sound(lost)
+        done = self.start(lost, "threads", ranks)
+        self.assertEqual(done.wait(), [0], done.output())
+        self.assert_same_as(lost, reference)
+
+    @staticmethod
+    def last_whole_record(run):
+        """A last line may have lost its end, or found zeros in its place; of a run that has not begun there is none."""
+        path = run.out / "metrics.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return max((json.loads(line)["step"] for line in lines if not line.startswith(b"\0")), default=0)
+
+    def test_a_save_without_a_sync_is_noticed(self):
+        """The check finds what is lost where a file, or the folder of all, is not synced."""
+        run = self.run_of("unsynced", 1, 0)
+        log = self.folder / "changes-unsynced"
+        done = self.start(run, LOG=log)
+        self.assertEqual(done.wait(), [0], done.output())
+        changes = power_loss.read_changes(log)
+        for name in (".safetensors", "/checkpoints"):
+            opened = {second for _, first, second, _ in changes if first.endswith(name)}
+            disk = power_loss.Disk(run.out.parent)
+            for change in changes:
+                if change[0] != "sync" or change[1] not in opened:
+                    disk.play(*change)
+            self.assertIn(f"checkpoint of step {STEPS} saved", disk.said)
+            self.assertTrue(any(self.is_lost(disk, draw, name) for draw in range(5)), f"{name} need not be synced")
+
+    def is_lost(self, disk, draw, name):
+        target = self.folder / f"unsynced-{draw}{name.replace('/', '-')}"
+        disk.write_what_is_left(target, random.Random(draw))
+        lost = RanksRun(target / "config", self.folder, mesh_of(1, 0))
+        shutil.move(target / "out", lost.out)
+        verified = test_crash.gptrain("checkpoint", "verify", lost.checkpoint(STEPS))
+        return verified.returncode != 0
+
+
+class SlowDisk(AsynchronousTest):
+    DELAY_MS = 300
+
+    def test_steps_go_on_and_the_next_save_waits(self):
+        for mode, ranks in (("threads", 1), *((mode, RANKS) for mode in self.modes("threads", "tcp", "mpi"))):
+            with self.subTest(mode=mode, ranks=ranks):
+                run = self.run_of(f"slow-{mode}-{ranks}", ranks, 1)
+                done = self.start(run, mode, ranks, DELAY_MS=self.DELAY_MS)
+                self.assertEqual(set(done.wait()), {0}, done.output())
+                lines = run.log.read_text(encoding="utf-8").splitlines()
+                place = {}
+                for number, line in enumerate(lines):
+                    found = re.match(r"step (\d+)/|checkpoint of step (\d+) (saved)|the checkpoint of step (\d+) (waited) \S+ \w*s "
+                                     r"for that of step (\d+), which was still being written$", line)
+                    if found:
+                        place[tuple(filter(None, found.groups()))] = number
+                for step in range(SAVE_EVERY, STEPS - SAVE_EVERY, SAVE_EVERY):
+                    after = step + SAVE_EVERY
+                    self.assertLess(place[f"{step + 1}",], place[f"{step}", "saved"], lines)
+                    self.assertLess(place[f"{step}", "saved"], place[f"{after}", "waited", f"{step}"], lines)
+                self.check_times(run)
+
+    def check_times(self, run):
+        records = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        records = {record["step"]: record for record in records if "loss" in record}
+        costs = {step: record["checkpoint_cost_seconds"] for step, record in records.items()
+                 if "checkpoint_cost_seconds" in record}
+        self.assertEqual(sorted(costs), list(range(SAVE_EVERY, STEPS, SAVE_EVERY)))
+        self.assertLess(costs[SAVE_EVERY], self.DELAY_MS / 1000 / 2, "the step waits for more than the copy")
+        self.assertGreater(costs[2 * SAVE_EVERY], self.DELAY_MS / 1000 / 2, "the save does not wait for the one before")
+        durable = [record["checkpoint_durable_seconds"] for record in records.values()
+                   if "checkpoint_durable_seconds" in record]
+        self.assertGreaterEqual(min(durable), self.DELAY_MS / 1000)
+        self.assertIn(" | checkpoint cost ", run.log.read_text(encoding="utf-8"))
+
+    def test_by_the_clock(self):
+        """All ranks save after the same steps, whatever their clocks say."""
+        every = overrides("checkpoint.every_steps=0", "checkpoint.every_seconds=0.2", "checkpoint.keep_last=1000",
+                          "run.steps=300", "run.validate_every_steps=0")
+        for mode, asynchronous in (("threads", "true"), *((mode, "false") for mode in self.modes("tcp", "mpi"))):
+            with self.subTest(mode=mode):
+                run = self.run_of(f"clock-{mode}", RANKS, 1)
+                began = time.monotonic()
+                ranks = self.start(run, mode, RANKS, (*every, *overrides(f"checkpoint.asynchronous={asynchronous}")))
+                self.assertEqual(set(ranks.wait()), {0}, ranks.output())
+                seconds = time.monotonic() - began
+                saved = run.saved_steps()
+                self.assertEqual(saved[-1], 300)
+                steps = sum(json.loads(line).get("step_seconds", 0)
+                            for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+                self.assertLessEqual(len(saved), seconds / 0.2 + 2)
+                self.assertGreaterEqual(len(saved), min(steps / 0.2 / 3, 2), saved)
+                self.assert_sound(run)
+
+
+class Ends(AsynchronousTest):
+    """A run that ends while a checkpoint is written."""
+
+    def until_it_saves(self, run, ranks, step):
+        self.assertTrue(wait_for(ranks, lambda: run.newest_step() >= step - SAVE_EVERY and run.temporaries()
+                                 and run.last_logged_step() > step), ranks.output())
+
+    def test_stopped(self):
+        for mode, ranks in (("threads", 1), *((mode, RANKS) for mode in self.modes("tcp", "mpi"))):
+            with self.subTest(mode=mode):
+                run = self.run_of(f"stopped-{mode}", ranks, 2)
+                started = self.start(run, mode, ranks, overrides("run.steps=100000"), DELAY_MS=400)
+                started.await_ranks()
+                self.until_it_saves(run, started, 4)
+                started.send(ranks - 1, signal.SIGUSR1)
+                self.assertEqual(set(started.wait()), {REQUEUE}, started.output())
+                step = run.newest_step()
+                self.assertEqual((run.last_logged_step(), run.announced_step(), run.temporaries()), (step, step, set()))
+                self.assert_sound(run)
+
+    def test_a_disk_that_fills(self):
+        for mode, ranks, full in (("threads", 1, None), *((mode, RANKS, 2) for mode in self.modes("tcp"))):
+            with self.subTest(mode=mode):
+                run = self.run_of(f"full-{mode}", ranks, 1)
+                started = self.start(run, mode, ranks, on_rank=full if mode == "tcp" else None, FULL="tmp-step-00000004")
+                self.assertEqual(set(started.wait()), {CHECKPOINT}, started.output())
+                where = r"rank 2 \(.+\): " if ranks > 1 else ""
+                self.assertRegex(started.output(), rf"gptrain: {where}cannot write \S+/\.tmp-step-00000004/rank-\d+\."
+                                                   "safetensors: No space left on device\n")
+                self.assertEqual(len(re.findall(r"^gptrain: ", started.output(), re.MULTILINE)), 1, started.output())
+                self.assertEqual((run.newest_step(), run.announced_step(), run.temporaries()), (2, 2, set()))
+                # It is noticed after at most the next save's beginning.
+                self.assertLessEqual(run.last_logged_step(), 4 + SAVE_EVERY)
+                finished = self.start(run, mode, ranks)
+                self.assertEqual(set(finished.wait()), {0}, finished.output())
+                self.assert_same_as(run, self.reference_of(ranks, 1)[0])
+
+    def test_a_folder_that_is_removed(self):
+        for mode, ranks in (("threads", 1), ("tcp", RANKS)):
+            with self.subTest(mode=mode):
+                run = self.run_of(f"removed-{mode}", ranks, 0)
+                started = self.start(run, mode, ranks, overrides("run.steps=100000"), DELAY_MS=1000)
+                self.until_it_saves(run, started, 4)
+                run.out.rename(run.out.with_name("gone"))
+                shutil.rmtree(run.out.with_name("gone"))
+                self.assertEqual(set(started.wait()), {CHECKPOINT}, started.output())
+                self.assertRegex(started.output(), r"gptrain: run\.out = .*: was removed while the run wrote to it; the state "
+                                                   rf"after step {run.newest_step()} is saved in ")
+                self.assert_sound(run)
+
+    def test_divergence(self):
+        run = self.run_of("diverged", 1, 0)
+        exploding = overrides("optimizer.lr=10", "schedule.min_lr=9", "optimizer.weight_decay=10", "run.max_skipped_steps=1",
+                              "run.steps=200", "checkpoint.every_steps=1")
+        started = self.start(run, arguments=exploding, DELAY_MS=300)
+        self.assertEqual(started.wait(), [DIVERGED], started.output())
+        self.assertRegex(started.output(), "gptrain: training diverged: .* the last checkpoint in .* is untouched")
+        self.assertGreater(run.newest_step(), 0)
+        self.assertEqual((run.announced_step(), run.temporaries()), (run.newest_step(), set()))
+        self.assert_sound(run)
+
+    def test_an_error_on_one_rank(self):
+        """A peer that is lost while all write: the checkpoint before stays the newest."""
+        run = self.run_of("lost", RANKS, 1)
+        started = self.start(run, "tcp", RANKS, overrides("run.steps=100000"), DELAY_MS=1500)
+        self.until_it_saves(run, started, 4)
+        before = run.newest_step()
+        started.send(1, signal.SIGKILL)
+        self.assertLessEqual(set(started.wait()), {DEVICE, -signal.SIGKILL}, started.output())
+        self.assertEqual((run.newest_step(), run.announced_step()), (before, before))
+        self.assert_sound(run)
+
+
+class Memory(AsynchronousTest):
+    def test_the_copy_is_planned(self):
+        for ranks, zero in ((1, 0), (RANKS, 1)):
+            run = self.reference_of(ranks, zero)[0]
+            planned = test_crash.gptrain(*run.command("--dry-run", "--json", "--ranks", ranks)[1:])
+            self.assertEqual(planned.returncode, 0, planned.stderr)
+            planned = json.loads(planned.stdout)
+            taken = json.loads((run.out / "run.json").read_text(encoding="utf-8"))
+            self.assertEqual(taken, {key: planned[key] for key in taken})
+            self.assertGreaterEqual(taken["snapshot_bytes"] * ranks, planned["checkpoint_bytes"])
+            for setting in ("checkpoint.asynchronous=false", "checkpoint.every_steps=0"):
+                without = test_crash.gptrain(*run.command("--dry-run", "--json", "--ranks", ranks, "--set", setting)[1:])
+                self.assertEqual(json.loads(without.stdout)["peak_bytes"], planned["peak_bytes"] - planned["snapshot_bytes"])
+
+    def test_a_profile_shows_the_copy(self):
+        run = self.run_of("profile", 1, 0)
+        done = run.train("--profile-step", 4, "--steps", 5)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        trace = json.loads((run.out / "trace-step4.json").read_text(encoding="utf-8"))["traceEvents"]
+        moved = sum(event["args"]["bytes_moved"] for event in trace if event.get("name") == "download")
+        state = sum(len(data) for _, _, data in run.state(5)["rank-00000.safetensors"].values())
+        self.assertGreaterEqual(moved, state)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gptrain", type=os.path.abspath, help="the executable")
+    parser.add_argument("has_mpi", choices=["yes", "no"], help="whether the executable was built with MPI")
+    parser.add_argument("disk", type=os.path.abspath, help="the preload library")
+    parser.add_argument("--rounds", type=int, default=13, help="how often runs are killed (default: %(default)s)")
+    parser.add_argument("--power", type=int, default=9, help="how often the power is lost (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    _, rest = parser.parse_known_args(namespace=options)
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
