@@ -389,7 +389,9 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                 fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
                             format_count(input.rate->tokens_per_second), input.rate->origin));
   } else {
-    text += row("time", "?", "give --tokens-per-second, or measure it: a run's own speed is used once it has started");
+    text += row("time", "?",
+                "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
+                "it by what gptrain bench device measured");
   }
   text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config))));
   return text;

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Holds predicted steps against measured ones on this machine: `gptrain bench device` and then ten configs, in turns.
+
+Each turn measures the profile and then runs every config once, a process each; the prediction of a config is the median
+over the turns' profiles, its measured step the median over all steps but the first two of each run. The last table holds
+the timeline of one profiled step of each config against the simulated one: the actions must be the same, in the same
+order; of their times, the median error of those of at least a thousandth of the step, each against its own length.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+from bench_cpu import write_tokens
+
+VOCABULARY = 4096
+
+
+class Case(NamedTuple):
+    name: str
+    ranks: int
+    overrides: dict
+
+
+GPT = {"norm": "layernorm", "activation": "gelu_tanh", "positions": "learned"}
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": False, "tied_head": False}
+
+
+def case(name, ranks, model, batch, compute, **parallel):
+    hidden, layers, length, family = model
+    micro, accumulation = batch
+    data = ranks // (parallel.get("tensor", 1) * parallel.get("pipeline", 1))
+    return Case(name, ranks, {
+        "model": {"num_layers": layers, "hidden_size": hidden, "num_heads": hidden // 64, "sequence_length": length,
+                  "vocab_size": VOCABULARY, **family},
+        "batch": {"global": micro * accumulation * data, "micro": micro},
+        "precision": {"compute": compute},
+        "parallel": parallel,
+    })
+
+
+CASES = [
+    case("gpt 128 wide", 1, (128, 4, 128, GPT), (8, 1), "fp32"),
+    case("gpt 320 wide, bf16", 1, (320, 6, 256, GPT), (4, 1), "bf16"),
+    case("llama 448 wide", 1, (448, 4, 256, LLAMA), (4, 1), "fp32"),
+    case("gpt 768 wide, bf16", 1, (768, 4, 512, GPT), (2, 2), "bf16"),
+    case("ZeRO 0", 2, (256, 4, 256, GPT), (4, 1), "fp32", zero=0),
+    case("ZeRO 1, bf16", 2, (384, 4, 256, LLAMA), (4, 1), "bf16", zero=1),
+    case("ZeRO 3", 2, (320, 4, 256, GPT), (4, 1), "fp32", zero=3),
+    case("tensor parallel", 2, (512, 4, 256, GPT), (4, 1), "fp32", tensor=2),
+    case("pipeline of 2", 2, (384, 4, 256, GPT), (2, 8), "fp32", pipeline=2),
+    case("4 ranks, ZeRO 2", 4, (256, 4, 256, GPT), (4, 1), "fp32", zero=2),
+]
+
+
+class Bench:
+    def __init__(self, options, folder):
+        self.options = options
+        self.folder = folder
+        write_tokens(folder / "corpus", 200_000, VOCABULARY)
+        self.measured = {one.name: [] for one in CASES}
+        self.predicted = {one.name: [] for one in CASES}
+        self.errors_of_actions = {}
+
+    def gptrain(self, *arguments):
+        done = subprocess.run([self.options.gptrain, *map(str, arguments)], cwd=self.folder, capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"gptrain {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
+        return done.stdout
+
+    def write_config(self, one, steps):
+        config = {**one.overrides, "data": {"train": [{"path": "corpus"}]}, "optimizer": {"lr": 1e-4},
+                  "schedule": {"type": "constant"}, "log": {"every_steps": 1},
+                  "run": {"steps": steps, "out": "out", "device": "cpu"}}
+        (self.folder / "run.json").write_text(json.dumps(config), encoding="utf-8")
+        return "run.json"
+
+    def run(self, one):
+        steps = self.options.steps + 2
+        config = self.write_config(one, steps)
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        self.gptrain("train", config, "--ranks", one.ranks)
+        lines = (self.folder / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        records = [record for record in map(json.loads, lines) if "step_seconds" in record]
+        self.measured[one.name] += [record["step_seconds"] for record in records[2:]]
+
+    def predict(self, one, profile, *arguments):
+        config = self.write_config(one, self.options.steps + 2)
+        text = self.gptrain("train", config, "--ranks", one.ranks, "--dry-run", "--json", "--target", profile,
+                            *arguments)
+        return json.loads(text)["step_seconds"]
+
+    def turn(self, number):
+        profile = f"machine-{number}.json"
+        self.gptrain("bench", "device", "--out", profile, "--seconds", self.options.seconds)
+        for one in CASES:
+            self.run(one)
+            self.predicted[one.name].append(self.predict(one, profile))
+        print(f"turn {number}: load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+        return profile
+
+    def actions(self, trace):
+        """Name and length of each action of rank 0."""
+        events = json.loads((self.folder / trace).read_text(encoding="utf-8"))["traceEvents"]
+        return [((event["name"], event["args"]["unit"], event["args"]["micro_batch"]), event["dur"])
+                for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] == 0]
+
+    def compare_timelines(self, one, profile):
+        """The errors of the actions' lengths, of the profiled step of several runs that is the median one."""
+        step = self.options.steps
+        self.predict(one, profile, "--trace", "planned.json")
+        planned = self.actions("planned.json")
+        runs = []
+        for _ in range(3):
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
+            self.gptrain("train", self.write_config(one, step), "--ranks", one.ranks, "--profile-step", step)
+            runs.append(self.actions(f"out/trace-step{step}.json"))
+            if [name for name, _ in runs[-1]] != [name for name, _ in planned]:
+                sys.exit(f"{one.name}: the actions of the profile are not those of the simulation")
+        lengths = [statistics.median(lengths) for lengths in zip(*[[length for _, length in run] for run in runs])]
+        whole = sum(lengths)
+        self.errors_of_actions[one.name] = statistics.median(
+            abs(expected - length) / length for (_, expected), length in zip(planned, lengths) if length > 1e-3 * whole)
+
+
+def report(bench):
+    print(f"{'config':<20}{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'error':>8}{'of actions':>12}")
+    errors = []
+    for one in CASES:
+        predicted, measured = (statistics.median(values[one.name]) for values in (bench.predicted, bench.measured))
+        errors.append(predicted / measured - 1)
+        of_actions = bench.errors_of_actions.get(one.name)
+        print(f"{one.name:<20}{one.ranks:>6}{predicted * 1e3:>14.2f}{measured * 1e3:>13.2f}{errors[-1]:>+8.1%}"
+              f"{'' if of_actions is None else format(of_actions, '.1%'):>12}")
+    print(f"median error {statistics.median(map(abs, errors)):.1%}, largest {max(map(abs, errors)):.1%}")
+    if bench.errors_of_actions:
+        print(f"median error of the actions' times {statistics.median(bench.errors_of_actions.values()):.1%}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gptrain", type=lambda path: pathlib.Path(path).resolve(), help="the executable")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60, help="to measure the profile for, in each turn (60)")
+    parser.add_argument("--steps", type=int, default=8, help="of each run that count (8)")
+    parser.add_argument("--no-timelines", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gptrain-prediction-") as name:
+        bench = Bench(options, pathlib.Path(name))
+        for number in range(options.turns):
+            profile = bench.turn(number)
+        if not options.no_timelines:
+            for one in CASES:
+                bench.compare_timelines(one, profile)
+        report(bench)
+
+
+if __name__ == "__main__":
+    main()
