@@ -109,7 +109,7 @@ constexpr double rows_of_links = 48;  // that a profile has for a number of rank
 std::string source_of_figures() {
   double load[1] = {0};
   const std::string loaded = getloadavg(load, 1) == 1 ? fmt::format(", load {:.1f} at the end", load[0]) : "";
-  return fmt::format("measured: gptrain bench, medians{}", loaded);
+  return fmt::format("measured: gptrain bench{}", loaded);
 }
 
 // The links of all ranks, written into the profile of a machine.

@@ -35,18 +35,18 @@ std::unique_ptr<Communicator> group_of_all(World& world) {
 }
 
 // What one rank of a share has, while the others are at work, too.
-RateTables measure_ops(Backend& backend, Communicator& others, double seconds, const std::function<void()>& tick) {
-  RateTables tables;
+MeasuredOps measure_ops(Backend& backend, Communicator& others, double seconds, const std::function<void()>& tick) {
+  MeasuredOps ops;
   // Products in bf16 take less time than those in f32.
   for (const auto& [dtype, part] : {std::pair{DType::f32, 0.6}, std::pair{DType::bf16, 0.4}}) {
     others.barrier();
-    measure_products(backend, dtype, {0.55 * part * seconds, tick}, tables);
+    measure_products(backend, dtype, {0.55 * part * seconds, tick}, ops);
     others.barrier();
-    measure_attention(backend, dtype, {0.1 * part * seconds, tick}, tables);
+    measure_attention(backend, dtype, {0.1 * part * seconds, tick}, ops);
     others.barrier();
-    measure_other_ops(backend, dtype, {0.35 * part * seconds, tick}, tables);
+    measure_other_ops(backend, dtype, {0.35 * part * seconds, tick}, ops);
   }
-  return tables;
+  return ops;
 }
 
 MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int64_t threads, double seconds,
@@ -56,8 +56,10 @@ MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int6
     const auto all = group_of_all(world);
     const auto backend = options.on_gpu ? make_cuda_backend(0) : make_cpu_backend(static_cast<int>(threads));
     const bool is_first = world.rank() == 0;
-    RateTables tables = measure_ops(*backend, *all, seconds, is_first ? tick : std::function<void()>());
-    if (is_first) share.ops = std::move(tables);
+    MeasuredOps ops = measure_ops(*backend, *all, seconds, is_first ? tick : std::function<void()>());
+    if (!is_first) return;
+    share.stretch = std::max(1.0, ops.stretch());
+    share.ops = std::move(ops.tables);
   });
   return share;
 }

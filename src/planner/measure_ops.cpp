@@ -19,6 +19,12 @@
 namespace gptrain {
 namespace {
 
+double quick_quarter(std::vector<double> samples) {
+  const auto quarter = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 4);
+  std::nth_element(samples.begin(), quarter, samples.end());
+  return *quarter;
+}
+
 // Memory of the device with zero-mean numbers in the dtype, a quarter of them different: what operands hold changes
 // speed.
 std::unique_ptr<DeviceMemory> random_memory(Backend& backend, DType dtype, int64_t count) {
@@ -42,8 +48,9 @@ struct Probe {
   std::vector<double> sizes;
   double flops = 0;
   int64_t scratch_bytes = 0;
-  std::function<void()> run = {};
+  std::function<void()> run_once = {};
   std::vector<double> samples = {};  // seconds of a run
+  std::vector<int> runs = {};        // in each sample
 };
 
 template <typename Op>
@@ -53,12 +60,12 @@ Probe probe_of(Backend& backend, DType dtype, std::vector<double> sizes, const O
           .sizes = std::move(sizes),
           .flops = static_cast<double>(cost.executed_flops),
           .scratch_bytes = cost.scratch_bytes,
-          .run = [&backend, op] { backend.run(op); }};
+          .run_once = [&backend, op] { backend.run(op); }};
 }
 
 double seconds_of(Backend& backend, const Probe& probe, int runs) {
   const double start = steady_seconds();
-  for (int i = 0; i < runs; ++i) probe.run();
+  for (int i = 0; i < runs; ++i) probe.run_once();
   backend.synchronize();
   return (steady_seconds() - start) / runs;
 }
@@ -66,16 +73,16 @@ double seconds_of(Backend& backend, const Probe& probe, int runs) {
 // Sets up what a first run sets up.
 void begin_with(Backend& backend, const Probe& probe) {
   backend.set_choosing(true);  // of a product's algorithms, the fastest
-  probe.run();
+  probe.run_once();
   backend.set_choosing(false);
-  probe.run();
+  probe.run_once();
   backend.synchronize();
 }
 
 // All probes in turn, again and again, so that a moment of other work on the machine is in few samples of each.
-void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const MeasuringTime& time, RateTables& tables) {
+void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const MeasuringTime& time, MeasuredOps& ops) {
   constexpr double sample_seconds = 1e-3;
-  constexpr size_t most_rounds = 25;
+  constexpr size_t most_rounds = 100;
   int64_t scratch_bytes = 0;
   for (const Probe& probe : probes) scratch_bytes = std::max(scratch_bytes, probe.scratch_bytes);
   const auto scratch = backend.allocate(align_up(scratch_bytes));
@@ -87,9 +94,10 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
     if (round > 0 && before - start + round_seconds > time.seconds) break;
     for (Probe& probe : probes) {
       if (round == 0) begin_with(backend, probe);
-      const double last = round == 0 ? seconds_of(backend, probe, 1) : probe.samples.back();
-      const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / last), 1.0, 1000.0));
+      const double usual = round == 0 ? seconds_of(backend, probe, 1) : quick_quarter(probe.samples);
+      const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / usual), 1.0, 1000.0));
       probe.samples.push_back(seconds_of(backend, probe, runs));
+      probe.runs.push_back(runs);
       if (time.tick) time.tick();
     }
     round_seconds = steady_seconds() - before;
@@ -98,9 +106,14 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
   std::map<std::string, std::vector<std::vector<double>>> rows;
   for (const Probe& probe : probes) {
     std::vector<double>& row = rows[probe.key].emplace_back(probe.sizes);
-    row.push_back(probe.flops / median(probe.samples));
+    const double quick = quick_quarter(probe.samples);
+    row.push_back(probe.flops / quick);
+    for (size_t i = 0; i < probe.samples.size(); ++i) {
+      ops.all_seconds += probe.runs[i] * probe.samples[i];
+      ops.quick_seconds += probe.runs[i] * quick;
+    }
   }
-  for (const auto& [key, of_key] : rows) tables.insert_or_assign(key, RateTable(RateTable::Kind::rate, of_key));
+  for (const auto& [key, of_key] : rows) ops.tables.insert_or_assign(key, RateTable(RateTable::Kind::rate, of_key));
 }
 
 // FLOP/s of a product that is neither small nor large.
@@ -112,9 +125,9 @@ double usual_rate(Backend& backend, DType dtype) {
   };
   std::vector<Probe> probes = {
       probe_of(backend, dtype, {1, 1, 1}, LinearForward{.x = matrix(0), .w = matrix(1), .bias = {}, .y = matrix(2)})};
-  RateTables tables;
-  measure_in_turns(backend, probes, {.seconds = 0.01}, tables);
-  return tables.begin()->second.at({1, 1, 1});
+  MeasuredOps ops;
+  measure_in_turns(backend, probes, {.seconds = 0.01}, ops);
+  return ops.tables.begin()->second.at({1, 1, 1});
 }
 
 // Sides of the products: the first of these lists whose products take no more than that each round.
@@ -122,8 +135,7 @@ std::vector<int64_t> product_sides(Backend& backend, DType dtype, double round_s
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::vector<std::vector<int64_t>> all =
       on_gpu ? std::vector<std::vector<int64_t>>{{64, 256, 1024, 2048, 4096, 8192}, {64, 256, 1024, 4096}, {64, 256}}
-             : std::vector<std::vector<int64_t>>{
-                   {64, 128, 256, 512, 1024, 2048}, {64, 128, 256, 512, 1024}, {64, 256, 1024}, {64, 256}, {64, 128}};
+             : std::vector<std::vector<int64_t>>{{64, 160, 448, 1280}, {64, 160, 448}, {64, 256}, {64, 128}};
   const double rate = usual_rate(backend, dtype);
   for (const std::vector<int64_t>& sides : all) {
     double sum = 0;
@@ -266,8 +278,8 @@ double median(std::vector<double> samples) {
   return *middle;
 }
 
-void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables) {
-  constexpr double rounds = 3;
+void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
+  constexpr double rounds = 8;
   const std::vector<int64_t> sides = product_sides(backend, dtype, time.seconds / rounds);
   const int64_t most = sides.back() * sides.back();
   const auto a = random_memory(backend, dtype, most), b = random_memory(backend, dtype, most);
@@ -293,10 +305,10 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
       }
     }
   }
-  measure_in_turns(backend, probes, time, tables);
+  measure_in_turns(backend, probes, time, ops);
 }
 
-void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables) {
+void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const int64_t rows = on_gpu ? 65536 : 4096;  // of all heads: work for all threads
   std::vector<int64_t> lengths = {64, 256, 1024};
@@ -309,10 +321,10 @@ void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time,
   for (const int64_t length : lengths)
     for (const int64_t head_size : {int64_t{32}, int64_t{64}, largest_head})
       add_attention(backend, dtype, length, head_size, rows, memory->data(), probes);
-  measure_in_turns(backend, probes, time, tables);
+  measure_in_turns(backend, probes, time, ops);
 }
 
-void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables) {
+void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const double rate = usual_rate(backend, dtype);
   std::vector<ModelSize> sizes(cpu_sizes.begin(), cpu_sizes.end());
@@ -329,8 +341,8 @@ void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time,
   }
   std::map<std::string, std::vector<std::vector<double>>> rows;
   for (const auto& [what, seconds] : samples)
-    rows[what.first].push_back({static_cast<double>(what.second), std::max(median(seconds), 1e-9)});
-  for (const auto& [key, of_key] : rows) tables.insert_or_assign(key, RateTable(RateTable::Kind::seconds, of_key));
+    rows[what.first].push_back({static_cast<double>(what.second), std::max(quick_quarter(seconds), 1e-9)});
+  for (const auto& [key, of_key] : rows) ops.tables.insert_or_assign(key, RateTable(RateTable::Kind::seconds, of_key));
 }
 
 }  // namespace gptrain

@@ -18,13 +18,22 @@ struct MeasuringTime {
   std::function<void()> tick = {};
 };
 
-// The three linears with factors of the dtype, over a grid of sizes: as fine and as large as the time allows. Medians.
-// The backend's scratch memory is set while this runs, and taken away.
-void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables);
+// Tables of quick runs: the lower quartile of the samples, which other work on the machine hardly touches. How much
+// longer all samples together took than that is the share's stretch.
+struct MeasuredOps {
+  RateTables tables = {};
+  double all_seconds = 0, quick_seconds = 0;
+
+  double stretch() const { return quick_seconds > 0 ? all_seconds / quick_seconds : 1; }
+};
+
+// The three linears with factors of the dtype, over a grid of sizes: as fine and as large as the time allows. The
+// backend's scratch memory is set while this runs, and taken away.
+void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 // Attention both ways, likewise.
-void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables);
+void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 // All other ops as they run in the training steps of small models of several sizes, in their order and with what caches
 // hold then.
-void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, RateTables& tables);
+void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 
 }  // namespace gptrain

@@ -69,7 +69,7 @@ RateTables read_links(ProfileReader& reader, const std::string& path) {
 }
 
 MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t ranks) {
-  MeasuredShare share{.ranks = ranks, .threads = reader.count(path + ".threads")};
+  MeasuredShare share{.ranks = ranks, .threads = reader.count(path + ".threads"), .stretch = reader.figure(path + ".stretch")};
   for (const std::string& key : reader.keys(path + ".ops")) {
     const size_t num_sizes = sizes_of_op(key);
     if (num_sizes == 0) continue;  // as above
@@ -127,9 +127,10 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
   };
   const auto nearest = std::min_element(machine.shares.begin(), machine.shares.end(),
                                         [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-  if (!machine.is_cpu) return {&*nearest, 1};  // a device for each rank
+  if (!machine.is_cpu) return {&*nearest, nearest->stretch};  // a device for each rank
   const double turns = static_cast<double>(ranks * threads) / static_cast<double>(machine.cores);
-  return {&*nearest, std::max(1.0, turns) * static_cast<double>(nearest->threads) / static_cast<double>(threads)};
+  return {&*nearest, nearest->stretch * std::max(1.0, turns) * static_cast<double>(nearest->threads) /
+                         static_cast<double>(threads)};
 }
 
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
@@ -175,6 +176,7 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
   for (const MeasuredShare& share : machine.shares) {
     shares.push_back(named(std::to_string(share.ranks),
                            object_text({figure_line("threads", share.threads, source),
+                                        line("stretch", share.stretch),
                                         named("ops", tables_text(share.ops, source, 3))},
                                        2)));
   }

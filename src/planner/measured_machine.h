@@ -32,6 +32,7 @@ using RateTables = std::map<std::string, RateTable, std::less<>>;
 struct MeasuredShare {
   int64_t ranks = 1;
   int64_t threads = 1;  // of each rank
+  double stretch = 1;   // how much longer ops took on average than in their quick runs, which the tables have
   RateTables ops = {};
 };
 

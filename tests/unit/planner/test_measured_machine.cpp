@@ -158,7 +158,7 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
     CHECK(has(faults, fault));
   }
   CHECK(has(refusal("{\"shares\": {}}"), "shares: is empty"));
-  CHECK(has(refusal("{\"shares\": {\"1\": {\"threads\": [1, \"measured\"], \"ops\": {}}}}"), "shares.1.ops: names no op"));
+  CHECK(has(refusal("{\"shares\": {\"1\": {\"threads\": [1, \"measured\"], \"stretch\": [1, \"measured\"], \"ops\": {}}}}"), "shares.1.ops: names no op"));
   const File file(std::string(built_in_devices().front().text));
   CHECK(has(message_of([] { find_machine(File::path()); }), "not what gptrain bench device has written"));
   CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read");
@@ -174,6 +174,10 @@ TEST_CASE("ranks share what was measured of the machine") {
   CHECK(factor(8, 1) == 2);  // two take turns on a core
   CHECK(factor(2, 4) == 2);
   CHECK(factor(1, 3) == Approx(4.0 / 3));  // fewer threads than were measured
+  MeasuredMachine busy = machine;
+  busy.shares[0].stretch = 1.5;
+  CHECK(share_of_rank(busy, 1, 4).factor == 1.5);
+  CHECK(share_of_rank(busy, 4, 1).factor == 1);
 }
 
 TEST_CASE("collectives beyond what was measured") {
