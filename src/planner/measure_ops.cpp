@@ -81,7 +81,10 @@ void begin_with(Backend& backend, const Probe& probe) {
 
 // All probes in turn, again and again, so that a moment of other work on the machine is in few samples of each.
 void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const MeasuringTime& time, MeasuredOps& ops) {
-  constexpr double sample_seconds = 1e-3;
+  // Several short samples at a time: where other work takes turns with this, most of them are in one turn.
+  constexpr double sample_seconds = 3e-4;
+  constexpr int samples_each = 4;
+  constexpr double long_sample_seconds = 2e-3;
   constexpr size_t most_rounds = 100;
   int64_t scratch_bytes = 0;
   for (const Probe& probe : probes) scratch_bytes = std::max(scratch_bytes, probe.scratch_bytes);
@@ -96,8 +99,10 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
       if (round == 0) begin_with(backend, probe);
       const double usual = round == 0 ? seconds_of(backend, probe, 1) : quick_quarter(probe.samples);
       const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / usual), 1.0, 1000.0));
-      probe.samples.push_back(seconds_of(backend, probe, runs));
-      probe.runs.push_back(runs);
+      for (int i = 0; i < (usual < long_sample_seconds ? samples_each : 1); ++i) {
+        probe.samples.push_back(seconds_of(backend, probe, runs));
+        probe.runs.push_back(runs);
+      }
       if (time.tick) time.tick();
     }
     round_seconds = steady_seconds() - before;
@@ -310,7 +315,7 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
 
 void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
-  const int64_t rows = on_gpu ? 65536 : 4096;  // of all heads: work for all threads
+  const int64_t rows = on_gpu ? 65536 : 2048;  // of all heads: work for all threads
   std::vector<int64_t> lengths = {64, 256, 1024};
   if (on_gpu) lengths.push_back(4096);
   constexpr int64_t largest_head = 128;
