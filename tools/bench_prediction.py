@@ -5,8 +5,8 @@ Each turn measures the profile and then runs every config once, a process each; 
 over the turns' profiles, its measured step the median over all steps but the first two of each run. Where other work
 takes turns with all this, that says more of the other work; so the shortest step stands beside what is predicted by the
 profile's quick runs alone, without its stretch. Then the timeline of a profiled step of each config is held against the
-simulated one: the actions must be the same, in the same order; of their times, the column has the median error of those
-of at least a thousandth of the step, each against its own length.
+simulated one: the actions must be the same, in the same order; of the lengths of those that take at least a thousandth of
+the step, the median error is shown.
 """
 
 import argparse
@@ -70,7 +70,6 @@ class Bench:
         self.measured = {one.name: [] for one in CASES}
         self.predicted = {one.name: [] for one in CASES}
         self.quick = {one.name: [] for one in CASES}
-        self.errors_of_actions = {}
 
     def gptrain(self, *arguments):
         done = subprocess.run([self.options.gptrain, *map(str, arguments)], cwd=self.folder, capture_output=True,
@@ -121,8 +120,8 @@ class Bench:
         return [((event["name"], event["args"]["unit"], event["args"]["micro_batch"]), event["dur"])
                 for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] == 0]
 
-    def compare_timelines(self, one, profile):
-        """The errors of the actions' lengths, of the profiled step of several runs that is the median one."""
+    def error_of_actions(self, one, profile):
+        """The median error of the actions' lengths, each the median of those in several runs' profiles."""
         step = self.options.steps
         self.predict(one, profile, "--trace", "planned.json")
         planned = self.actions("planned.json")
@@ -135,13 +134,13 @@ class Bench:
                 sys.exit(f"{one.name}: the actions of the profile are not those of the simulation")
         lengths = [statistics.median(lengths) for lengths in zip(*[[length for _, length in run] for run in runs])]
         whole = sum(lengths)
-        self.errors_of_actions[one.name] = statistics.median(
+        return statistics.median(
             abs(expected - length) / length for (_, expected), length in zip(planned, lengths) if length > 1e-3 * whole)
 
 
 def report(bench):
     print(f"{'milliseconds':<20}{'ranks':>6}{'predicted':>11}{'measured':>10}{'error':>8}"
-          f"{'quick':>10}{'shortest':>10}{'error':>8}{'of actions':>12}")
+          f"{'quick':>10}{'shortest':>10}{'error':>8}")
     errors, quick_errors = [], []
     for one in CASES:
         predicted, measured, quick = (statistics.median(values[one.name])
@@ -149,14 +148,20 @@ def report(bench):
         shortest = min(bench.measured[one.name])
         errors.append(predicted / measured - 1)
         quick_errors.append(quick / shortest - 1)
-        of_actions = bench.errors_of_actions.get(one.name)
         print(f"{one.name:<20}{one.ranks:>6}{predicted * 1e3:>11.2f}{measured * 1e3:>10.2f}{errors[-1]:>+8.1%}"
-              f"{quick * 1e3:>10.2f}{shortest * 1e3:>10.2f}{quick_errors[-1]:>+8.1%}"
-              f"{'' if of_actions is None else format(of_actions, '.1%'):>12}", flush=True)
+              f"{quick * 1e3:>10.2f}{shortest * 1e3:>10.2f}{quick_errors[-1]:>+8.1%}")
     for what, values in (("predicted and measured", errors), ("quick and shortest", quick_errors)):
-        print(f"{what}: median error {statistics.median(map(abs, values)):.1%}, largest {max(map(abs, values)):.1%}")
-    if bench.errors_of_actions:
-        print(f"times of actions: median error {statistics.median(bench.errors_of_actions.values()):.1%}")
+        print(f"{what}: median error {statistics.median(map(abs, values)):.1%}, largest {max(map(abs, values)):.1%}",
+              flush=True)
+
+
+def report_timelines(bench, profile):
+    errors = []
+    for one in CASES:
+        errors.append(bench.error_of_actions(one, profile))
+        print(f"{one.name:<20} the same actions in the same order, median error of their times {errors[-1]:.1%}",
+              flush=True)
+    print(f"median error {statistics.median(errors):.1%}")
 
 
 def main():
@@ -171,10 +176,9 @@ def main():
         bench = Bench(options, pathlib.Path(name))
         for number in range(options.turns):
             profile = bench.turn(number)
-        if not options.no_timelines:
-            for one in CASES:
-                bench.compare_timelines(one, profile)
         report(bench)
+        if not options.no_timelines:
+            report_timelines(bench, profile)
 
 
 if __name__ == "__main__":

@@ -150,6 +150,8 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, con
   if (target.kind == Target::Kind::gpu) return target;
   target.num_threads = static_cast<int>(threads_of_rank(*device.measured, config, world_size));
   target.sharing = world_size;
+  for (double* const rate : {&target.f32_flops, &target.bf16_flops, &target.bytes_per_second})
+    *rate /= static_cast<double>(world_size);
   return target;
 }
 

@@ -83,7 +83,7 @@ std::vector<std::string> cluster_names();
 
 // The device as the plan's target, in nodes of such a cluster.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
-// The same for `world_size` ranks of a run, which share the memory and the cores of a machine without GPUs.
+// The same for one of `world_size` ranks of a run, which share the memory and the rates of a machine without GPUs.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
                  int64_t world_size);
 // Threads of each of so many ranks on the machine.

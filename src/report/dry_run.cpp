@@ -373,8 +373,8 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += row("shortest time", format_duration(seconds),
-                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s{}", seconds / 86400,
-                            input.target.name, devices, rate / 1e12, traffic));
+                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", seconds / 86400,
+                            input.target.name, devices, rate / 1e12, rate < 1e13 ? 3 : 0, traffic));
   }
   if (input.forecast && input.rate && input.rate->origin == "predicted") {
     const double hours = Speed(input, totals).gpu_hours;

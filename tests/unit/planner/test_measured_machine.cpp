@@ -87,6 +87,15 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
+RunConfig config_of(const std::vector<std::string>& overrides, int64_t world_size = 1) {
+  return parse_config(R"({"model": {"num_layers": 2, "hidden_size": 128, "num_heads": 2, "vocab_size": 512,
+                                    "sequence_length": 64},
+                          "data": {"train": [{"path": "none"}]}, "batch": {"global": 4, "micro": 1},
+                          "precision": {"compute": "fp32"}, "optimizer": {"lr": 1e-3},
+                          "run": {"steps": 10, "out": "none"}})",
+                      overrides, "a test", world_size);
+}
+
 TEST_CASE("rates are interpolated between sizes, and go on beyond them") {
   const RateTable rates(RateTable::Kind::rate, {{400, 4}, {100, 1}});
   CHECK(rates.at({100}) == Approx(1));
@@ -132,6 +141,10 @@ TEST_CASE("a measured machine reads back as it was written") {
   CHECK(target.memory_bytes == 8'000'000'000);
   CHECK(target.f32_flops == Approx(1.1e11));
   CHECK(target.ranks_per_node == 0);
+  const Target of_rank = target_of(device, cluster, config_of({}, 2), 2);
+  CHECK(of_rank.f32_flops == Approx(1.1e11 / 2));
+  CHECK(of_rank.sharing == 2);
+  CHECK(of_rank.num_threads == 2);
   CHECK(message_of([&] { cluster_of(device, "dgx-h100"); }) ==
         "--cluster dgx-h100: mine is one machine, whose links its profile has: leave it out");
 }
@@ -191,15 +204,6 @@ TEST_CASE("collectives beyond what was measured") {
   CHECK(seconds(2, 8) == Approx(2e-3));
   CHECK(seconds(4, 4) == Approx(2e-3));
   CHECK(seconds(2, 2, Operation::barrier) == Approx(1e-3));
-}
-
-RunConfig config_of(const std::vector<std::string>& overrides, int64_t world_size = 1) {
-  return parse_config(R"({"model": {"num_layers": 2, "hidden_size": 128, "num_heads": 2, "vocab_size": 512,
-                                    "sequence_length": 64},
-                          "data": {"train": [{"path": "none"}]}, "batch": {"global": 4, "micro": 1},
-                          "precision": {"compute": "fp32"}, "optimizer": {"lr": 1e-3},
-                          "run": {"steps": 10, "out": "none"}})",
-                      overrides, "a test", world_size);
 }
 
 double predicted_seconds(const MeasuredMachine& measured, const std::vector<std::string>& overrides = {},
