@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <fmt/format.h>
 #include <memory>
 #include <numeric>
@@ -6,21 +9,34 @@
 #include <vector>
 
 #include "base/output.h"
+#include "base/output_file.h"
+#include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/numbers.h"
+#include "comm/agree.h"
 #include "comm/bench.h"
 #include "comm/bootstrap.h"
 #include "comm/process_world.h"
 #include "config/load.h"
 #include "parallel/groups.h"
+#include "planner/measure_machine.h"
+#include "planner/profiles.h"
 #include "train/device.h"
 
 namespace gptrain {
 namespace {
 
+namespace fs = std::filesystem;
+
+struct DeviceArguments {
+  std::string out;
+  double seconds = 60;
+};
+
 struct CommArguments {
   int ranks = 0;
+  std::string into;
   int group_size = 0;
   std::string config;
   std::vector<std::string> overrides;
@@ -88,6 +104,37 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
               fmt::format("{} ({}) in groups of {}", format_counted(world.size(), "rank"), how, size));
 }
 
+constexpr double rows_of_links = 48;  // that a profile has for a number of ranks
+
+std::string source_of_figures() {
+  double load[1] = {0};
+  const std::string loaded = getloadavg(load, 1) == 1 ? fmt::format(", load {:.1f} at the end", load[0]) : "";
+  return fmt::format("measured: gptrain bench{}", loaded);
+}
+
+// The links of all ranks, written into the profile of a machine.
+void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
+  // Whether the file is one is found before anything is measured, and by all.
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto group = world.make_group(ranks);
+  agree_on(group.get(), world, [&] {
+    if (world.size() == 1) throw Error(ExitCode::usage, "--into {}: one rank has no links", arguments.into);
+    if (world.rank() == 0 && !find_machine(arguments.into).is_cpu)
+      throw Error(ExitCode::usage, "--into {}: is of a GPU, whose links --cluster names", arguments.into);
+  });
+  RateTables tables = measure_links(world, arguments.options.seconds * rows_of_links);
+  if (world.rank() > 0) return;
+  MeasuredMachine machine = find_machine(arguments.into);
+  machine.links[static_cast<size_t>(way)].insert_or_assign(world.size(), std::move(tables));
+  AtomicFile file(arguments.into);
+  file.write(machine_text(machine, source_of_figures()));
+  file.commit();
+  print_out("{}: links between {} added\n", arguments.into,
+            way == LinkWay::threads ? fmt::format("{} threads", world.size())
+                                    : fmt::format("{} processes ({})", world.size(), way == LinkWay::mpi ? "MPI" : "TCP"));
+}
+
 void bench_comm(CommArguments& arguments) {
   arguments.options.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
   const Launch launch = find_launch();
@@ -98,17 +145,52 @@ void bench_comm(CommArguments& arguments) {
     WorldOptions options;
     options.timeout = {arguments.timeout_seconds, "--timeout"};
     const auto world = make_process_world(launch, options);
+    if (!arguments.into.empty()) return bench_links(*world, arguments, uses_mpi(launch) ? LinkWay::mpi : LinkWay::tcp);
     bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
     return;
   }
-  run_local_ranks(arguments.ranks > 0 ? arguments.ranks : 2,
-                  [&](World& world) { bench_world(world, arguments, "threads"); });
+  run_local_ranks(arguments.ranks > 0 ? arguments.ranks : 2, [&](World& world) {
+    if (!arguments.into.empty()) return bench_links(world, arguments, LinkWay::threads);
+    bench_world(world, arguments, "threads");
+  });
+}
+
+void bench_device(const DeviceArguments& arguments) {
+  const Launch launch = find_launch();
+  if (launch.size > 1)
+    throw Error(ExitCode::usage, "gptrain bench device measures a machine from one process, but this is {}",
+                describe(launch));
+  const fs::path path = arguments.out;
+  if (fs::is_directory(path)) throw Error(ExitCode::usage, "--out {}: is a folder, not a file", arguments.out);
+  AtomicFile file(path);  // which cannot be written is found before anything is measured
+  const auto all = static_cast<int64_t>(std::ceil(arguments.seconds));
+  Progress progress("measuring for some seconds", all);
+  const auto show = [&](double seconds) { progress.update(std::min(static_cast<int64_t>(seconds), all - 1)); };
+  const MeasuredMachine machine = measure_machine({.seconds = arguments.seconds,
+                                                   .on_gpu = num_cuda_devices() > 0,
+                                                   .folder = path.has_parent_path() ? path.parent_path() : ".",
+                                                   .progress = show});
+  progress.finish();
+  file.write(machine_text(machine, source_of_figures()));
+  file.commit();
+  print_out("{}: {}, {:.1f} GFLOP/s in fp32 products, {:.1f} in bf16, {:.1f} GB/s in copies\n", arguments.out,
+            machine.is_cpu ? format_counted(machine.cores, "thread") : "a GPU", machine.f32_flops / 1e9,
+            machine.half_flops / 1e9, machine.bytes_per_second / 1e9);
 }
 
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine")->require_subcommand(1);
+  auto device_arguments = std::make_shared<DeviceArguments>();
+  CLI::App* device = bench->add_subcommand("device", "this machine as a profile, by which steps on it are predicted");
+  device->add_option("--out", device_arguments->out, "the profile, for train --dry-run --target")
+      ->required()
+      ->type_name("FILE");
+  device->add_option("--seconds", device_arguments->seconds, "to measure for, about (60)")
+      ->check(positive_number())
+      ->type_name("S");
+  device->callback([device_arguments] { bench_device(*device_arguments); });
   auto arguments = std::make_shared<CommArguments>();
   CLI::App* comm = bench->add_subcommand("comm", "speed of the collectives, whose results are checked");
   CLI::Option* config =
@@ -119,6 +201,9 @@ void add_bench_command(CLI::App& app) {
   comm->add_option("--group-size", arguments->group_size, "groups of this many neighbouring ranks (all)")
       ->check(whole_number_from(1))
       ->type_name("N")
+      ->excludes(config);
+  comm->add_option("--into", arguments->into, "the profile of bench device that gets the links, in place of a table")
+      ->type_name("FILE")
       ->excludes(config);
   comm->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
       ->type_name("key.path=value")

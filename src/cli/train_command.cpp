@@ -162,8 +162,10 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
     machine.target = planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks));
   } else {
     const DeviceProfile device = find_device(arguments.target);
-    machine.rates = Machine{device, find_cluster(arguments.cluster.empty() ? device.cluster : arguments.cluster)};
-    machine.target = target_of(device, machine.rates->cluster);
+    machine.rates = Machine{device, cluster_of(device, arguments.cluster)};
+    machine.target = target_of(device, machine.rates->cluster, config, world_size);
+    if (arguments.ranks == 0) machine.rates->way = way_of_processes(machine.rates->cluster);
+    require_links(*machine.rates, world_size);
   }
   machine.target.of_processes = arguments.ranks == 0;
   require_target(config, machine.target, ExitCode::usage);

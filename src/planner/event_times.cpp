@@ -1,7 +1,9 @@
 #include "planner/event_times.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "base/error.h"
 #include "ops/op_event.h"
 #include "planner/op_times.h"
 
@@ -13,7 +15,34 @@ Operation operation_of(const Event& event) {
   return static_cast<Operation>(found - operation_names.begin());
 }
 
+// At the full rates.
+double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
+  const double rate =
+      op.products.dtype == DType::f32 ? device.f32.flops_per_second : device.half.flops_per_second;
+  const double products = rate > 0 ? static_cast<double>(op.executed_flops) / rate : 0;
+  return products + static_cast<double>(op.bytes_moved) / device.bytes_per_second;
+}
+
 }  // namespace
+
+LinkWay way_of_processes(const ClusterProfile& cluster) {
+  const auto measured = [&](LinkWay way) {
+    return cluster.measured && !cluster.measured->links[static_cast<size_t>(way)].empty();
+  };
+  return !measured(LinkWay::tcp) && measured(LinkWay::mpi) ? LinkWay::mpi : LinkWay::tcp;
+}
+
+void require_links(const Machine& machine, int64_t world_size) {
+  if (!machine.cluster.measured || world_size == 1) return;
+  if (!machine.cluster.measured->links[static_cast<size_t>(machine.way)].empty()) return;
+  if (!machine.cluster.measured->is_cpu)
+    throw Error(ExitCode::usage, "{}: has no links between GPUs: name what they stand in, by --cluster",
+                machine.device.name);
+  throw Error(ExitCode::usage,
+              "{}: has no links between {}: gptrain bench comm --into FILE{} measures them into its file",
+              machine.device.name, machine.way == LinkWay::threads ? "threads" : "processes",
+              machine.way == LinkWay::threads ? "" : ", started by the launcher of the run,");
+}
 
 std::string_view spending_name(size_t spending) {
   constexpr std::array<std::string_view, lane_spending(0)> ops = {"matrix products", "attention", "memory-bound ops",
@@ -39,7 +68,12 @@ size_t spending_of(const Event& event) {
 EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank)
     : machine_(machine),
       tensor_ranks_(config.parallel.tensor),
-      rows_(config.batch.micro * config.model.sequence_length) {
+      rows_(config.batch.micro * config.model.sequence_length),
+      world_size_(mesh.world_size()),
+      compute_(config.precision.compute),
+      activation_(config.model.activation) {
+  if (const MeasuredMachine* const measured = machine.device.measured.get())
+    share_ = share_of_rank(*measured, world_size_, threads_of_rank(*measured, config, world_size_));
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     places_[kind] = place_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
                              machine.cluster.gpus_per_node, mesh.world_size());
@@ -47,11 +81,22 @@ EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Me
 }
 
 CollectiveTime EventTimes::collective(const Event& event) const {
-  return collective_time(machine_->cluster, places_[static_cast<size_t>(event.place.group)], operation_of(event),
-                         static_cast<double>(event.bytes_moved));
+  const GroupPlace& place = places_[static_cast<size_t>(event.place.group)];
+  const auto bytes = static_cast<double>(event.bytes_moved);
+  const Operation operation = operation_of(event);
+  if (machine_->cluster.measured) {
+    return {measured_collective_seconds(*machine_->cluster.measured, machine_->way, std::llround(place.ranks),
+                                        world_size_, operation, bytes),
+            Algorithm::direct};
+  }
+  return collective_time(machine_->cluster, place, operation, bytes);
 }
 
 double EventTimes::op_seconds(const Event& op) const {
+  if (share_.share != nullptr) {
+    const auto seconds = measured_op_seconds(share_, op, compute_, activation_);
+    return seconds ? *seconds : share_.factor * unmeasured_op_seconds(machine_->device, op);
+  }
   const Software& software = machine_->software;
   const bool is_piece = tensor_ranks_ > 1 && op.name == LinearForward::name && op.products.m * tensor_ranks_ == rows_;
   if (!software.gathers_before_products || !is_piece)

@@ -18,7 +18,12 @@ struct Machine {
   DeviceProfile device;
   ClusterProfile cluster;
   Software software = {};
+  LinkWay way = LinkWay::threads;  // of the ranks of a machine that was measured
 };
+// TCP, where only MPI was measured MPI.
+LinkWay way_of_processes(const ClusterProfile& cluster);
+// Error(usage): the ranks exchange in a way that was not measured on the cluster, a machine that was.
+void require_links(const Machine& machine, int64_t world_size);
 
 // What the time of a step is spent on: ops by what limits them, and communication by lane.
 enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
@@ -49,6 +54,10 @@ class EventTimes {
   std::array<GroupPlace, num_group_kinds> places_{};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // of a micro-batch
+  int64_t world_size_ = 1;
+  RankShare share_ = {};  // of a machine that was measured
+  DType compute_ = DType::f32;
+  ActivationKind activation_ = ActivationKind::gelu_tanh;
 };
 
 size_t spending_of(const Event& event);

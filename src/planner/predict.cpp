@@ -20,7 +20,9 @@ Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seco
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
                            int64_t checkpoint_bytes) {
   StepForecast forecast;
-  forecast.machine = fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+  forecast.machine = machine.cluster.measured
+                         ? machine.device.name
+                         : fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
   forecast.step_seconds = step.pipeline.seconds;
   forecast.bubble_seconds = step.bubble_seconds;
   forecast.exposed_seconds = step.exposed_seconds;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "config/faults.h"
+#include "planner/rate_table.h"
 
 namespace gptrain {
 namespace {
@@ -21,16 +22,6 @@ bool is_source(const nlohmann::json& value) {
   for (const std::string_view origin : {"data sheet", "measured", "paper", "calibrated", "assumed"})
     if (text.starts_with(origin)) return true;
   return false;
-}
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw Error(ExitCode::usage, "{}: cannot be read", path);
-  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (std::ssize(text) > max_config_bytes) throw Error(ExitCode::usage, "{}: too long for a profile", path);
-  return text;
 }
 
 }  // namespace
@@ -64,27 +55,76 @@ std::string ProfileReader::word(const std::string& path) {
   return "";
 }
 
-double ProfileReader::read(const std::string& path, bool from_0) {
+const nlohmann::json* ProfileReader::sourced(const std::string& path, std::string_view what) {
   read_.insert(path);
   const nlohmann::json* const value = find(path);
   if (value == nullptr) {
     add_fault(path, "is missing");
-  } else if (!value->is_array() || value->size() != 2 || !(*value)[0].is_number()) {
-    add_fault(path, "must be [number, \"where it is from\"]");
+  } else if (!value->is_array() || value->size() != 2) {
+    add_fault(path, fmt::format("must be [{}, \"where it is from\"]", what));
   } else if (!is_source((*value)[1])) {
     add_fault(path, fmt::format("its source must begin with one of: {}", figure_origins));
   } else {
-    const double number = (*value)[0].get<double>();
-    if (std::isfinite(number) && (from_0 ? number >= 0 : number > 0)) return number;
-    add_fault(path, from_0 ? "must not be negative" : "must be above 0");
+    return &(*value)[0];
   }
+  return nullptr;
+}
+
+double ProfileReader::read(const std::string& path, bool from_0) {
+  const nlohmann::json* const value = sourced(path, "number");
+  if (value == nullptr) return 0;
+  if (!value->is_number()) {
+    add_fault(path, "must be [number, \"where it is from\"]");
+    return 0;
+  }
+  const double number = value->get<double>();
+  if (std::isfinite(number) && (from_0 ? number >= 0 : number > 0)) return number;
+  add_fault(path, from_0 ? "must not be negative" : "must be above 0");
   return 0;
 }
 
-double ProfileReader::share(const std::string& path) {
-  const double number = figure(path);
+double ProfileReader::read_share(const std::string& path, bool from_0) {
+  const double number = read(path, from_0);
   if (number > 1) add_fault(path, "is a share: at most 1");
   return number;
+}
+
+int64_t ProfileReader::count(const std::string& path) {
+  constexpr double most = 1e9;
+  const double number = figure(path);
+  if (number >= 1 && number <= most && number == std::floor(number)) return static_cast<int64_t>(number);
+  if (number > 0) add_fault(path, "must be a whole number");
+  return 1;
+}
+
+std::vector<std::vector<double>> ProfileReader::table(const std::string& path, size_t num_sizes) {
+  const nlohmann::json* const value = sourced(path, "rows");
+  if (value == nullptr) return {};
+  std::vector<std::vector<double>> rows;
+  const auto is_row = [](const nlohmann::json& row) {
+    return row.is_array() &&
+           std::all_of(row.begin(), row.end(), [](const nlohmann::json& number) { return number.is_number(); });
+  };
+  if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_row)) {
+    add_fault(path, "must be [[[size, ..., value], ...], \"where it is from\"]");
+    return {};
+  }
+  for (const nlohmann::json& row : *value) {
+    std::vector<double>& numbers = rows.emplace_back();
+    for (const nlohmann::json& number : row) numbers.push_back(number.get<double>());
+  }
+  const std::string fault = RateTable::fault_of(rows, num_sizes);
+  if (fault.empty()) return rows;
+  add_fault(path, fault);
+  return {};
+}
+
+std::vector<std::string> ProfileReader::keys(const std::string& path) const {
+  std::vector<std::string> keys;
+  const nlohmann::json* const object = find(path);
+  if (object == nullptr || !object->is_object()) return keys;
+  for (const auto& [key, value] : object->items()) keys.push_back(key);
+  return keys;
 }
 
 void ProfileReader::look_for_unread(const nlohmann::json& object, const std::string& prefix) {
@@ -103,6 +143,16 @@ void ProfileReader::finish() {
   if (!faults_.empty()) throw Error(ExitCode::usage, "{}", join(faults_, "\n"));
 }
 
+std::string read_profile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Error(ExitCode::usage, "{}: cannot be read", path);
+  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (std::ssize(text) > max_config_bytes) throw Error(ExitCode::usage, "{}: too long for a profile", path);
+  return text;
+}
+
 ProfileText find_profile(std::string_view what, std::string_view name, const std::vector<BuiltInProfile>& built_in) {
   std::string wanted(name);
   std::transform(wanted.begin(), wanted.end(), wanted.begin(),
@@ -112,7 +162,7 @@ ProfileText find_profile(std::string_view what, std::string_view name, const std
     if (profile.name == wanted) return {wanted, std::string(profile.text)};
     names.emplace_back(profile.name);
   }
-  if (name.find_first_of("./") != std::string_view::npos) return {std::string(name), read_text(std::string(name))};
+  if (name.find_first_of("./") != std::string_view::npos) return {std::string(name), read_profile(std::string(name))};
   const std::string nearest = nearest_word(wanted, names);
   const bool close = word_distance(wanted, nearest) <= static_cast<int64_t>(wanted.size());
   const std::string hint = close ? fmt::format(" (did you mean {}?)", nearest) : "";

@@ -2,6 +2,8 @@
 // from"].
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -23,24 +25,37 @@ class ProfileReader {
   // Above 0, or from 0 on. 0 where there is a fault.
   double figure(const std::string& path) { return read(path, false); }
   double figure_from_0(const std::string& path) { return read(path, true); }
-  // In (0, 1].
-  double share(const std::string& path);
+  // In (0, 1], or from 0 on.
+  double share(const std::string& path) { return read_share(path, false); }
+  double share_from_0(const std::string& path) { return read_share(path, true); }
+  // A whole number, at least 1; 1 where there is a fault.
+  int64_t count(const std::string& path);
+  // Rows of sizes and a value, of which a RateTable can be made; none where there is a fault.
+  std::vector<std::vector<double>> table(const std::string& path, size_t num_sizes);
+  // Of the object at the path; none where there is no object.
+  std::vector<std::string> keys(const std::string& path) const;
   bool has(const std::string& path) const { return find(path) != nullptr; }
+  void add_fault(const std::string& path, const std::string& what);
 
   // Error(usage), a line for each fault: what is missing, is no figure, has no source, or was never asked for.
   void finish();
 
  private:
   const nlohmann::json* find(const std::string& path) const;
+  // The value of a figure that has a source; null where there is a fault.
+  const nlohmann::json* sourced(const std::string& path, std::string_view what);
   double read(const std::string& path, bool from_0);
+  double read_share(const std::string& path, bool from_0);
   void look_for_unread(const nlohmann::json& object, const std::string& prefix);
-  void add_fault(const std::string& path, const std::string& what);
 
   nlohmann::json root_;
   std::string origin_;
   std::set<std::string> read_;
   std::vector<std::string> faults_;
 };
+
+// The text of a file. Error(usage): it cannot be read, or is too long.
+std::string read_profile(const std::string& path);
 
 // A built-in profile or a file: where its text is from, and the text.
 struct ProfileText {

@@ -1,5 +1,10 @@
 #include "planner/profiles.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
 namespace gptrain {
 namespace {
 
@@ -13,11 +18,43 @@ std::vector<std::string> names_of(const std::vector<BuiltInProfile>& profiles) {
   return names;
 }
 
+// What was not measured, and counts where no table has it.
+DeviceProfile measured_device(std::shared_ptr<const MeasuredMachine> machine) {
+  DeviceProfile device;
+  device.name = machine->name;
+  device.memory_bytes = machine->memory_bytes;
+  device.bytes_per_second = machine->bytes_per_second;
+  device.memory_sustained = 1;
+  device.f32 = {machine->f32_flops, 1};
+  device.half = {machine->half_flops, 1};
+  device.slow_down_beside_traffic = machine->slow_down_beside_traffic;
+  device.measured = std::move(machine);
+  return device;
+}
+
+// One node, which fails as often as those of configs/clusters are assumed to.
+ClusterProfile measured_cluster(std::shared_ptr<const MeasuredMachine> machine) {
+  ClusterProfile cluster;
+  cluster.name = "this-machine";
+  cluster.gpus_per_node = int64_t{1} << 30;
+  cluster.host_bytes_per_second = machine->host_bytes_per_second;
+  cluster.storage_bytes_per_second = machine->storage_bytes_per_second;
+  cluster.node_mtbf_seconds = 22'800'000;
+  cluster.restart_seconds = 600;
+  cluster.measured = std::move(machine);
+  return cluster;
+}
+
 }  // namespace
 
 DeviceProfile find_device(std::string_view name) {
   const ProfileText found = find_profile("target", name, built_in_devices());
   ProfileReader reader(found.text, found.origin);
+  if (is_measured_machine(reader)) {
+    auto machine = std::make_shared<const MeasuredMachine>(read_machine(reader));
+    reader.finish();
+    return measured_device(std::move(machine));
+  }
   DeviceProfile device;
   device.name = reader.word("name");
   // An alias is shown as it was given.
@@ -43,6 +80,23 @@ DeviceProfile find_device(std::string_view name) {
   device.slow_down_beside_traffic = reader.figure_from_0("slow_down_beside_traffic");
   reader.finish();
   return device;
+}
+
+MeasuredMachine find_machine(const std::string& path) {
+  ProfileReader reader(read_profile(path), path);
+  if (!is_measured_machine(reader))
+    throw Error(ExitCode::usage, "{}: not what gptrain bench device has written: it has no shares", path);
+  MeasuredMachine machine = read_machine(reader);
+  reader.finish();
+  return machine;
+}
+
+ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name) {
+  if (device.measured && name.empty()) return measured_cluster(device.measured);
+  if (device.measured && device.measured->is_cpu)
+    throw Error(ExitCode::usage, "--cluster {}: {} is one machine, whose links its profile has: leave it out", name,
+                device.name);
+  return find_cluster(name.empty() ? device.cluster : name);
 }
 
 ClusterProfile find_cluster(std::string_view name) {
@@ -74,21 +128,36 @@ std::vector<std::string> cluster_names() { return names_of(built_in_clusters());
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster) {
   Target target;
   target.name = device.name;
-  target.kind = Target::Kind::gpu;
+  target.kind = device.measured && device.measured->is_cpu ? Target::Kind::cpu : Target::Kind::gpu;
   target.memory_bytes = static_cast<int64_t>(device.memory_bytes);
   target.f32_flops = device.f32.flops_per_second;
   target.bf16_flops = device.half.flops_per_second;
   target.fp8_flops = device.fp8.flops_per_second;
   target.fp8_products = device.fp8.flops_per_second > 0;
-  target.bf16_products = device.compute_capability >= 8;
+  target.bf16_products = device.measured ? device.half.flops_per_second > 0 : device.compute_capability >= 8;
   target.bytes_per_second = device.bytes_per_second;
-  target.ranks_per_node = static_cast<int>(cluster.gpus_per_node);
+  target.ranks_per_node = cluster.measured ? 0 : static_cast<int>(cluster.gpus_per_node);
+  return target;
+}
+
+int64_t threads_of_rank(const MeasuredMachine& machine, const RunConfig& config, int64_t world_size) {
+  return config.run.threads > 0 ? config.run.threads : std::max<int64_t>(1, machine.cores / world_size);
+}
+
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
+                 int64_t world_size) {
+  Target target = target_of(device, cluster);
+  if (target.kind == Target::Kind::gpu) return target;
+  target.num_threads = static_cast<int>(threads_of_rank(*device.measured, config, world_size));
+  target.sharing = world_size;
+  for (double* const rate : {&target.f32_flops, &target.bf16_flops, &target.bytes_per_second})
+    *rate /= static_cast<double>(world_size);
   return target;
 }
 
 Target find_target(std::string_view name) {
   const DeviceProfile device = find_device(name);
-  return target_of(device, find_cluster(device.cluster));
+  return target_of(device, cluster_of(device));
 }
 
 }  // namespace gptrain

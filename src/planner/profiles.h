@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "config/run_config.h"
 #include "ops/target.h"
+#include "planner/measured_machine.h"
 #include "planner/profile_reader.h"
 
 namespace gptrain {
@@ -41,6 +44,10 @@ struct DeviceProfile {
 
   double launch_seconds = 0;            // between one kernel's end and the next one's start
   double slow_down_beside_traffic = 0;  // share of its speed that an op loses while a collective runs
+
+  // A machine at hand, by whose tables ops take as long as they were measured to. The figures above are then of what
+  // was not measured: the full rate.
+  std::shared_ptr<const MeasuredMachine> measured = {};
 };
 
 struct ClusterProfile {
@@ -58,17 +65,29 @@ struct ClusterProfile {
   double storage_bytes_per_second = 0;  // that a node writes to the storage of checkpoints
   double node_mtbf_seconds = 0;
   double restart_seconds = 0;  // from a failure to the step after the checkpoint
+  std::shared_ptr<const MeasuredMachine> measured = {};  // one machine, whose links were measured
 };
 
-// By name (case-insensitive) or file. Error(usage): neither, or what is wrong with the file.
+// By name (case-insensitive) or file, which may be that of a machine that was measured. Error(usage): neither, or what
+// is wrong with the file.
 DeviceProfile find_device(std::string_view name);
 ClusterProfile find_cluster(std::string_view name);
+// `name`, or where it is empty what the device usually stands in: a machine that was measured is its own. Error(usage)
+// as above, and where a machine without GPUs should stand in another cluster.
+ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name = {});
+// As above, in the same way. `measured`: what the file at that path holds. Error(usage): it holds another kind of profile.
+MeasuredMachine find_machine(const std::string& path);
 
 std::vector<std::string> device_names();
 std::vector<std::string> cluster_names();
 
 // The device as the plan's target, in nodes of such a cluster.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
+// The same for one of `world_size` ranks of a run, which share the memory and the rates of a machine without GPUs.
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
+                 int64_t world_size);
+// Threads of each of so many ranks on the machine.
+int64_t threads_of_rank(const MeasuredMachine& machine, const RunConfig& config, int64_t world_size);
 
 // Both at once; the cluster is the usual one of the device.
 Target find_target(std::string_view name);

@@ -357,8 +357,8 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += row("shortest time", format_duration(seconds),
-                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.0f} TFLOP/s{}", seconds / 86400,
-                            input.target.name, devices, rate / 1e12, traffic));
+                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", seconds / 86400,
+                            input.target.name, devices, rate / 1e12, rate < 1e13 ? 3 : 0, traffic));
   }
   if (input.forecast && input.rate && input.rate->origin == "predicted") {
     const double hours = speed_of(input).gpu_hours;
@@ -375,7 +375,9 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                 fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
                             format_count(input.rate->tokens_per_second), input.rate->origin));
   } else {
-    text += row("time", "?", "give --tokens-per-second, or measure it: a run's own speed is used once it has started");
+    text += row("time", "?",
+                "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
+                "it by what gptrain bench device measured");
   }
   text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config))));
   return text;

@@ -11,7 +11,8 @@ COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["da
             ["data", "join"], ["data", "mix"], ["checkpoint"], ["checkpoint", "inspect"],
             ["checkpoint", "verify"], ["checkpoint", "export"], ["checkpoint", "import"], ["checkpoint", "diff"],
             ["checkpoint", "average"], ["checkpoint", "prune"], ["generate"], ["config"], ["config", "check"],
-            ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"]]
+            ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"],
+            ["bench", "device"]]
 SCREEN_LINES = 30
 SCREEN_COLUMNS = 100
 

@@ -1,0 +1,226 @@
+#include "planner/measure_machine.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "base/event.h"
+#include "base/output_file.h"
+#include "comm/bench.h"
+#include "comm/lane.h"
+#include "model/record.h"
+#include "ops/footprint.h"
+#include "planner/measure_ops.h"
+#include "train/machine_limits.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+double seconds_of(const std::function<void()>& work) {
+  const double start = steady_seconds();
+  work();
+  return steady_seconds() - start;
+}
+
+std::unique_ptr<Communicator> group_of_all(World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.make_group(ranks);
+}
+
+// What one rank of a share has, while the others are at work, too.
+MeasuredOps measure_ops(Backend& backend, Communicator& others, double seconds, const std::function<void()>& tick) {
+  MeasuredOps ops;
+  // Products in bf16 take less time than those in f32.
+  for (const auto& [dtype, part] : {std::pair{DType::f32, 0.6}, std::pair{DType::bf16, 0.4}}) {
+    others.barrier();
+    measure_products(backend, dtype, {0.55 * part * seconds, tick}, ops);
+    others.barrier();
+    measure_attention(backend, dtype, {0.1 * part * seconds, tick}, ops);
+    others.barrier();
+    measure_other_ops(backend, dtype, {0.35 * part * seconds, tick}, ops);
+  }
+  return ops;
+}
+
+MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int64_t threads, double seconds,
+                            const std::function<void()>& tick) {
+  MeasuredShare share{.ranks = ranks, .threads = threads};
+  run_local_ranks(static_cast<int>(ranks), [&](World& world) {
+    const auto all = group_of_all(world);
+    const auto backend = options.on_gpu ? make_cuda_backend(0) : make_cpu_backend(static_cast<int>(threads));
+    const bool is_first = world.rank() == 0;
+    MeasuredOps ops = measure_ops(*backend, *all, seconds, is_first ? tick : std::function<void()>());
+    if (!is_first) return;
+    share.stretch = std::max(1.0, ops.stretch());
+    share.ops = std::move(ops.tables);
+  });
+  return share;
+}
+
+// FLOP/s of the largest products that were measured.
+double best_rate(const MeasuredShare& share, DType dtype) {
+  const std::vector<std::vector<double>> rows = share.ops.at(op_key(LinearForward::name, dtype, {})).rows();
+  double best = 0;
+  for (const std::vector<double>& row : rows) best = std::max(best, row.back());
+  return best;
+}
+
+double host_copy_rate(Backend& backend) {
+  constexpr int64_t bytes = int64_t{32} << 20;
+  const std::vector<std::byte> host(static_cast<size_t>(bytes), std::byte{1});
+  const auto device = backend.allocate(bytes);
+  std::vector<double> samples;
+  for (int i = 0; i < 6; ++i) {
+    samples.push_back(seconds_of([&] {
+      backend.upload(device->data(), host.data(), bytes);
+      backend.synchronize();
+    }));
+  }
+  samples.erase(samples.begin());  // which touches the memory for the first time
+  return static_cast<double>(bytes) / median(samples);
+}
+
+double storage_rate(const fs::path& folder) {
+  constexpr size_t bytes = size_t{32} << 20;
+  const fs::path path = folder / fmt::format(".gptrain-bench-{}", getpid());
+  const std::string data(bytes, 'x');
+  const struct Remover {
+    const fs::path& path;
+    ~Remover() {
+      std::error_code ignored;
+      fs::remove(path, ignored);
+    }
+  } remover{path};
+  OutputFile file(path, OutputFile::Mode::overwrite);
+  return static_cast<double>(bytes) / seconds_of([&] {
+           file.write(data);
+           file.sync();
+         });
+}
+
+// What a rank's ops lose while one of its lanes works: products and an all-reduce that take as long as each other, one
+// after the other and side by side.
+double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick) {
+  constexpr int num_ranks = 2;
+  constexpr int rounds = 5;
+  constexpr int64_t side = 256, elements = int64_t{1} << 18;
+  constexpr double part_seconds = 0.01;
+  std::vector<double> slow_downs;
+  run_local_ranks(num_ranks, [&](World& world) {
+    const auto all = group_of_all(world), of_lane = group_of_all(world);
+    const auto backend = make_cpu_backend(static_cast<int>(std::max<int64_t>(1, cores / num_ranks)));
+    std::vector<float> factors(2 * side * side, 0.5F), product(side * side), summed(elements);
+    const LinearForward op{.x = Matrix(factors.data(), DType::f32, side, side),
+                           .w = Matrix(factors.data() + side * side, DType::f32, side, side),
+                           .bias = {},
+                           .y = Matrix(product.data(), DType::f32, side, side)};
+    const auto scratch = backend->allocate(align_up(footprint(op, backend->target()).scratch_bytes));
+    backend->set_scratch(scratch->data(), scratch->bytes());
+    Lane lane("bench", {.threaded = true, .groups = {of_lane.get()}});
+    const auto compute = [&](int times) {
+      for (int i = 0; i < times; ++i) backend->run(op);
+    };
+    const auto issue = [&] { lane.all_reduce(of_lane.get(), summed.data(), elements, DType::f32); };
+    const auto communicate = [&](int times) {
+      for (int i = 0; i < times; ++i) issue();
+      lane.wait_all();
+    };
+    // All ranks do as often what the slowest can do in the time.
+    const auto times_of = [&](const std::function<void(int)>& work) {
+      work(1);
+      double seconds = seconds_of([&] { work(4); }) / 4;
+      all->all_reduce(&seconds, 1, DType::f64, ReduceOp::max);
+      return std::clamp(static_cast<int>(part_seconds / seconds), 1, 40);
+    };
+    const int ops = times_of(compute), sums = times_of(communicate);
+    for (int round = 0; round < rounds; ++round) {
+      all->barrier();
+      const double alone = seconds_of([&] { compute(ops); });
+      all->barrier();
+      const double traffic = seconds_of([&] { communicate(sums); });
+      all->barrier();
+      const double together = seconds_of([&] {
+        for (int i = 0; i < sums; ++i) issue();
+        compute(ops);
+        lane.wait_all();
+      });
+      if (world.rank() == 0)
+        slow_downs.push_back((together - std::max(alone, traffic)) / std::min(alone, traffic));
+      if (world.rank() == 0 && tick) tick();
+    }
+  });
+  constexpr double most = 0.95;  // an op goes on, if slowly
+  return std::clamp(median(slow_downs), 0.0, most);
+}
+
+}  // namespace
+
+RateTables measure_links(World& world, double seconds, const std::function<void()>& tick) {
+  constexpr int rounds = 3;
+  constexpr double rows_of_a_round = 6 * 8;
+  const auto all = group_of_all(world);
+  world.activity().set_phase("bench");
+  const auto backend = make_cpu_backend(1);
+  std::map<std::string, std::map<double, std::vector<double>>> samples;
+  for (int round = 0; round < rounds; ++round) {
+    const BenchOptions options{.max_bytes = int64_t{16} << 20, .seconds = seconds / rounds / rows_of_a_round / 2};
+    bench_collectives({*all, *all, *backend}, options, [&](const BenchRow& row) {
+      samples[row.operation][static_cast<double>(row.bytes)].push_back(row.seconds);
+      if (tick) tick();
+    });
+  }
+  RateTables tables;
+  for (const auto& [operation, by_bytes] : samples) {
+    std::vector<std::vector<double>> rows;
+    for (const auto& [bytes, of_size] : by_bytes) rows.push_back({bytes, median(of_size)});
+    tables.emplace(operation, RateTable(RateTable::Kind::seconds, rows));
+  }
+  return tables;
+}
+
+MeasuredMachine measure_machine(const MeasuringOptions& options) {
+  const double start = steady_seconds();
+  const std::function<void()> tick = [&] {
+    if (options.progress) options.progress(steady_seconds() - start);
+  };
+  MeasuredMachine machine{.name = "this-machine", .is_cpu = !options.on_gpu};
+  machine.storage_bytes_per_second = storage_rate(options.folder);
+  {
+    const auto backend = options.on_gpu ? make_cuda_backend(0) : make_cpu_backend(0);
+    machine.cores = options.on_gpu ? 1 : backend->target().num_threads;
+    machine.memory_bytes = static_cast<double>(backend->target().memory_bytes);
+    machine.bytes_per_second = measure_copy_rate(*backend);
+    machine.host_bytes_per_second = host_copy_rate(*backend);
+    tick();
+  }
+  std::vector<int64_t> shares = {1};
+  while (2 * shares.back() <= machine.cores) shares.push_back(2 * shares.back());
+  const double of_links = options.on_gpu ? 0 : 0.1 * options.seconds;
+  const double left = options.seconds - (steady_seconds() - start) - of_links;
+  for (const int64_t ranks : shares) {
+    machine.shares.push_back(measure_share(options, ranks, machine.cores / ranks,
+                                           std::max(left, 0.0) / static_cast<double>(shares.size()), tick));
+  }
+  machine.f32_flops = best_rate(machine.shares.front(), DType::f32);
+  machine.half_flops = best_rate(machine.shares.front(), DType::bf16);
+  if (options.on_gpu) return machine;
+  // Also of more ranks than there are cores, which take turns.
+  for (const int64_t ranks : {int64_t{2}, int64_t{4}}) {
+    run_local_ranks(static_cast<int>(ranks), [&](World& world) {
+      const bool is_first = world.rank() == 0;
+      RateTables tables = measure_links(world, of_links / 3, is_first ? tick : std::function<void()>());
+      if (is_first) machine.links[static_cast<size_t>(LinkWay::threads)].emplace(ranks, std::move(tables));
+    });
+  }
+  machine.slow_down_beside_traffic = slow_down_beside_traffic(machine.cores, tick);
+  return machine;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,39 @@
+// How long ops take on a device at hand, for the tables of a measured machine.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ops/backend.h"
+#include "planner/measured_machine.h"
+
+namespace gptrain {
+
+// The upper one of two in the middle. There is one at least.
+double median(std::vector<double> samples);
+
+// What all measurements of a share do with their time. `tick` is called now and then.
+struct MeasuringTime {
+  double seconds = 1;  // about; each measurement is made once at least
+  std::function<void()> tick = {};
+};
+
+// Tables of quick runs: the lower quartile of the samples, which other work on the machine hardly touches. How much
+// longer all samples together took than that is the share's stretch.
+struct MeasuredOps {
+  RateTables tables = {};
+  double all_seconds = 0, quick_seconds = 0;
+
+  double stretch() const { return quick_seconds > 0 ? all_seconds / quick_seconds : 1; }
+};
+
+// The three linears with factors of the dtype, over a grid of sizes: as fine and as large as the time allows. The
+// backend's scratch memory is set while this runs, and taken away.
+void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
+// Attention both ways, likewise.
+void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
+// All other ops as they run in the training steps of small models of several sizes, in their order and with what caches
+// hold then.
+void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
+
+}  // namespace gptrain
