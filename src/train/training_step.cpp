@@ -4,12 +4,11 @@
 #include <cmath>
 #include <cstddef>
 #include <exception>
-#include <type_traits>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/philox.h"
 #include "model/spec/init.h"
+#include "ops/device_crc32c.h"
 
 namespace gptrain {
 namespace {
@@ -123,58 +122,14 @@ std::vector<StatePiece> TrainingStep::state(bool written_only) const {
   return parameters_->state(written_only);
 }
 
-void TrainingStep::take_snapshot_memory() {
-  snapshot_copies_ = backend_.make_side_queue();
-  snapshot_ = allocate_host(design_->snapshot_bytes);
-}
+void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_->snapshot_bytes); }
 
-std::vector<StatePiece> TrainingStep::copy_state() {
-  std::vector<StatePiece> pieces = state(true);
-  SideQueue* const queue = snapshot_copies_.get();
-  if (queue != nullptr) {
-    queue->mark_ops(0);
-    queue->follow_ops(0);
-  }
-  std::byte* place = snapshot_->data();
-  const auto copy = [&](auto*& part, int64_t bytes) {
-    if (queue != nullptr) {
-      queue->queue_download(place, part, bytes);
-    } else {
-      backend_.download(place, part, bytes);
-    }
-    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(place);
-    place += align_up(bytes);
-  };
-  for (StatePiece& piece : pieces) {
-    if (piece.weight != nullptr) copy(piece.weight, piece.count() * dtype_bytes(DType::f32));
-    if (piece.narrow_weight != nullptr) copy(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
-    for (size_t i = 0; i < piece.columns.size(); ++i)
-      copy(piece.columns[i], column_bytes(parameters_->columns()[i], piece.count()));
-    piece.gradient = nullptr;
-  }
-  if (queue != nullptr) {
-    queue->mark_work(0);
-    queue->await_work(0);
-  }
-  return pieces;
-}
-
-uint32_t TrainingStep::checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const {
-  constexpr int64_t chunk = int64_t{4} << 20;
-  std::vector<std::byte> host(static_cast<size_t>(std::min(bytes, chunk)));
-  for (int64_t first = 0; first < bytes; first += chunk) {
-    const int64_t count = std::min(chunk, bytes - first);
-    backend_.download(host.data(), buffer + first, count);
-    backend_.synchronize();
-    before = crc32c(host.data(), static_cast<size_t>(count), before);
-  }
-  return before;
-}
+std::vector<StatePiece> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
   groups_.wait_all();
-  return checksum(arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
+  return device_crc32c(backend_, arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -183,7 +138,7 @@ uint32_t TrainingStep::norms_checksum() const {
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
     const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
-    crc = checksum(parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
+    crc = device_crc32c(backend_, parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
   }
   return crc;
 }

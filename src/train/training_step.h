@@ -15,6 +15,7 @@
 #include "optim/step_agreement.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
+#include "train/state_snapshot.h"
 #include "train/step_design.h"
 #include "train/step_readback.h"
 
@@ -97,11 +98,9 @@ class TrainingStep {
   // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
   std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
-  // Takes the memory of copy_state, which the design has planned: the host's, and pinned beside a device whose memory is
-  // apart. Error(device).
+  // Takes the memory of copy_state, which the design has planned. Error(device).
   void take_snapshot_memory();
-  // Copies what this rank writes to a checkpoint into that memory, where it stays as it is until the next call; on a
-  // device in a queue of its own. Returns it as `state(true)` does, all in the host's memory, without gradients.
+  // A copy of what this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy.
   std::vector<StatePiece> copy_state();
   // CRC-32C of what other ranks hold alike: the weights, norms kept apart included, over the data axis (0 with ZeRO 3,
   // where none does), and the norms over the tensor axis.
@@ -115,7 +114,6 @@ class TrainingStep {
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
   std::array<std::byte*, num_memory_classes> arena_starts() const;
-  uint32_t checksum(const std::byte* buffer, int64_t bytes, uint32_t before) const;
   void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
   void zero(std::byte* buffer, int64_t bytes);
   // Writes the pattern over the buffer, as often as it fits.
@@ -127,8 +125,7 @@ class TrainingStep {
   const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
-  std::unique_ptr<SideQueue> snapshot_copies_;  // null, too
-  std::unique_ptr<DeviceMemory> snapshot_;      // null: not taken
+  std::optional<StateSnapshot> snapshot_;       // empty: its memory is not taken
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   Workspace workspace_;
   StepState* state_;  // device
