@@ -37,6 +37,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
   progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
+  reporter_.find_memory();
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;

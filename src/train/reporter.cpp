@@ -37,18 +37,23 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
       last_step_(last_step),
       model_flops_per_step_(
           static_cast<double>(model_flops_formula(context.config.model, context.config.batch.global))),
-      total_matrix_flops_(limits.matrix_flops),
-      taken_(step.taken()) {
+      total_matrix_flops_(limits.matrix_flops) {
   if (Communicator* const all = context_.all(); all != nullptr) {
     std::vector<double> rates(static_cast<size_t>(all->size()));
     all->all_gather(&limits.matrix_flops, rates.data(), 1, DType::f64);
     total_matrix_flops_ = std::accumulate(rates.begin(), rates.end(), 0.0);
-    static_assert(std::is_trivially_copyable_v<MemoryPlan>);
-    std::vector<MemoryPlan> taken(static_cast<size_t>(all->size()));
-    all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
-    taken_ = *std::max_element(taken.begin(), taken.end(),
-                               [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
   }
+}
+
+void Reporter::find_memory() {
+  taken_ = step_.taken();
+  Communicator* const all = context_.all();
+  if (all == nullptr) return;
+  static_assert(std::is_trivially_copyable_v<MemoryPlan>);
+  std::vector<MemoryPlan> taken(static_cast<size_t>(all->size()));
+  all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
+  taken_ = *std::max_element(taken.begin(), taken.end(),
+                             [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
 }
 
 void Reporter::open(int64_t resumed_step) {

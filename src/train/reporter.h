@@ -31,6 +31,8 @@ class Reporter {
   Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step, const MachineLimits& limits,
            int64_t last_step);
 
+  // Finds what the ranks have taken, once each has taken all. Collective over the world. Before `open`.
+  void find_memory();
   // Opens the metrics and writes config.json and run.json. `resumed_step`: the step that the run goes on from; -1: it
   // starts from scratch. Not collective. Before any of what follows, `announce` and `warn` apart.
   void open(int64_t resumed_step);
