@@ -52,8 +52,11 @@ void Reporter::find_memory() {
   static_assert(std::is_trivially_copyable_v<MemoryPlan>);
   std::vector<MemoryPlan> taken(static_cast<size_t>(all->size()));
   all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
-  taken_ = *std::max_element(taken.begin(), taken.end(),
-                             [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
+  taken_ = {};
+  for (size_t rank = 0; rank < taken.size(); ++rank) {
+    const bool is_planned = context_.groups.mesh().coordinates(static_cast<int64_t>(rank))[MeshAxis::data] == 0;
+    if (is_planned && taken[rank].total() > taken_.total()) taken_ = taken[rank];
+  }
 }
 
 void Reporter::open(int64_t resumed_step) {

@@ -222,7 +222,7 @@ def preempted(place, name, transport):
 def killed_rank(place, name, transport):
     job = Job(place, name, "preemptible", transport)
     job.submit(*TWO_NODES)
-    job.wait_for_step(SAVE_EVERY + 5)
+    job.wait_for(job.saved, "with a checkpoint")
     saved = job.saved()
     os.kill(job.rank_process(1), signal.SIGKILL)
     job.wait_for_text("queued again")
@@ -277,7 +277,7 @@ def lost_node(place, name, transport):
     """Slurm itself ends the job of a node that is down, and queues it again."""
     job = Job(place, name, "preemptible", transport)
     job.submit(*TWO_NODES, "--partition=unsafe")
-    job.wait_for_step(SAVE_EVERY + 5)
+    job.wait_for(job.saved, "with a checkpoint")
     saved, lost = job.saved(), job.nodes()[-1]
     job.cluster.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
     job.wait_for(lambda: job.field("Restarts") == "1", "queued again")
