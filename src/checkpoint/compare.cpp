@@ -23,7 +23,6 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view weight_prefix = "weight/";
 
 size_t name_width(const std::set<std::string>& names) {
   size_t width = std::string_view("tensor").size();

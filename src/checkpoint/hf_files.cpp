@@ -18,7 +18,7 @@ namespace {
 constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 
-bool is_there(const fs::path& path) {
+bool may_be_there(const fs::path& path) {
   std::error_code unreadable;  // then opening it says why
   return fs::exists(path, unreadable) || unreadable;
 }
@@ -60,7 +60,7 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 
 [[noreturn]] void nothing_to_read(const fs::path& folder) {
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (!is_there(folder / name)) continue;
+    if (!may_be_there(folder / name)) continue;
     throw Error(ExitCode::checkpoint,
                 "{} is a file of PyTorch, which only Python reads; convert the folder with\n  python3 -c \"from "
                 "transformers import AutoModelForCausalLM as M; M.from_pretrained('{}', "
@@ -73,12 +73,12 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 }  // namespace
 
 HfFiles::HfFiles(const fs::path& folder) {
-  if (is_there(folder / single_name)) {
+  if (may_be_there(folder / single_name)) {
     add(folder / single_name);
     return;
   }
   const fs::path index = folder / index_name;
-  if (!is_there(index)) nothing_to_read(folder);
+  if (!may_be_there(index)) nothing_to_read(folder);
   const std::map<std::string, std::string> map = read_index(index);
   std::set<std::string> names;
   for (const auto& [tensor, name] : map) names.insert(name);

@@ -63,7 +63,7 @@ class Session {
   bool yielding_;
 };
 
-struct Header {
+struct MpiHeader {
   Call call;
   int64_t bytes = 0;
 };
@@ -115,7 +115,7 @@ class MpiTransport final : public Transport {
   void abort() override { given_up_ = true; }
 
  private:
-  void start_header(const Message& message, Header& header) {
+  void start_header(const Message& message, MpiHeader& header) {
     MPI_Request request = MPI_REQUEST_NULL;
     if (message.sending) {
       header = {message.call, message.bytes};
@@ -156,7 +156,7 @@ class MpiTransport final : public Transport {
   MPI_Comm comm_;  // freed by MPI_Finalize
   int rank_ = 0;
   int size_ = 1;
-  std::vector<Header> headers_;        // of the messages of the exchange that runs
+  std::vector<MpiHeader> headers_;        // of the messages of the exchange that runs
   std::vector<MPI_Request> requests_;  // theirs, then those of the payloads
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;

@@ -21,7 +21,6 @@ namespace {
 
 // Counting takes a number for each id. No vocabulary is so large: an id above this means that the file is damaged.
 constexpr int64_t max_vocab_size = int64_t{1} << 24;
-constexpr int64_t chunk_tokens = int64_t{1} << 16;
 constexpr size_t num_frequent_tokens = 10;
 constexpr int64_t bar_width = 40;
 
