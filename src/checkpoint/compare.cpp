@@ -63,6 +63,7 @@ Difference difference_of(const std::vector<float>& a, const std::vector<float>& 
 // The weighted sum of one tensor of several checkpoints, made as it is read.
 class AveragedTensor final : public SliceMemory {
  public:
+  // `name`: in the checkpoints.
   AveragedTensor(const std::vector<Contents>& all, const std::vector<double>& shares, std::string name, DType dtype)
       : all_(all), shares_(shares), name_(std::move(name)), dtype_(dtype) {}
 
@@ -161,7 +162,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
 }
 
 void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::vector<double>& given,
-                         const fs::path& out) {
+                         const fs::path& out, WhichWeights which) {
   std::vector<double> shares = given;
   if (shares.empty()) shares.assign(checkpoints.size(), 1.0 / static_cast<double>(checkpoints.size()));
   if (shares.size() != checkpoints.size()) {
@@ -172,6 +173,7 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   std::vector<Contents> all;
   for (const fs::path& checkpoint : checkpoints) all.push_back(read_contents(checkpoint));
   require_one_model(all);
+  for (const Contents& contents : all) require_weights(contents, which);
   const auto newest = std::max_element(all.begin(), all.end(), [](const Contents& a, const Contents& b) {
     return a.stored.manifest.step < b.stored.manifest.step;
   });
@@ -182,7 +184,8 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   std::vector<Slice> slices;
   for (const auto& [name, tensor] : newest->tensors) {
     if (!name.starts_with(weight_prefix)) continue;
-    sums.push_back(std::make_unique<AveragedTensor>(all, shares, name, tensor.dtype));
+    const std::string source = stored_name(which, std::string_view(name).substr(weight_prefix.size()));
+    sums.push_back(std::make_unique<AveragedTensor>(all, shares, source, tensor.dtype));
     slices.push_back({name, tensor.global_shape, std::vector<int64_t>(tensor.global_shape.size(), 0),
                       tensor.global_shape, nullptr, sums.back().get(), tensor.dtype});
   }

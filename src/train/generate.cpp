@@ -133,7 +133,7 @@ class Generator {
     for (const std::string& prompt : options.prompts) sequences_.push_back(encode_prompt(vocabulary_, prompt));
     // One of the ranks that hold the same weights is enough.
     if (groups.copy_rank() > 0) return;
-    inference_ = std::make_unique<Inference>(config_, checkpoint_, groups, *backend_);
+    inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
     for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
     inference_->reserve(static_cast<int64_t>(longest) + options.tokens);

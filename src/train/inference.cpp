@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <fmt/format.h>
 #include <limits>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/contents.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
 
@@ -38,14 +38,15 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
-void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, std::byte* weights) {
+void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, WhichWeights which, std::byte* weights) {
+  if (which == WhichWeights::averaged) require_weights(read_contents(checkpoint), which);
   auto* const start = reinterpret_cast<float*>(weights);
   std::vector<Slice> slices;
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
     const TensorSpec& tensor = design.spec.tensors[i];
     if (design.layout.units[static_cast<size_t>(tensor.unit)].elements == 0) continue;  // another stage's
     for (const ShardBox& box : design.shards[i].boxes) {
-      slices.push_back({.name = fmt::format("weight/{}", tensor.name),
+      slices.push_back({.name = stored_name(which, tensor.name),
                         .global_shape = tensor.shape,
                         .offset = box.offset,
                         .shape = box.shape,
@@ -155,11 +156,12 @@ class Inference::Pass {
   std::unique_ptr<Executor> executor_;
 };
 
-Inference::Inference(const RunConfig& config, const fs::path& checkpoint, RankGroups& groups, Backend& backend)
+Inference::Inference(const RunConfig& config, const fs::path& checkpoint, WhichWeights weights, RankGroups& groups,
+                     Backend& backend)
     : config_(config), groups_(groups), backend_(backend) {
   const StepDesign shortest = design_inference(config_, backend.target(), groups, 1);
   weights_ = backend.allocate(shortest.memory.arenas[MemoryClass::weights]);
-  load_weights_alone(shortest, checkpoint, weights_->data());
+  load_weights_alone(shortest, checkpoint, weights, weights_->data());
 }
 
 Inference::~Inference() = default;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/which_weights.h"
 #include "config/run_config.h"
 #include "ops/backend.h"
 #include "parallel/executor.h"
@@ -20,8 +21,10 @@ namespace gptrain {
 // Everything is collective over these ranks. On a CPU, whose memory the groups work on.
 class Inference {
  public:
-  // Loads the weights. Borrows the backend and the groups, which are those of `config`. Error(checkpoint).
-  Inference(const RunConfig& config, const std::filesystem::path& checkpoint, RankGroups& groups, Backend& backend);
+  // Loads the weights. Borrows the backend and the groups, which are those of `config`. Error(checkpoint), and
+  // Error(usage) where the checkpoint has no average.
+  Inference(const RunConfig& config, const std::filesystem::path& checkpoint, WhichWeights weights, RankGroups& groups,
+            Backend& backend);
   ~Inference();
   Inference(const Inference&) = delete;
   Inference& operator=(const Inference&) = delete;

@@ -157,8 +157,8 @@ void Reporter::report_validation(int64_t step, const ValidationMetrics& metrics,
   const auto unsigned_nan = [](double value) { return std::isnan(value) ? std::abs(value) : value; };
   const std::string per_byte =
       metrics.bits_per_byte ? fmt::format(", {:.4f} bits per byte,", unsigned_nan(*metrics.bits_per_byte)) : "";
-  print_out("validation after step {}: loss {:.4f}{} over {}\n", step, unsigned_nan(metrics.loss), per_byte,
-            format_counted(sequences, "sequence"));
+  print_out("validation after step {}: loss {:.4f}{} over {}{}\n", step, unsigned_nan(metrics.loss), per_byte,
+            format_counted(sequences, "sequence"), metrics.ema ? ", with the average of the weights" : "");
 }
 
 void Reporter::report_sample(int64_t step, const std::string& prompt, const std::string& text) {

@@ -310,6 +310,7 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (std::vector<std::string> overrides : precisions) {
       overrides.push_back("model.dropout=0.1");
+      if (family == Family::llama) overrides.push_back("optimizer.ema=0.9");
       for (const Layout& layout : layouts()) {
         const int64_t world_size = layout.tensor * layout.data;
         if (world_size == 1 || world_size > 6) continue;
