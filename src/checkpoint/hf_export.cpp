@@ -39,7 +39,7 @@ class HfSource {
   void write(const HfTensor& tensor, SafetensorsWriter& writer, DType dtype) {
     if (tensor.source != loaded_) {
       values_ = {};  // before the next is taken
-      values_ = load_tensor(contents_, "weight/" + tensor.source);
+      values_ = load_tensor(contents_, fmt::format("{}{}", weight_prefix, tensor.source));
       loaded_ = tensor.source;
     }
     const int64_t count = *num_elements(tensor.shape);

@@ -38,7 +38,7 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
-void load_weights(const StepDesign& design, const fs::path& checkpoint, std::byte* weights) {
+void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, std::byte* weights) {
   auto* const start = reinterpret_cast<float*>(weights);
   std::vector<Slice> slices;
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
@@ -159,7 +159,7 @@ Inference::Inference(const RunConfig& config, const fs::path& checkpoint, RankGr
     : config_(config), groups_(groups), backend_(backend) {
   const StepDesign shortest = design_inference(config_, backend.target(), groups, 1);
   weights_ = backend.allocate(shortest.memory.arenas[MemoryClass::weights]);
-  load_weights(shortest, checkpoint, weights_->data());
+  load_weights_alone(shortest, checkpoint, weights_->data());
 }
 
 Inference::~Inference() = default;
