@@ -249,6 +249,7 @@ std::string forecast_section(const DryRunInput& input) {
   text += text_row("step", format_duration(forecast.step_seconds),
               fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                           format_count(speed.tokens_per_gpu)));
+  text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
   text += text_row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
               fmt::format("{:.1f} TFLOP/s on each device (MFU)", speed.model_flops_per_gpu / 1e12));
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
@@ -274,6 +275,8 @@ Json forecast_json(const DryRunInput& input) {
   const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
             {"step_seconds", forecast.step_seconds},
+            {"expected_error", forecast.error.share},
+            {"expected_error_source", forecast.error.source},
             {"tokens_per_second", speed.tokens_per_second},
             {"tokens_per_second_origin", "predicted"},
             {"tokens_per_second_per_gpu", speed.tokens_per_gpu},

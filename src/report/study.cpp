@@ -49,6 +49,7 @@ bool study_has_price(const Study& study) {
 std::string study_text(const Study& study) {
   const std::vector<size_t> widths = axis_widths(study);
   std::string text = fmt::format("{}, on {}\n", study.title, study.machine);
+  text += fmt::format("  {}\n", study.error.text());
   if (!study.note.empty()) text += fmt::format("  {}\n", study.note);
   text += "\n ";
   for (size_t axis = 0; axis < widths.size(); ++axis) text += fmt::format(" {:>{}}", study.axes[axis], widths[axis]);
@@ -67,6 +68,8 @@ std::string study_text(const Study& study) {
 std::string study_json(const Study& study) {
   Json json{{"study", kind_names[static_cast<size_t>(study.kind)]},
             {"machine", study.machine},
+            {"expected_error", study.error.share},
+            {"expected_error_source", study.error.source},
             {"title", study.title},
             {"target_memory_bytes", study.room_bytes},
             {"points", Json::array()}};
