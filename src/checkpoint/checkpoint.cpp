@@ -55,7 +55,7 @@ auto with_hint(const fs::path& checkpoint, Read read) {
 
 bool holds_weights_alone(const Contents& contents) {
   return std::all_of(contents.tensors.begin(), contents.tensors.end(),
-                     [](const auto& tensor) { return tensor.first.starts_with("weight/"); });
+                     [](const auto& tensor) { return tensor.first.starts_with(weight_prefix); });
 }
 
 // The slices asked for, by tensor, after checking that the checkpoint can fill each one.
@@ -65,7 +65,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
   for (const Slice& slice : slices) {
     const auto tensor = contents.tensors.find(slice.name);
     if (tensor == contents.tensors.end()) {
-      if (holds_weights_alone(contents) && !slice.name.starts_with("weight/")) {
+      if (holds_weights_alone(contents) && !slice.name.starts_with(weight_prefix)) {
         throw Error(ExitCode::checkpoint, "{} holds weights alone: a run begins with them by train --init-from",
                     contents.checkpoint.string());
       }

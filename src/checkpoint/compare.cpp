@@ -23,8 +23,6 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view weight_prefix = "weight/";
-
 size_t name_width(const std::set<std::string>& names) {
   size_t width = std::string_view("tensor").size();
   for (const std::string& name : names) width = std::max(width, printable(name).size());
@@ -48,7 +46,7 @@ struct Difference {
   double relative = 0;
 };
 
-Difference difference(const std::vector<float>& a, const std::vector<float>& b) {
+Difference difference_of(const std::vector<float>& a, const std::vector<float>& b) {
   Difference result;
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -151,7 +149,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
     } else if (left->second.global_shape != right->second.global_shape) {
       fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
                      format_shape(right->second.global_shape));
-    } else if (const Difference found = difference(load_tensor(of_a, name), load_tensor(of_b, name));
+    } else if (const Difference found = difference_of(load_tensor(of_a, name), load_tensor(of_b, name));
                found.largest == 0) {
       ++same;
     } else {

@@ -63,7 +63,7 @@ Probe probe_of(Backend& backend, DType dtype, std::vector<double> sizes, const O
           .run_once = [&backend, op] { backend.run(op); }};
 }
 
-double seconds_of(Backend& backend, const Probe& probe, int runs) {
+double seconds_of_probe(Backend& backend, const Probe& probe, int runs) {
   const double start = steady_seconds();
   for (int i = 0; i < runs; ++i) probe.run_once();
   backend.synchronize();
@@ -97,10 +97,10 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
     if (round > 0 && before - start + round_seconds > time.seconds) break;
     for (Probe& probe : probes) {
       if (round == 0) begin_with(backend, probe);
-      const double usual = round == 0 ? seconds_of(backend, probe, 1) : quick_quarter(probe.samples);
+      const double usual = round == 0 ? seconds_of_probe(backend, probe, 1) : quick_quarter(probe.samples);
       const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / usual), 1.0, 1000.0));
       for (int i = 0; i < (usual < long_sample_seconds ? samples_each : 1); ++i) {
-        probe.samples.push_back(seconds_of(backend, probe, runs));
+        probe.samples.push_back(seconds_of_probe(backend, probe, runs));
         probe.runs.push_back(runs);
       }
       if (time.tick) time.tick();
@@ -297,10 +297,12 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
         const auto matrix = [dtype](const std::unique_ptr<DeviceMemory>& memory, int64_t rows, int64_t cols) {
           return Matrix(memory->data(), dtype, rows, cols);
         };
-        probes.push_back(probe_of(backend, dtype, sizes,
-                                  LinearForward{.x = matrix(a, m, k), .w = matrix(b, n, k), .bias = {}, .y = matrix(c, m, n)}));
-        probes.push_back(probe_of(backend, dtype, sizes,
-                                  LinearBackwardInput{.dy = matrix(a, m, k), .w = matrix(b, k, n), .dx = matrix(c, m, n)}));
+        probes.push_back(
+            probe_of(backend, dtype, sizes,
+                     LinearForward{.x = matrix(a, m, k), .w = matrix(b, n, k), .bias = {}, .y = matrix(c, m, n)}));
+        probes.push_back(
+            probe_of(backend, dtype, sizes,
+                     LinearBackwardInput{.dy = matrix(a, m, k), .w = matrix(b, k, n), .dx = matrix(c, m, n)}));
         probes.push_back(probe_of(backend, dtype, sizes,
                                   LinearBackwardWeight{.x = matrix(a, k, n),
                                                        .dy = matrix(b, k, m),
@@ -335,7 +337,9 @@ void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time,
   std::vector<ModelSize> sizes(cpu_sizes.begin(), cpu_sizes.end());
   if (on_gpu) sizes.assign(gpu_sizes.begin(), gpu_sizes.end());
   // Two micro-batches, three steps, two families; products are some three quarters of a step.
-  const auto takes_too_long = [&](const ModelSize& size) { return 2 * 3 * 2 * size.flops() / rate / 0.75 > time.seconds; };
+  const auto takes_too_long = [&](const ModelSize& size) {
+    return 2 * 3 * 2 * size.flops() / rate / 0.75 > time.seconds;
+  };
   sizes.erase(std::remove_if(sizes.begin() + 1, sizes.end(), takes_too_long), sizes.end());
   OpSamples samples;
   for (const ModelSize& size : sizes) {

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -15,8 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double worth_naming = 2e-3;  // of the step
-
-std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
 std::string short_key(const std::string& key) { return key.substr(key.find('.') + 1); }
 
@@ -38,8 +37,6 @@ double exposed_of(const LayoutResult& result) {
   for (const double seconds : result.exposed_seconds) sum += seconds;
   return sum;
 }
-
-std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 

@@ -38,7 +38,7 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
-void load_weights(const StepDesign& design, const fs::path& checkpoint, WhichWeights which, std::byte* weights) {
+void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, WhichWeights which, std::byte* weights) {
   if (which == WhichWeights::averaged) require_weights(read_contents(checkpoint), which);
   auto* const start = reinterpret_cast<float*>(weights);
   std::vector<Slice> slices;
@@ -161,7 +161,7 @@ Inference::Inference(const RunConfig& config, const fs::path& checkpoint, WhichW
     : config_(config), groups_(groups), backend_(backend) {
   const StepDesign shortest = design_inference(config_, backend.target(), groups, 1);
   weights_ = backend.allocate(shortest.memory.arenas[MemoryClass::weights]);
-  load_weights(shortest, checkpoint, weights, weights_->data());
+  load_weights_alone(shortest, checkpoint, weights, weights_->data());
 }
 
 Inference::~Inference() = default;
