@@ -546,7 +546,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
       return;
     }
     PoisoningBackend backend(*cpu);
-    Inference inference(config, checkpoint, groups, backend);
+    Inference inference(config, checkpoint, WhichWeights::trained, groups, backend);
     inference.reserve(most_tokens_of_sample(config));
     std::vector<int32_t> sequence(1, 5);
     for (; std::ssize(sequence) <= most_tokens_of_sample(config); sequence.push_back(7))
