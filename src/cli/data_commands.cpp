@@ -82,12 +82,12 @@ void add_pack_command(CLI::App& data) {
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
   command
-      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSONL, JSON, CSV, Parquet; gz, zst, xz")
+      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
-                   "bytes, a tokenizer.json, a rank file, a SentencePiece .model, or a folder with one")
+                   "bytes, tokenizer.json, rank file, SentencePiece .model, or a folder")
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");

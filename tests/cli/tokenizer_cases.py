@@ -212,7 +212,7 @@ class Packing(TokenizerCase):
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
             self.assertEqual(process.returncode, 0, error)
-            self.assertLess(usage.ru_maxrss * 1024, 120e6)
+            self.assertLess(usage.ru_maxrss * 1024, 160e6)
 
     @not_of_some_cases
     def test_a_killed_pack_goes_on(self):
