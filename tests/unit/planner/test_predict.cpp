@@ -39,7 +39,6 @@ Event wait_for(int64_t event) { return {.kind = Event::Kind::wait, .awaits = eve
 
 StepLog log_of(EventBlock events) {
   StepLog log;
-  log.program = std::make_shared<Program>();
   log.before = std::move(events);
   return log;
 }
