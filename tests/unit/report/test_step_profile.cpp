@@ -32,6 +32,7 @@ StepProfile example() {
                       .start_seconds = 100,
                       .end_seconds = 100.010,
                       .data_seconds = 0.001,
+                      .log = {},
                       .action_times = {{100.001, 100.007}, {100.007, 100.009}}};
   profile.log.blocks = {
       {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
