@@ -19,6 +19,8 @@
 #include "base/philox.h"
 #include "base/rotary.h"
 #include "ops/adamw.h"
+#include "ops/lion.h"
+#include "ops/sgd.h"
 #include "ops/step_state.h"
 
 namespace gptrain {
@@ -400,7 +402,7 @@ struct ScaledProduct {
 };
 
 // The updates of optimizers: each is an ElementUpdate with a formula (ops/element_update.h).
-#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW)
+#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW) X(Sgd) X(Lion)
 
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \

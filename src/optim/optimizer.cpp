@@ -4,11 +4,13 @@
 #include <array>
 
 #include "optim/adamw.h"
+#include "optim/lion.h"
+#include "optim/sgd.h"
 
 namespace gptrain {
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
-  static const std::array types = {adamw_type()};
+  static const std::array types = {adamw_type(), sgd_type(), lion_type()};
   return *std::find_if(types.begin(), types.end(), [kind](const OptimizerType& type) { return type.kind == kind; });
 }
 
