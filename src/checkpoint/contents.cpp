@@ -81,7 +81,7 @@ void check_slices(const std::vector<Slice>& slices) {
   }
 }
 
-std::string damaged(const fs::path& file, const std::string& what) {
+std::string damage_text(const fs::path& file, const std::string& what) {
   return fmt::format("{} is damaged: {}", file.string(), what);
 }
 
@@ -92,7 +92,7 @@ void add_file(Contents& contents, size_t index) {
   const SafetensorsHeader header = read_safetensors_header(file);
   const auto fault = [&](const std::string& what) -> Error {
     constexpr size_t max_bytes = 400;
-    return Error(ExitCode::checkpoint, damaged(file.path(), printable(what, max_bytes)));
+    return Error(ExitCode::checkpoint, damage_text(file.path(), printable(what, max_bytes)));
   };
   if (header.crc32c != record.header_crc32c) throw fault("its header does not have the checksum in the manifest");
   if (header.entries.size() != record.slices_crc32c.size()) {
@@ -181,8 +181,8 @@ StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
   for (const FileRecord& record : stored.files) {
     const InputFile file(checkpoint / record.name);
     if (file.bytes() != record.bytes) {
-      throw Error(ExitCode::checkpoint, damaged(file.path(), fmt::format("it has {} bytes, the manifest says {}",
-                                                                         file.bytes(), record.bytes)));
+      throw Error(ExitCode::checkpoint, damage_text(file.path(), fmt::format("it has {} bytes, the manifest says {}",
+                                                                             file.bytes(), record.bytes)));
     }
   }
   return stored;
@@ -199,9 +199,9 @@ Contents read_contents(const fs::path& checkpoint) {
     if (const auto pair = find_overlap(boxes)) {
       const StoredBox& second = tensor.boxes[pair->second];
       throw Error(ExitCode::checkpoint,
-                  damaged(checkpoint / contents.stored.files[second.file].name,
-                          fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(second.entry.tensor.name),
-                                      printable(tensor.boxes[pair->first].entry.tensor.name))));
+                  damage_text(checkpoint / contents.stored.files[second.file].name,
+                              fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(second.entry.tensor.name),
+                                          printable(tensor.boxes[pair->first].entry.tensor.name))));
     }
   }
   if (static_cast<int64_t>(contents.tensors.size()) != contents.stored.num_tensors) {
@@ -213,9 +213,10 @@ Contents read_contents(const fs::path& checkpoint) {
 
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece) {
   if (stream_tensor(file, stored.entry, piece) != stored.crc32c) {
-    throw Error(ExitCode::checkpoint,
-                damaged(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
-                                                 printable(stored.entry.tensor.name))));
+    throw Error(
+        ExitCode::checkpoint,
+        damage_text(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
+                                             printable(stored.entry.tensor.name))));
   }
 }
 

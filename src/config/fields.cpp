@@ -208,19 +208,17 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                        [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
   const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
                           [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
-  const auto is_type = [](OptimizerKind kind) {
-    return [kind](const RunConfig& config) { return config.optimizer.type == kind; };
-  };
-  const Dependency adamw{"optimizer.type", "optimizer.type is adamw", is_type(OptimizerKind::adamw)};
-  const Dependency sgd{"optimizer.type", "optimizer.type is sgd", is_type(OptimizerKind::sgd)};
+  const Dependency adamw{"optimizer.type", "optimizer.type is adamw",
+                         [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::adamw; }};
+  const Dependency sgd{"optimizer.type", "optimizer.type is sgd",
+                       [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::sgd; }};
   const Dependency has_betas{"optimizer.type", "optimizer.type is adamw or lion",
                              [](const RunConfig& config) { return config.optimizer.type != OptimizerKind::sgd; }};
   table.insert(table.end(),
                {
-                   words<O, OptimizerKind>(
-                       "optimizer.type", section, &O::type,
-                       {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}, {"lion", OptimizerKind::lion}}, {},
-                       "the optimizer: AdamW with two moments, SGD with momentum or Lion with one"),
+                   words<O, OptimizerKind>("optimizer.type", section, &O::type,
+                                           words_of<OptimizerKind>(optimizer_names), {},
+                                           "the optimizer: AdamW with two moments, SGD with momentum or Lion with one"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                          "peak learning rate")
                        .required("0.0003")
@@ -235,11 +233,19 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                        .only_with(sgd),
                    field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
                          "the step looks ahead by the momentum, after Nesterov")
-                       .only_with(sgd),
+                       .only_with({"optimizer.momentum", "optimizer.type is sgd and momentum greater than 0",
+                                   [](const RunConfig& config) {
+                                     return config.optimizer.type == OptimizerKind::sgd && config.optimizer.momentum > 0;
+                                   }}),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decoupled decay per unit of learning rate; never of norms and biases"),
                    field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
                          "largest global norm of the gradients; 0: no clipping"),
+                   field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
+                         "decay rate of an exponential moving average of the weights, which is kept beside them, as "
+                         "0.999; 0: none is kept")
+                       .usually("0.999")
+                       .changeable(),
                    words<S, LrCurve>("schedule.type", &RunConfig::lr_curve, &S::type,
                                      {{"constant", LrCurve::constant},
                                       {"linear", LrCurve::linear},
@@ -370,6 +376,13 @@ void add_run(std::vector<Field>& table) {
           field("run.validation_samples", section, &R::validation_samples, IntegerRule{1, 1 << 30, {}},
                 "sequences per validation")
               .only_with(validation)
+              .changeable(),
+          field("run.validate_ema", section, &R::validate_ema, BooleanRule{},
+                "validations are of the average of the weights that optimizer.ema keeps, not of the weights")
+              .only_with({"optimizer.ema", "optimizer.ema is greater than 0 and data.validation names a source",
+                          [](const RunConfig& config) {
+                            return config.optimizer.ema > 0 && !config.data.validation.empty();
+                          }})
               .changeable(),
           field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one text that the model writes to the next, in samples.jsonl and the report; 0: none")

@@ -16,26 +16,14 @@ struct Lion : ElementUpdate {
   double beta1 = 0, beta2 = 0, weight_decay = 0;
 };
 
-class Lion::Formula {
+class Lion::Formula : public UpdateFactors {
  public:
   explicit Formula(const Lion& op)
-      : weight_decay_(op.weight_decay),
+      : UpdateFactors(op.weight_decay),
         beta1_(static_cast<float>(op.beta1)),
         one_minus_beta1_(static_cast<float>(1.0 - op.beta1)),
         beta2_(static_cast<float>(op.beta2)),
         one_minus_beta2_(static_cast<float>(1.0 - op.beta2)) {}
-
-  GPTRAIN_FORMULA void begin_step(const StepState& state) {
-    scale_ = state.gradient_scale;
-    rate_ = state.learning_rate;
-  }
-
-  GPTRAIN_FORMULA Formula of(const UpdateSegment& segment) const {
-    Formula own = *this;
-    own.rate_ = rate_ * segment.rate_factor;
-    own.decay_ = segment.decay != 0 ? static_cast<float>(static_cast<double>(own.rate_) * weight_decay_) : 0.0F;
-    return own;
-  }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m) const {
     const float g = gradient * scale_;
@@ -46,11 +34,7 @@ class Lion::Formula {
   }
 
  private:
-  double weight_decay_;
   float beta1_, one_minus_beta1_, beta2_, one_minus_beta2_;
-  float scale_ = 0;
-  float rate_ = 0;
-  float decay_ = 0;  // learning rate times weight decay
 };
 
 }  // namespace gptrain

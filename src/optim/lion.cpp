@@ -1,23 +1,19 @@
-#include "optim/lion.h"
-
 #include "optim/element_optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 namespace {
 
-StateColumns lion_columns(const OptimizerConfig&) { return {{"exp_avg", DType::f32}}; }
-
-std::unique_ptr<Optimizer> make_lion(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
-                                     std::byte* tables) {
+Lion lion_op(const OptimizerConfig& config) {
   Lion op;
   op.beta1 = config.beta1;
   op.beta2 = config.beta2;
   op.weight_decay = config.weight_decay;
-  return std::make_unique<ElementOptimizer<Lion>>(op, context, seed, tables);
+  return op;
 }
 
 }  // namespace
 
-OptimizerType lion_type() { return {OptimizerKind::lion, lion_columns, element_table_bytes, make_lion}; }
+OptimizerType lion_type() { return element_optimizer_type<lion_op>(OptimizerKind::lion, {{"exp_avg"}}); }
 
 }  // namespace gptrain

@@ -1,23 +1,19 @@
-#include "optim/sgd.h"
-
 #include "optim/element_optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 namespace {
 
-StateColumns sgd_columns(const OptimizerConfig&) { return {{"momentum", DType::f32}}; }
-
-std::unique_ptr<Optimizer> make_sgd(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
-                                    std::byte* tables) {
+Sgd sgd_op(const OptimizerConfig& config) {
   Sgd op;
   op.momentum = config.momentum;
   op.nesterov = config.nesterov;
   op.weight_decay = config.weight_decay;
-  return std::make_unique<ElementOptimizer<Sgd>>(op, context, seed, tables);
+  return op;
 }
 
 }  // namespace
 
-OptimizerType sgd_type() { return {OptimizerKind::sgd, sgd_columns, element_table_bytes, make_sgd}; }
+OptimizerType sgd_type() { return element_optimizer_type<sgd_op>(OptimizerKind::sgd, {{"momentum"}}); }
 
 }  // namespace gptrain

@@ -62,7 +62,7 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
   load_config(file, overrides, gpus);
-  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
   study.room_bytes = planned_target(machine).memory_bytes;
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
@@ -84,7 +84,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
 }
 
 Study scale_devices(const RunConfig& config, const Machine& machine, int64_t first, int64_t last, double price) {
-  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
   study.room_bytes = planned_target(machine).memory_bytes;
@@ -102,7 +102,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
 Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
                  double price) {
   constexpr std::array<double, 3> factors = {0.5, 1, 2};
-  Study study{.kind = Study::Kind::links, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.room_bytes = planned_target(machine).memory_bytes;
   study.axes = {"Gbit/s of each", "NICs"};
@@ -145,6 +145,7 @@ constexpr std::array<Precision, 5> precisions = {
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
 struct FitRow {
+  std::string optimizer;
   Precision precision;
   std::string_view recompute;
 };
@@ -157,9 +158,9 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
   const std::string text = fmt::format(
       R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, {}}}, "data": {{"train": [{{"path": "data"}}]}},
           "batch": {{"global": {}, "micro": 1}}, "parallel": {{"zero": {}}}, "precision": {{"compute": "{}"{}}},
-          "optimizer": {{"lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
+          "optimizer": {{"type": "{}", "lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
       layers, 128 * layers, layers, shape, gpus, gpus > 1 ? 3 : 0, row.precision.compute, row.precision.fp8 ? R"(, "linears": "fp8")" : "",
-      row.recompute);
+      row.optimizer, row.recompute);
   return parse_config(text, {}, "the family's config", gpus);
 }
 
@@ -180,8 +181,8 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
 
 }  // namespace
 
-Study fit_models(const Machine& machine, const std::string& family, int64_t gpus) {
-  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine)};
+Study fit_models(const Machine& machine, const std::string& family, const std::string& optimizer, int64_t gpus) {
+  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
@@ -190,12 +191,12 @@ Study fit_models(const Machine& machine, const std::string& family, int64_t gpus
   study.room_bytes = target.memory_bytes;
   const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
                           const std::string& hidden) -> std::vector<std::string> {
-    return {"adamw", std::string(row.precision.name), std::string(recompute), layers, hidden};
+    return {row.optimizer, std::string(row.precision.name), std::string(recompute), layers, hidden};
   };
   for (const Precision& precision : precisions) {
     if (precision.name == "fp16" && target.bf16_products) continue;  // takes what bf16 does
     for (const std::string_view recompute : recomputations) {
-      const FitRow row{precision, recompute};
+      const FitRow row{optimizer, precision, recompute};
       try {
         require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
       } catch (const Error& error) {

@@ -204,8 +204,8 @@ std::string points_table(const Study& study) {
 }  // namespace
 
 std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config) {
-  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}</p>\n", search.gpus,
-                                 escape_html(search.machine), search.objective);
+  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}; {}</p>\n", search.gpus,
+                                 escape_html(search.machine), search.objective, escape_html(search.error.text()));
   body += "<dl class=\"summary\">\n";
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
@@ -229,8 +229,8 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
 }
 
 std::string study_page(const std::string& title, const Study& study) {
-  std::string body = fmt::format("<p class=\"note\">{}, on {}. {}</p>\n", escape_html(study.title),
-                                 escape_html(study.machine), escape_html(study.note));
+  std::string body = fmt::format("<p class=\"note\">{}, on {}; {}. {}</p>\n", escape_html(study.title),
+                                 escape_html(study.machine), escape_html(study.error.text()), escape_html(study.note));
   if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
   else if (study.kind != Study::Kind::fit) body += plots(study);
   return html_page(title, plan_css, body + section("All points", points_table(study)));

@@ -128,7 +128,7 @@ std::string render_summary(const RunHistory& history) {
   return out + "</dl>\n";
 }
 
-std::string describe(std::string_view name, const std::vector<PlotPoint>& points) {
+std::string description_of(std::string_view name, const std::vector<PlotPoint>& points) {
   const Extent extent = extent_of(points);
   if (extent.first == nullptr) return fmt::format("{}: no data yet.", name);
   return fmt::format("{}: {:.4g} at step {}, {:.4g} at step {}; lowest {:.4g}, highest {:.4g}.", name, extent.first->y,
@@ -141,7 +141,7 @@ std::string render_loss_plot(const RunHistory& history) {
   return render_plot(
       {.id = "loss",
        .title = "Loss",
-       .description = describe("Training loss", training) + " " + describe("Validation loss", validation),
+       .description = description_of("Training loss", training) + " " + description_of("Validation loss", validation),
        .full_width = true,
        .series = {{"training", SeriesStyle::faint_line, 0, training},
                   {"smoothed", SeriesStyle::line, 0, smooth(training, max_smoothed_points)},
@@ -149,7 +149,7 @@ std::string render_loss_plot(const RunHistory& history) {
 }
 
 Plot step_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
-  return {.id = id, .title = title, .description = describe(title, points), .y_from_zero = true};
+  return {.id = id, .title = title, .description = description_of(title, points), .y_from_zero = true};
 }
 
 std::string render_smooth_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
@@ -247,10 +247,10 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
-  return html_page(title, samples_css,
-                   render_summary(history) + render_plots(history) + render_samples(history) +
-                       fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
-                                   escape_html(config_text)));
+  return html_page(
+      title, samples_css,
+      render_summary(history) + render_plots(history) + render_samples(history) +
+          fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text)));
 }
 
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {

@@ -25,6 +25,15 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
 }
 
+// A run that begins to keep an average of its weights begins it with those of the checkpoint.
+void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const fs::path& checkpoint) {
+  if (saved_config(checkpoint, manifest).optimizer.ema > 0) return;
+  const std::string average = fmt::format("{}/", ema_column);
+  for (Slice& slice : slices) {
+    if (slice.name.starts_with(average)) slice.name.replace(0, average.size(), "weight/");
+  }
+}
+
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
@@ -50,7 +59,9 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   agree_on(groups.group(GroupKind::world), world, [&] {
     manifest = read_manifest(checkpoint);
     step.clear_state();
-    load_slices(checkpoint, slices_of(step, step.state(), StatePart::all, memory.get()));
+    std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
+    begin_average(slices, manifest, checkpoint);
+    load_slices(checkpoint, slices);
   });
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);

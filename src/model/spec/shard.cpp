@@ -1,8 +1,6 @@
 #include "model/spec/shard.h"
 
 #include <fmt/format.h>
-#include <functional>
-#include <numeric>
 #include <stdexcept>
 
 namespace gptrain {
