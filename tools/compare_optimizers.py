@@ -10,10 +10,12 @@ The weights come from `gptrain checkpoint export`, the model from transformers' 
                                  step, decoupled (arXiv 1711.05101), for its own decay is a part of the gradient
   lion, lion-betas               lion-pytorch's Lion, the formula of arXiv 2302.06675
 with warm-up, a falling rate, weight decay of matrices only, and clipping. What must hold:
-  every loss within 1e-5 of the reference in float64 and of PyTorch's in float32
-  sgd: after 20 steps each tensor's weights within 1e-5 of float64 (L2 of the difference over that of the reference)
+  every loss within 1e-5 of the reference in float64
+  sgd: also of PyTorch's in float32; and each tensor's weights after 20 steps within 1e-5 of float64 (the L2 norm of the
+  difference over that of the reference)
   lion: the weights are at most twice as far from float64 as PyTorch's are in float32. A step is the sign of a sum,
-  which rounding turns where the sum is all but zero; PyTorch's distance says how often.
+  which rounding turns where the sum is all but zero. So PyTorch's own losses in float32 are up to 4e-5 from float64.
+The keys' bias of a model without rotary embedding is left out: its true gradient is zero, and it changes no result.
 """
 import argparse
 import json
@@ -96,10 +98,12 @@ def compare(report, gptrain, folder, name, case):
     expected, theirs = exact.train(config, make)[0], single.train(config, make)[0]
     print(f"\n{case}, {name}: {STEPS} steps, loss {expected[0]:.6f} to {expected[-1]:.6f}")
     report.equal(f"{case}, {name}: losses against float64", losses, expected)
-    report.equal(f"{case}, {name}: losses against PyTorch's in float32", losses, theirs)
+    if optimizer["type"] == "sgd":
+        report.equal(f"{case}, {name}: losses against PyTorch's in float32", losses, theirs)
 
     stored = stored_tensors(folder / out / "checkpoints" / f"step-{STEPS:08}", "weight")
-    references = paired(stored, dict(exact.model.named_parameters()), model)
+    references = {label: pair for label, pair in paired(stored, dict(exact.model.named_parameters()), model).items()
+                  if model["positions"] != "learned" or not label.endswith("qkv.bias[k]")}
     others = paired(stored, dict(single.model.named_parameters()), model)
     own, label = largest_distance(references)
     other, _ = largest_distance({label: (others[label][1], pair[1]) for label, pair in references.items()})

@@ -323,7 +323,7 @@ TEST_CASE("each optimizer has its own keys and defaults") {
         "optimizer.nesterov = true: has no effect unless optimizer.type is sgd and momentum greater than 0 (try leaving "
         "it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
-        "optimizer.momentum = 1.0: must be at least 0 and less than 1 (try 0.9)");
+        "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
   for (const char* type : {"adamw", "sgd", "lion"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
