@@ -140,6 +140,10 @@ def load_model(folder, dtype):
     return in_float64(model) if dtype == torch.float64 else model
 
 
+def torch_adamw(groups, optimizer):
+    return torch.optim.AdamW(groups, betas=optimizer["betas"], eps=optimizer["eps"])
+
+
 class Run:
     """One of PyTorch's runs, from exported weights."""
 
@@ -171,13 +175,14 @@ class Run:
     def gradients(self):
         return {name: parameter.grad for name, parameter in self.model.named_parameters()}
 
-    def train(self, config):
-        """Losses and gradient norms of the steps of `config`."""
+    def train(self, config, make_update=torch_adamw):
+        """Losses and gradient norms of the steps of `config`. make_update(groups, config of the optimizer) is PyTorch's
+        optimizer; each group of parameters has its weight_decay."""
         optimizer = config["optimizer"]
         parameters = list(self.model.parameters())
         groups = [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": optimizer["weight_decay"]},
                   {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}]
-        adamw = torch.optim.AdamW(groups, betas=optimizer["betas"], eps=optimizer["eps"])
+        update = make_update(groups, optimizer)
         losses, norms = [], []
         for step in range(config["run"]["steps"]):
             losses.append(self.backward())
@@ -185,9 +190,9 @@ class Run:
             norms.append(norm)
             for p in parameters:
                 p.grad *= min(1.0, optimizer["clip_norm"] / norm)
-            for group in adamw.param_groups:
+            for group in update.param_groups:
                 group["lr"] = learning_rate(config, step)
-            adamw.step()
+            update.step()
         return losses, norms
 
 

@@ -144,7 +144,8 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
   constexpr std::make_index_sequence<n> columns;
   const auto step = begun(formula, *state);
   for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
-    const auto own = step.of(segment);
+    auto own = step;
+    own.begin_segment(segment);
     bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, weights + (has_weights ? first : 0));
     for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
@@ -194,7 +195,8 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
   const auto step = begun(formula, *state);
   const int64_t updates = state->updates;
   for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
-    const auto own = step.of(segment);
+    auto own = step;
+    own.begin_segment(segment);
     const IndexMap& map = segment.map;
     bool packs = in_whole_packs(buffers.gradients + first, weights + first);
     for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);

@@ -14,7 +14,9 @@ enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv
 enum class RopeScaling : uint8_t { none, linear, llama3 };
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth };
-enum class OptimizerKind : uint8_t { adamw };  // arXiv 1711.05101
+// AdamW: arXiv 1711.05101; SGD with momentum; Lion: arXiv 2302.06675. And their names in configs.
+enum class OptimizerKind : uint8_t { adamw, sgd, lion };
+constexpr std::array<std::string_view, 3> optimizer_names = {"adamw", "sgd", "lion"};
 // The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
 enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
 constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",

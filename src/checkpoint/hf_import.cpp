@@ -171,7 +171,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
     result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
   check_tensors(tensors, files, config, description.hf, folder, result.notes);
 
-  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const StateColumns columns = optimizer_columns(config.optimizer);
   const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
   int64_t done = 0;
   const Progressed progressed = [&](int64_t bytes) {

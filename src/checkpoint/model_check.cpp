@@ -42,7 +42,7 @@ using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
                                  const RunConfig& config) {
   const StoredName name = split_name(stored);
-  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const StateColumns columns = optimizer_columns(config.optimizer);
   const bool known_kind =
       name.kind == weight_kind ||
       std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) { return column.name == name.kind; });

@@ -31,7 +31,7 @@ struct PlanArguments {
   std::string objective = "time";
   std::string out, html;
   SearchOptions search{.gpus = 0};  // 0: not given
-  std::string fit, family = "gpt", estimate, scale, links;
+  std::string fit, family = "gpt", optimizer = "adamw", estimate, scale, links;
   std::vector<std::string> sweep;
   bool json = false;
 };
@@ -172,7 +172,7 @@ const std::vector<Task>& tasks() {
       {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
-      {"--fit", {"--gpus", "--cluster", "--family", "--html", "--json"}},
+      {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--html", "--json"}},
       {"--estimate", {"--json"}}};
   return all;
 }
@@ -204,7 +204,7 @@ void plan(const CLI::App& command, PlanArguments& arguments) {
   if (!arguments.fit.empty()) {
     const Machine machine = machine_of(arguments, arguments.fit);
     const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
-    return print_study(arguments, fit_models(machine, arguments.family, gpus));
+    return print_study(arguments, fit_models(machine, arguments.family, arguments.optimizer, gpus));
   }
   const Machine machine = machine_of(arguments, arguments.target);
   if (!arguments.sweep.empty()) {
@@ -260,6 +260,9 @@ void add_plan_command(CLI::App& app) {
       ->type_name("DEVICE");
   command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
+      ->type_name("NAME");
+  command->add_option("--optimizer", arguments->optimizer, "of models to fit: an optimizer.type (adamw)")
+      ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
       ->type_name("NAME");
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))

@@ -45,6 +45,7 @@ class Settler {
     settle_pipeline();
     settle_batch();
     settle_precision();
+    settle_optimizer();
     check_lr_curve();
     check_totals();
     check_size();
@@ -351,6 +352,11 @@ class Settler {
                                     [&](int64_t n) { return sequences % n == 0; }));
     }
     check_sequence_rows();
+  }
+
+  void settle_optimizer() {
+    if (!sound({"optimizer.type"})) return;
+    if (config_.optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) config_.optimizer.beta2 = 0.99;
   }
 
   void settle_precision() {

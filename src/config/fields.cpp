@@ -186,7 +186,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
 Builder betas_field() {
   Builder builder;
   builder.path = "optimizer.betas";
-  builder.description = "decay rates of the first and second moment";
+  builder.description =
+      "decay rates of the first and second moment; lion's in the step and of its one moment; default: [0.9, 0.95], "
+      "lion's [0.9, 0.99]";
   builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
   builder.get = [](const RunConfig& config) -> Json {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -206,17 +208,35 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                        [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
   const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
                           [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
+  const Dependency adamw{"optimizer.type", "optimizer.type is adamw",
+                         [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::adamw; }};
+  const Dependency sgd{"optimizer.type", "optimizer.type is sgd",
+                       [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::sgd; }};
+  const Dependency has_betas{"optimizer.type", "optimizer.type is adamw or lion",
+                             [](const RunConfig& config) { return config.optimizer.type != OptimizerKind::sgd; }};
   table.insert(table.end(),
                {
-                   words<O, OptimizerKind>("optimizer.type", section, &O::type, {{"adamw", OptimizerKind::adamw}}, {},
-                                           "the optimizer"),
+                   words<O, OptimizerKind>("optimizer.type", section, &O::type,
+                                           words_of<OptimizerKind>(optimizer_names), {},
+                                           "the optimizer: AdamW with two moments, SGD with momentum or Lion with one"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                          "peak learning rate")
                        .required("0.0003")
                        .changeable(),
-                   betas_field(),
+                   betas_field().derived("[0.9,0.95]").only_with(has_betas),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
-                         "added to the root of the second moment"),
+                         "added to the root of the second moment")
+                       .only_with(adamw),
+                   field("optimizer.momentum", section, &O::momentum,
+                         NumberRule{.min = 0, .max = 1, .max_excluded = true},
+                         "share of the moment that each step keeps")
+                       .only_with(sgd),
+                   field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
+                         "the step looks ahead by the momentum, after Nesterov")
+                       .only_with({"optimizer.momentum", "optimizer.type is sgd and momentum greater than 0",
+                                   [](const RunConfig& config) {
+                                     return config.optimizer.type == OptimizerKind::sgd && config.optimizer.momentum > 0;
+                                   }}),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decoupled decay per unit of learning rate; never of norms and biases"),
                    field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},

@@ -105,9 +105,11 @@ struct PrecisionConfig {
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
   double lr = 0;
-  double beta1 = 0.9;  // "betas": [beta1, beta2]
+  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw and lion
   double beta2 = 0.95;
-  double eps = 1e-8;
+  double eps = 1e-8;      // adamw
+  double momentum = 0.9;  // sgd
+  bool nesterov = false;  // sgd
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of an average of the weights; 0: there is none

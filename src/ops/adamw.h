@@ -18,12 +18,12 @@ struct AdamW : ElementUpdate {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
 };
 
-class AdamW::Formula {
+class AdamW::Formula : public UpdateFactors {
  public:
   explicit Formula(const AdamW& op)
-      : log_beta1_(std::log(op.beta1)),
+      : UpdateFactors(op.weight_decay),
+        log_beta1_(std::log(op.beta1)),
         log_beta2_(std::log(op.beta2)),
-        weight_decay_(op.weight_decay),
         beta1_(static_cast<float>(op.beta1)),
         one_minus_beta1_(static_cast<float>(1.0 - op.beta1)),
         beta2_(static_cast<float>(op.beta2)),
@@ -31,21 +31,13 @@ class AdamW::Formula {
         eps_(static_cast<float>(op.eps)) {}
 
   GPTRAIN_FORMULA void begin_step(const StepState& state) {
+    UpdateFactors::begin_step(state);
     const auto updates = static_cast<double>(state.updates);
     // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
     const auto correction1 = static_cast<float>(-expm1(updates * log_beta1_));
     const auto correction2 = static_cast<float>(-expm1(updates * log_beta2_));
     inverse_correction1_ = static_cast<float>(1.0 / static_cast<double>(correction1));
     inverse_correction2_ = static_cast<float>(1.0 / static_cast<double>(correction2));
-    scale_ = state.gradient_scale;
-    rate_ = state.learning_rate;
-  }
-
-  GPTRAIN_FORMULA Formula of(const UpdateSegment& segment) const {
-    Formula own = *this;
-    own.rate_ = rate_ * segment.rate_factor;
-    own.decay_ = segment.decay != 0 ? static_cast<float>(static_cast<double>(own.rate_) * weight_decay_) : 0.0F;
-    return own;
   }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m, float& v) const {
@@ -57,11 +49,9 @@ class AdamW::Formula {
   }
 
  private:
-  double log_beta1_, log_beta2_, weight_decay_;
+  double log_beta1_, log_beta2_;
   float beta1_, one_minus_beta1_, beta2_, one_minus_beta2_, eps_;
-  float inverse_correction1_ = 0, inverse_correction2_ = 0, scale_ = 0;
-  float rate_ = 0;
-  float decay_ = 0;  // learning rate times weight decay
+  float inverse_correction1_ = 0, inverse_correction2_ = 0;
 };
 
 }  // namespace gptrain

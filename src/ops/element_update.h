@@ -1,12 +1,13 @@
 // What the updates of all optimizers that work element by element have in common.
 //
 // An update is an op that derives from ElementUpdate and has a class Formula, which says what becomes of one element.
-// The backends' kernels are templates over the formula, so that a new optimizer is one header like ops/adamw.h and its
-// name in GPTRAIN_FOR_EACH_UPDATE (ops/ops.h). A formula has
-//   Formula(const Op& op)                            made on the host: everything that does not change from step to
-//   step; begin_step(const StepState& state)               called where the state lies, on a device by the device;
-//   of(const UpdateSegment& segment) -> Formula      the segment's learning rate and decay;
-//   updated(gradient, weight, column&...) -> float   the new weight; the columns become those after the update.
+// The backends' kernels are templates over the formula, so that a new optimizer is one header like ops/sgd.h and its
+// name in ops/updates.h. A formula derives from UpdateFactors, or has itself
+//   begin_step(const StepState& state)              called where the state lies, on a device by the device;
+//   begin_segment(const UpdateSegment& segment)     on a copy of the formula: the segment's learning rate and decay;
+// and it has
+//   Formula(const Op& op)                           made on the host: everything that is the same in every step;
+//   updated(gradient, weight, column&...) -> float  the new weight; the columns become those after the update.
 #pragma once
 
 #include <array>
@@ -73,6 +74,30 @@ struct ElementUpdate {
       columns;  // [1, elements] f32 each, in and out; the first num_columns are given
   // [1, elements] C, or not given (f32 training: the master is the weight). Without masters bf16, in and out.
   Matrix weights;
+};
+
+// What formulas take from the step and from the segment.
+class UpdateFactors {
+ public:
+  explicit UpdateFactors(double weight_decay) : weight_decay_(weight_decay) {}
+
+  GPTRAIN_FORMULA void begin_step(const StepState& state) {
+    scale_ = state.gradient_scale;
+    rate_ = state.learning_rate;
+  }
+
+  GPTRAIN_FORMULA void begin_segment(const UpdateSegment& segment) {
+    rate_ *= segment.rate_factor;
+    decay_ = segment.decay != 0 ? static_cast<float>(static_cast<double>(rate_) * weight_decay_) : 0.0F;
+  }
+
+ protected:
+  float scale_ = 0;  // of gradients
+  float rate_ = 0;   // learning rate
+  float decay_ = 0;  // learning rate times weight decay
+
+ private:
+  double weight_decay_;
 };
 
 }  // namespace gptrain

@@ -18,8 +18,8 @@
 #include "base/matrix.h"
 #include "base/philox.h"
 #include "base/rotary.h"
-#include "ops/adamw_ema.h"
 #include "ops/step_state.h"
+#include "ops/updates.h"
 
 namespace gptrain {
 
@@ -398,9 +398,6 @@ struct ScaledProduct {
   bool accumulate;          // adds to c, which is f32 then
   int64_t true_terms = -1;  // of m n k, those that count in the model (-1: all); only model FLOPs look at it
 };
-
-// The updates of optimizers: each is an ElementUpdate with a formula (ops/element_update.h).
-#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW) X(AdamWEma)
 
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \

@@ -1,14 +1,16 @@
-// Optimizers that update each element by itself (see ops/element_update.h): their table of segments, and one op for each
-// unit.
+// Optimizers that update each element by itself (see ops/element_update.h): their table of segments, and one op for
+// each unit.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "ops/element_update.h"
+#include "ops/updates.h"
 #include "optim/optimizer.h"
 
 namespace gptrain {
@@ -57,5 +59,23 @@ class ElementOptimizer final : public Optimizer {
   Backend& backend_;
   ElementUpdates updates_;
 };
+
+// `op_of(config)` is the op with the config's constants.
+template <auto op_of>
+std::unique_ptr<Optimizer> make_element_optimizer(const OptimizerConfig& config, const UpdateContext& context,
+                                                  uint64_t seed, std::byte* tables) {
+  const auto op = op_of(config);
+  using Op = std::remove_const_t<decltype(op)>;
+  if (config.ema == 0) return std::make_unique<ElementOptimizer<Op>>(op, context, seed, tables);
+  Averaged<Op> averaged{op};
+  averaged.ema = config.ema;
+  return std::make_unique<ElementOptimizer<Averaged<Op>>>(averaged, context, seed, tables);
+}
+
+// `columns` are those of the op, in its order.
+template <auto op_of>
+OptimizerType element_optimizer_type(OptimizerKind kind, StateColumns columns) {
+  return {kind, std::move(columns), element_table_bytes, make_element_optimizer<op_of>};
+}
 
 }  // namespace gptrain

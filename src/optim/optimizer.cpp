@@ -3,13 +3,19 @@
 #include <algorithm>
 #include <array>
 
-#include "optim/adamw.h"
+#include "optim/types.h"
 
 namespace gptrain {
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
-  static const std::array types = {adamw_type()};
+  static const std::array types = {adamw_type(), lion_type(), sgd_type()};
   return *std::find_if(types.begin(), types.end(), [kind](const OptimizerType& type) { return type.kind == kind; });
+}
+
+StateColumns optimizer_columns(const OptimizerConfig& config) {
+  StateColumns columns = optimizer_type(config.type).columns;
+  if (config.ema > 0) columns.push_back({ema_column});
+  return columns;
 }
 
 }  // namespace gptrain

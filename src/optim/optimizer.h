@@ -35,7 +35,7 @@ class Optimizer {
 // A kind of optimizer: a row of the table in optimizer.cpp.
 struct OptimizerType {
   OptimizerKind kind;
-  StateColumns (*columns)(const OptimizerConfig& config);
+  StateColumns columns;  // without that of the weights' average
   // Bytes of device memory that the optimizer takes beside its columns, for tables of segments.
   int64_t (*table_bytes)(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                          const ParameterStore& parameters);
@@ -45,5 +45,8 @@ struct OptimizerType {
 };
 
 const OptimizerType& optimizer_type(OptimizerKind kind);
+
+// The type's columns; with OptimizerConfig::ema that of the weights' average comes last.
+StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain

@@ -178,7 +178,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
                           .pure = config.precision.pure};
-  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const StateColumns columns = optimizer_columns(config.optimizer);
   UnitBytes bytes{};
   for (size_t part = 0; part < num_unit_parts; ++part) {
     std::vector<bool> held(spec.units.size(), false);

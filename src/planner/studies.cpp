@@ -146,6 +146,7 @@ constexpr std::array<Precision, 5> precisions = {
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
 struct FitRow {
+  std::string optimizer;
   Precision precision;
   std::string_view recompute;
 };
@@ -158,9 +159,9 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
   const std::string text = fmt::format(
       R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, {}}}, "data": {{"train": [{{"path": "data"}}]}},
           "batch": {{"global": {}, "micro": 1}}, "parallel": {{"zero": {}}}, "precision": {{"compute": "{}"{}}},
-          "optimizer": {{"lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
+          "optimizer": {{"type": "{}", "lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
       layers, 128 * layers, layers, shape, gpus, gpus > 1 ? 3 : 0, row.precision.compute, row.precision.fp8 ? R"(, "linears": "fp8")" : "",
-      row.recompute);
+      row.optimizer, row.recompute);
   return parse_config(text, {}, "the family's config", gpus);
 }
 
@@ -181,7 +182,7 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
 
 }  // namespace
 
-Study fit_models(const Machine& machine, const std::string& family, int64_t gpus) {
+Study fit_models(const Machine& machine, const std::string& family, const std::string& optimizer, int64_t gpus) {
   Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
@@ -191,12 +192,12 @@ Study fit_models(const Machine& machine, const std::string& family, int64_t gpus
   study.room_bytes = target.memory_bytes;
   const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
                           const std::string& hidden) -> std::vector<std::string> {
-    return {"adamw", std::string(row.precision.name), std::string(recompute), layers, hidden};
+    return {row.optimizer, std::string(row.precision.name), std::string(recompute), layers, hidden};
   };
   for (const Precision& precision : precisions) {
     if (precision.name == "fp16" && target.bf16_products) continue;  // takes what bf16 does
     for (const std::string_view recompute : recomputations) {
-      const FitRow row{precision, recompute};
+      const FitRow row{optimizer, precision, recompute};
       try {
         require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
       } catch (const Error& error) {

@@ -49,7 +49,7 @@ double matrix_rate(const DryRunInput& input) {
   const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
   Flops all = 0;
   for (const OpTotals& op : input.ops) all += op.model_flops;
-  const Flops in_fp8 = input.ops[static_cast<size_t>(OpIndex::ScaledProduct)].model_flops;
+  const Flops in_fp8 = input.ops[op_index<ScaledProduct>].model_flops;
   if (in_fp8 == 0 || rate == 0 || input.target.fp8_flops == 0) return in_fp8 == 0 ? rate : 0;
   return to_double(all) / (to_double(in_fp8) / input.target.fp8_flops + to_double(all - in_fp8) / rate);
 }
@@ -77,7 +77,7 @@ std::vector<std::string> split_lines(const std::string& text) {
 // Of the optimizer's state: "; NAME f32, NAME f32".
 std::string column_names(const OptimizerConfig& config) {
   std::string names;
-  for (const StateColumn& column : optimizer_type(config.type).columns(config))
+  for (const StateColumn& column : optimizer_columns(config))
     names += fmt::format("{} {} {}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype));
   return names;
 }
@@ -422,7 +422,7 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
   int64_t bytes = 0;
-  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const StateColumns columns = optimizer_columns(config.optimizer);
   for (const TensorSpec& tensor : spec.tensors) {
     const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
     bytes += tensor.count() * dtype_bytes(narrow ? DType::bf16 : DType::f32);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/event.h"
@@ -14,14 +15,21 @@
 
 namespace gptrain {
 
+#define GPTRAIN_ONE_OP(Op) +1
+constexpr size_t num_ops = 0 GPTRAIN_FOR_EACH_OP(GPTRAIN_ONE_OP);
+#undef GPTRAIN_ONE_OP
+
 // Position of an op in GPTRAIN_FOR_EACH_OP.
-enum class OpIndex : uint8_t {
-#define GPTRAIN_OP_INDEX(Op) Op,
-  GPTRAIN_FOR_EACH_OP(GPTRAIN_OP_INDEX)
-#undef GPTRAIN_OP_INDEX
-      count
-};
-constexpr size_t num_ops = static_cast<size_t>(OpIndex::count);
+template <typename Wanted>
+constexpr size_t op_index = [] {
+  size_t index = 0, found = num_ops;
+#define GPTRAIN_FIND_OP(Op)                      \
+  if (std::is_same_v<Wanted, Op>) found = index; \
+  ++index;
+  GPTRAIN_FOR_EACH_OP(GPTRAIN_FIND_OP)
+#undef GPTRAIN_FIND_OP
+  return found;
+}();
 
 // Names of all ops, by index.
 constexpr std::array<std::string_view, num_ops> op_names = {

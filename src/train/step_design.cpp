@@ -215,8 +215,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   for (size_t c = 0; c < num_memory_classes; ++c)
     memory.on(MemoryPlace::device)[c] = std::max(design.training->memory.on(MemoryPlace::device)[c],
                                                  design.evaluation->memory.on(MemoryPlace::device)[c]);
-  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
-  design.columns = optimizer.columns(config.optimizer);
+  design.columns = optimizer_columns(config.optimizer);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -226,7 +225,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) +
                                StepAgreement::table_bytes(design.spec, design.shards, store) +
-                               optimizer.table_bytes(design.spec, design.shards, store);
+                               optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

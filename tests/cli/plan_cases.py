@@ -91,6 +91,7 @@ class Comparisons(PlanCase):
         fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
         self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
         self.assertTrue(all(point.get("fits", True) for point in fit))
+        self.assertEqual({point["optimizer"] for point in fit}, {"adamw"})
 
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
@@ -127,6 +128,8 @@ class Messages(PlanCase):
                 (["--fit", "h1000"], "h1000"),
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
+                ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
+                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,sgd,lion}"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
                 (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),

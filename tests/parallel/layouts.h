@@ -10,6 +10,21 @@
 
 namespace gptrain::testing {
 
+using Overrides = std::vector<std::string>;
+
+// A layout of a small llama whose sizes divide by two and by three, with 12 samples a step, and what else it overrides.
+struct SmallLayout {
+  int64_t tensor, data;
+  Overrides overrides;
+  int64_t pipeline = 1;
+
+  int64_t world_size() const { return tensor * data * pipeline; }
+};
+RunConfig config_of(const SmallLayout& layout, const Overrides& more);
+Outcome train(const SmallLayout& layout, const Overrides& more, int steps);
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+
 // One value of an axis: its label in the table, and the overrides that set it.
 struct AxisValue {
   std::string label;
@@ -72,6 +87,7 @@ struct Difference {
 };
 // Matrices' sections that are split on their own (queries, keys, values) are compared on their own. The keys' bias,
 // whose true gradient is zero, counts by absolute size, as a part of the bias of all three.
+// The first moment is the optimizer's: exp_avg or momentum.
 Difference difference(const ModelSpec& spec, const Outcome& one, const Outcome& many);
 
 // One step with fresh moments from weights of ten steps, on one rank and on the layout's.

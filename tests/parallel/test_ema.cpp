@@ -1,15 +1,14 @@
 // The average of the weights that optimizer.ema keeps: what it is, on every layout, and validations of it.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <fmt/format.h>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "layouts.h"
 #include "model_fixture.h"
-#include "ranks.h"
 #include "train/averaged_weights.h"
 
 using namespace gptrain;
@@ -17,38 +16,11 @@ using namespace gptrain::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
-struct Layout {
-  int64_t tensor, data;
-  Overrides overrides;
-
-  int64_t world_size() const { return tensor * data; }
-};
-
-RunConfig config_of(const Layout& layout, const Overrides& more) {
-  Overrides overrides = {"model.num_heads=6",        "model.num_kv_heads=2",
-                         "model.hidden_size=48",     "model.ffn_hidden_size=60",
-                         "model.sequence_length=20", "batch.global=12",
-                         "batch.micro=2",            fmt::format("parallel.tensor={}", layout.tensor)};
-  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  return small_config(Family::llama, overrides, layout.world_size());
-}
-
-Outcome train(const Layout& layout, const Overrides& more, int steps) {
-  return train_on_ranks(config_of(layout, more), layout.world_size(), steps);
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-const std::vector<Layout> layouts = {{1, 1, {}},
-                                     {1, 3, {"parallel.zero=0"}},
-                                     {1, 3, {"parallel.zero=1"}},
-                                     {2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
-                                     {2, 2, {"parallel.zero=3"}}};
+const std::vector<SmallLayout> layouts = {{1, 1, {}},
+                                          {1, 3, {"parallel.zero=0"}},
+                                          {1, 3, {"parallel.zero=1"}},
+                                          {2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
+                                          {2, 2, {"parallel.zero=3"}}};
 constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compute=bf16",
                                       "precision.compute=bf16-pure"};
 
@@ -57,7 +29,7 @@ constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compu
 TEST_CASE("the average of the weights is that of the weights after each step, which it does not change") {
   constexpr double decay = 0.9;
   constexpr int steps = 4;
-  for (const Layout& layout : layouts) {
+  for (const SmallLayout& layout : layouts) {
     for (const char* precision : {precisions[0], precisions[1]}) {
       INFO("tensor " << layout.tensor << " data " << layout.data << " " << precision);
       std::map<std::string, std::vector<double>> sums;
@@ -95,9 +67,8 @@ TEST_CASE("the average of the weights is that of the weights after each step, wh
 
 TEST_CASE("the average has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
   for (const char* precision : precisions) {
-    const auto run = [&](int64_t data, const Overrides& more) {
-      return train_on_ranks(config_of({1, data, more}, {precision, "optimizer.ema=0.9"}),
-                            data * (more.back().starts_with("parallel.pipeline=") ? 2 : 1), 3);
+    const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
+      return train({1, data, more, pipeline}, {precision, "optimizer.ema=0.9"}, 3);
     };
     const auto require_same_averages = [&](const Outcome& a, const Outcome& b) {
       REQUIRE(a.torn + b.torn == "");
@@ -111,7 +82,7 @@ TEST_CASE("the average has the same bits with ZeRO 0 and 1, 2 and 3, and with pi
     };
     require_same_averages(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
     require_same_averages(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
-    require_same_averages(run(1, {"parallel.zero=0"}), run(1, {"parallel.zero=0", "parallel.pipeline=2"}));
+    require_same_averages(run(1, {"parallel.zero=0"}), run(1, {"parallel.zero=0"}, 2));
   }
 }
 
@@ -119,7 +90,7 @@ TEST_CASE("an evaluation of the average is one of a model with these weights, an
   struct Sums {
     double averaged = 0, before = 0, after = 0;
   };
-  for (const Layout& layout : layouts) {
+  for (const SmallLayout& layout : layouts) {
     for (const char* precision : precisions) {
       INFO("tensor " << layout.tensor << " data " << layout.data << " " << precision);
       const Overrides more = {precision, "optimizer.ema=0.5"};

@@ -576,12 +576,12 @@ TEST_CASE("copies of FP8 weights are made once in a step, and save activations",
   const Target target = fp8_cuda()->target();
   const StepPlan fp8 = plan_step(config, target);
   const StepPlan bf16 = plan_step(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
-  const auto calls = [&](OpIndex op) { return fp8.ops[static_cast<size_t>(op)].calls; };
+  const auto calls = [&](size_t op) { return fp8.ops[op].calls; };
   // In each of three blocks four weights, and in each of three micro-batches four inputs and four gradients. Of these
   // attention's output and the gradient of queries, keys and values come without their amax, as do weights.
-  CHECK(calls(OpIndex::Quantize) == 3 * (4 + 3 * (4 + 4)));
-  CHECK(calls(OpIndex::Amax) == 3 * (4 + 3 * 2));
-  CHECK(calls(OpIndex::ScaledProduct) == 3 * 3 * 12);
+  CHECK(calls(op_index<Quantize>) == 3 * (4 + 3 * (4 + 4)));
+  CHECK(calls(op_index<Amax>) == 3 * (4 + 3 * 2));
+  CHECK(calls(op_index<ScaledProduct>) == 3 * 3 * 12);
   CHECK(fp8.total().model_flops == bf16.total().model_flops);
   CHECK(fp8.memory().arenas[MemoryClass::activations] < bf16.memory().arenas[MemoryClass::activations]);
   const int64_t weights = 48 * (3 * 48 + 48 + 2 * 112);

@@ -71,6 +71,30 @@ TEST_CASE("the gradient norm is clipped to what the config says") {
   CHECK(clipped.moment_norm == Approx(0.1 * 0.01).epsilon(1e-4));
 }
 
+TEST_CASE("the first moment of each optimizer begins with its share of the clipped gradient") {
+  const auto norms = [](const std::vector<std::string>& overrides) {
+    const AfterOneStep after = one_step(small_config(Family::gpt2, overrides));
+    return after.moment_norm / after.result.grad_norm;
+  };
+  CHECK(norms({"optimizer.type=sgd", "optimizer.clip_norm=0"}) == Approx(1).epsilon(1e-4));
+  CHECK(norms({"optimizer.type=lion", "optimizer.clip_norm=0"}) == Approx(0.01).epsilon(1e-4));
+  CHECK(norms({"optimizer.type=lion", "optimizer.clip_norm=0", "optimizer.betas=[0.9,0.8]"}) ==
+        Approx(0.2).epsilon(1e-4));
+}
+
+TEST_CASE("what the config says about an optimizer reaches its steps") {
+  const auto weights = [](const std::vector<std::string>& overrides) {
+    return one_step(small_config(Family::gpt2, overrides)).weights.at("embedding.token");
+  };
+  const std::vector<float> sgd = weights({"optimizer.type=sgd"});
+  CHECK(sgd != weights({"optimizer.type=sgd", "optimizer.nesterov=true"}));
+  CHECK(weights({"optimizer.type=sgd", "optimizer.nesterov=true"}) !=
+        weights({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0.5"}));
+  CHECK(sgd != weights({"optimizer.type=sgd", "optimizer.weight_decay=0.5"}));
+  CHECK(weights({"optimizer.type=lion"}) != weights({"optimizer.type=lion", "optimizer.weight_decay=0.5"}));
+  CHECK(weights({"optimizer.type=lion"}) != sgd);
+}
+
 TEST_CASE("each dropout rate changes the training loss, none the evaluation's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const AfterOneStep none = one_step(small_config(family));

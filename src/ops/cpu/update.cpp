@@ -88,7 +88,9 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
   formula.begin_step(*op.state);
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
-                   kernel(op, formula.of(segment), segment, first, end);
+                   auto own = formula;
+                   own.begin_segment(segment);
+                   kernel(op, own, segment, first, end);
                  });
 }
 

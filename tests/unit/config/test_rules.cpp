@@ -309,6 +309,25 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"run.validate_every_steps=5", R"(data.validation=[{"path": "x"}])"}).empty());
 }
 
+TEST_CASE("each optimizer has its own keys and defaults") {
+  CHECK(parse({"optimizer.type=lion"}).optimizer.beta2 == 0.99);
+  CHECK(parse({"optimizer.type=lion", "optimizer.betas=[0.9, 0.95]"}).optimizer.beta2 == 0.95);
+  CHECK(parse({}).optimizer.beta2 == 0.95);
+  CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw or lion (try leaving it out)");
+  CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw (try leaving it out)");
+  CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
+        "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd (try leaving it out)");
+  CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
+        "optimizer.nesterov = true: has no effect unless optimizer.type is sgd and momentum greater than 0 (try leaving "
+        "it out)");
+  CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
+        "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
+  for (const char* type : {"adamw", "sgd", "lion"})
+    CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
+}
+
 TEST_CASE("faults come all at once, and none that only follows from another") {
   const std::string text = R"({
     "model": {"num_layers": 0, "hidden_size": 768, "num_heads": 5, "vocab_size": 257, "vocab_size": 258,
@@ -337,6 +356,8 @@ TEST_CASE("resume refuses what changes the model or the training state") {
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
   CHECK(resume_conflicts(saved, parse({"optimizer.betas=[0.9, 0.99]"})) ==
         "optimizer.betas: [0.9,0.95] in the checkpoint, [0.9,0.99] in the config");
+  CHECK(resume_conflicts(saved, parse({"optimizer.type=sgd"})).starts_with(
+      R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
   CHECK(resume_conflicts(saved, parse({"batch.global=32"})) == "batch.global: 16 in the checkpoint, 32 in the config");
   CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
         "data.train[].weight: [1.0] in the checkpoint, [1.0,2.0] in the config");

@@ -100,7 +100,7 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
                                 MemoryClass::buckets, MemoryClass::activations})
       CHECK(a[c] == b[c]);
     // The update reads and writes 2 bytes of weights each, where it reads and writes 4 and writes 2.
-    const auto moved = [](const StepPlan& plan) { return plan.ops[static_cast<size_t>(OpIndex::AdamW)].bytes_moved; };
+    const auto moved = [](const StepPlan& plan) { return plan.ops[op_index<AdamW>].bytes_moved; };
     CHECK(moved(pure) < moved(mixed) * 27 / 32);
   }
 }
@@ -236,19 +236,19 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
 }
 
 TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which saves a buffer") {
-  const auto calls = [](const StepPlan& plan, OpIndex op) { return plan.ops[static_cast<size_t>(op)].calls; };
+  const auto calls = [](const StepPlan& plan, size_t op) { return plan.ops[op].calls; };
   const auto plan_of = [](const Target& target, const std::string& changed) {
     // A short chunk of logits, so that the FFN's gradient is the largest of what lives inside one op.
     return plan_step(preset_config("gpt2-124m", {"memory.loss_chunk_tokens=64", changed}), target);
   };
   const Target gpu = find_target("h100");
   const StepPlan fused = plan_of(gpu, "precision.compute=bf16");
-  CHECK(calls(fused, OpIndex::ActivationForward) == 0);
-  CHECK(calls(fused, OpIndex::ActivationBackward) == 0);
+  CHECK(calls(fused, op_index<ActivationForward>) == 0);
+  CHECK(calls(fused, op_index<ActivationBackward>) == 0);
   for (const char* apart : {"model.activation=gelu", "precision.compute=fp32"})
-    CHECK(calls(plan_of(gpu, apart), OpIndex::ActivationForward) == 4 * 12);
+    CHECK(calls(plan_of(gpu, apart), op_index<ActivationForward>) == 4 * 12);
   const StepPlan on_cpu = plan_of(cpu_target(), "precision.compute=bf16");
-  CHECK(calls(on_cpu, OpIndex::ActivationForward) == 4 * 12);
+  CHECK(calls(on_cpu, op_index<ActivationForward>) == 4 * 12);
   CHECK(to_string(fused.total().model_flops) == to_string(on_cpu.total().model_flops));
   const int64_t buffer = 2 * 1024 * 3072 * dtype_bytes(DType::bf16);
   CHECK(plan_of(gpu, "model.activation=gelu").memory().frame_bytes >= buffer);

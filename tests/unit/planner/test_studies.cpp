@@ -70,7 +70,7 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
 
 TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
   const Machine machine = a100();
-  const Study study = fit_models(machine, "gpt", 1);
+  const Study study = fit_models(machine, "gpt", "adamw", 1);
   REQUIRE(study.points.size() == 10);
   std::vector<int64_t> sizes;
   for (const StudyPoint& point : study.points) {
@@ -84,6 +84,15 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
   for (const size_t i : {0, 3, 6}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
   CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5]));
   CHECK(study.points[9].refused.find("FP8") != std::string::npos);
+}
+
+TEST_CASE("with one moment instead of two larger models fit") {
+  const Machine machine = a100();
+  const Study two = fit_models(machine, "gpt", "adamw", 1), one = fit_models(machine, "gpt", "lion", 1);
+  for (size_t i = 0; i < 9; ++i) {
+    CHECK(one.points[i].values.front() == "lion");
+    CHECK(one.points[i].parameters > two.points[i].parameters);
+  }
 }
 
 TEST_CASE("encoders have the parameters that are published") {

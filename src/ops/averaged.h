@@ -1,0 +1,65 @@
+// An update that also keeps an exponential moving average of the weights: with w the weight after the update and t =
+// state.updates, this step's included,
+//   average += (1 - ema) / (1 - ema^t) (w - average).
+// The divisor makes up for the zeros that the average begins with, as in AdamW's moments: after the first update the
+// average is the weight, and while t is small against 1 / (1 - ema) it is close to the mean of all weights so far. Of
+// weights without masters it takes w before that is rounded to bf16, which is what they are on the average.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "ops/element_update.h"
+
+namespace gptrain {
+
+template <typename Op>
+constexpr auto averaged_name = [] {
+  constexpr std::string_view suffix = "_ema";
+  std::array<char, Op::name.size() + suffix.size()> text{};
+  for (size_t i = 0; i < text.size(); ++i) text[i] = i < Op::name.size() ? Op::name[i] : suffix[i - Op::name.size()];
+  return text;
+}();
+
+template <typename Op>
+struct Averaged : Op {
+  static constexpr std::string_view name{averaged_name<Op>.data(), averaged_name<Op>.size()};
+  static constexpr size_t num_columns = Op::num_columns + 1;  // those of Op, then the average
+  static_assert(num_columns <= most_update_columns);
+  class Formula;
+
+  double ema = 0;  // above 0, below 1
+};
+
+template <typename Op>
+class Averaged<Op>::Formula {
+ public:
+  explicit Formula(const Averaged& op) : formula_(op), log_ema_(std::log(op.ema)), one_minus_ema_(1.0 - op.ema) {}
+
+  GPTRAIN_FORMULA void begin_step(const StepState& state) {
+    formula_.begin_step(state);
+    share_ = static_cast<float>(one_minus_ema_ / -expm1(static_cast<double>(state.updates) * log_ema_));
+  }
+
+  GPTRAIN_FORMULA void begin_segment(const UpdateSegment& segment) { formula_.begin_segment(segment); }
+
+  GPTRAIN_FORMULA float updated(float gradient, float weight, float& column, float& average) const {
+    const float w = formula_.updated(gradient, weight, column);
+    average += share_ * (w - average);
+    return w;
+  }
+
+  GPTRAIN_FORMULA float updated(float gradient, float weight, float& first, float& second, float& average) const {
+    const float w = formula_.updated(gradient, weight, first, second);
+    average += share_ * (w - average);
+    return w;
+  }
+
+ private:
+  typename Op::Formula formula_;
+  double log_ema_, one_minus_ema_;
+  float share_ = 0;  // of this step's weight in the average
+};
+
+}  // namespace gptrain

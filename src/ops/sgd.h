@@ -1,0 +1,37 @@
+// SGD with momentum (Sutskever et al. 2013, as PyTorch writes it) and decoupled decay (arXiv 1711.05101): with g the
+// scaled gradient, m = momentum m + g; w -= lr (m + decay w), and with Nesterov's look ahead g + momentum m in the
+// place of m.
+#pragma once
+
+#include <string_view>
+
+#include "ops/element_update.h"
+
+namespace gptrain {
+
+struct Sgd : ElementUpdate {
+  static constexpr std::string_view name = "sgd";
+  static constexpr size_t num_columns = 1;  // m
+  class Formula;
+
+  double momentum = 0, weight_decay = 0;
+  bool nesterov = false;
+};
+
+class Sgd::Formula : public UpdateFactors {
+ public:
+  explicit Formula(const Sgd& op)
+      : UpdateFactors(op.weight_decay), momentum_(static_cast<float>(op.momentum)), nesterov_(op.nesterov) {}
+
+  GPTRAIN_FORMULA float updated(float gradient, float weight, float& m) const {
+    const float g = gradient * scale_;
+    m = momentum_ * m + g;
+    return weight - rate_ * (nesterov_ ? g + momentum_ * m : m) - decay_ * weight;
+  }
+
+ private:
+  float momentum_;
+  bool nesterov_;
+};
+
+}  // namespace gptrain

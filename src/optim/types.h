@@ -1,0 +1,12 @@
+// The rows of the table of optimizers (optimizer.cpp), each of a file of its own.
+#pragma once
+
+#include "optim/optimizer.h"
+
+namespace gptrain {
+
+OptimizerType adamw_type();
+OptimizerType lion_type();
+OptimizerType sgd_type();
+
+}  // namespace gptrain

@@ -1,0 +1,66 @@
+"""SGD with momentum and Lion: their runs are resumed, change their layout, and say what they take."""
+import json
+
+from checkpoints_cases import CheckpointCase
+from cli_case import USAGE, overrides
+from weights_cases import weights_of
+
+# Of optimizer.type: its other keys, and its column.
+OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], "momentum"), "lion": ([], "exp_avg")}
+
+
+class Optimizers(CheckpointCase):
+    def settings(self, kind, out):
+        return overrides(f"optimizer.type={kind}", f"run.out={out}", *OPTIMIZERS[kind][0])
+
+    def test_they_go_on_where_they_were(self):
+        for kind, (_, column) in OPTIMIZERS.items():
+            with self.subTest(kind=kind):
+                whole, part = self.settings(kind, f"{kind}-whole"), self.settings(kind, f"{kind}-part")
+                self.train(self.config, *whole)
+                self.train(self.config, *part, "--steps", "3")
+                self.train(self.config, *part, "--resume")
+                self.assert_same_checkpoint(self.checkpoint(6, f"{kind}-part"), self.checkpoint(6, f"{kind}-whole"))
+                losses = [record["loss"] for record in self.records(f"{kind}-whole")]
+                self.assertNotEqual(losses[1:], [record["loss"] for record in self.records()][1:])
+                tensors = weights_of(self.checkpoint(6, f"{kind}-whole"))
+                self.assertEqual({name.split("/")[0] for name in tensors}, {"weight", column})
+                self.assertTrue(any(tensors[f"{column}/embedding.token"]))
+
+    def test_checkpoints_change_their_layout(self):
+        for kind, (_, column) in OPTIMIZERS.items():
+            run = [*self.settings(kind, kind), *overrides("checkpoint.every_steps=1", "checkpoint.keep_last=9")]
+            self.train(self.config, *run, "--steps", "4")
+            expected = weights_of(self.checkpoint(4, kind))
+            for ranks, layout in [(4, ["parallel.tensor=2", "parallel.zero=3"]), (2, ["parallel.zero=1"])]:
+                with self.subTest(kind=kind, ranks=ranks):
+                    many, back = f"{kind}-{ranks}", f"{kind}-{ranks}-back"
+                    self.train(self.config, "--ranks", ranks, *run, *overrides(f"run.out={many}", "batch.micro=1", *layout),
+                               "--resume", f"{kind}/checkpoints/step-00000002", "--steps", "1")
+                    self.train(self.config, *run, *overrides(f"run.out={back}"), "--resume",
+                               f"{many}/checkpoints/step-00000003", "--steps", "1")
+                    for name, values in weights_of(self.checkpoint(4, back)).items():
+                        if not name.startswith(column):
+                            continue
+                        bound = 1e-4 * max(map(abs, expected[name]))
+                        for value, other in zip(values, expected[name], strict=True):
+                            self.assertAlmostEqual(value, other, delta=bound, msg=name)
+
+    def test_what_they_take(self):
+        def plan(*arguments):
+            planned = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *arguments))
+            return planned["moments_bytes"]
+
+        two = plan()
+        for kind, (_, column) in OPTIMIZERS.items():
+            settings = self.settings(kind, "new")
+            self.assertEqual(plan(*settings) * 2, two)
+            self.assertEqual(plan(*settings, *overrides("optimizer.ema=0.9")), two)
+            self.assertIn(f"; {column} f32\n", self.train(self.config, *settings, "--dry-run"))
+
+    def test_another_optimizer_needs_a_new_run(self):
+        sgd = self.settings("sgd", "out")
+        self.refuse(USAGE, 'optimizer.type: "adamw" in the checkpoint, "sgd" in the config', "train", self.config, *sgd,
+                    "--resume")
+        out = self.train(self.config, *self.settings("sgd", "new"), "--init-from", "out", "--steps", "1")
+        self.assertIn("with the weights of out/checkpoints/step-00000006", out)

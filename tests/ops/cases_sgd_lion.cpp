@@ -1,0 +1,220 @@
+// The updates of optimizers with one moment, SGD with momentum and Lion, with and without an average of the weights.
+#include <cmath>
+#include <fmt/format.h>
+#include <type_traits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
+std::vector<UpdateSegment> segments_of(int64_t size) {
+  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
+  return {{0, 1, 1, 1, {1, 2}, row},
+          {64, 13, 0, 1, {3, 4}, row},
+          {128, size, 1, 1, {5, 6}, row},
+          {size + 192, 31, 1, 0.25F, {7, 8}, row}};
+}
+
+// What an update writes: masters, or weights without masters.
+enum class Writes : uint8_t { masters, masters_and_weights, weights };
+
+template <typename Real>
+struct Values {
+  std::vector<Real> weight, moment, ema;
+};
+
+// One element's new weight; `moment` becomes that after the update. `rate` is the segment's.
+template <typename Real>
+Real updated(const Sgd& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
+  const auto momentum = static_cast<Real>(op.momentum);
+  moment = momentum * moment + gradient;
+  return weight - rate * ((op.nesterov ? gradient + momentum * moment : moment) + decay * weight);
+}
+
+template <typename Real>
+Real updated(const Lion& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
+  const Real direction = static_cast<Real>(op.beta1) * moment + static_cast<Real>(1 - op.beta1) * gradient;
+  moment = static_cast<Real>(op.beta2) * moment + static_cast<Real>(1 - op.beta2) * gradient;
+  const Real sign = direction > 0 ? Real{1} : direction < 0 ? Real{-1} : Real{0};
+  return weight - rate * (sign + decay * weight);
+}
+
+struct Buffers {
+  const Operand& gradients;
+  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
+  Operand& moment;
+  Operand& ema;
+};
+
+template <typename Real, typename Op>
+Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>& segments, const StepState& state,
+                       const Buffers& buffers) {
+  Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.moment.values()),
+                      to_real<Real>(buffers.ema.values())};
+  const Real share =
+      (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
+  for (const UpdateSegment& segment : segments) {
+    const Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
+    const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const Real gradient = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
+      values.weight[at] =
+          updated<Real>(static_cast<const Op&>(op), gradient, values.weight[at], rate, decay, values.moment[at]);
+      values.ema[at] = share * values.weight[at] + (1 - share) * values.ema[at];
+    }
+  }
+  return values;
+}
+
+// Where there are no masters, each weight is one of the two bf16 numbers around the reference: the rounding itself does
+// not depend on the formula, and the cases of AdamW look at it.
+void expect_neighbours(Trial& trial, const Operand& weights, const std::vector<double>& exact,
+                       const std::vector<UpdateSegment>& segments) {
+  int64_t outside = 0;
+  for (const UpdateSegment& segment : segments) {
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const double value = exact[static_cast<size_t>(i)];
+      const double place = std::ldexp(1.0, std::ilogb(value) - 7) + std::abs(value) * 0x1p-20 + 0x1p-24;
+      outside += std::abs(weights.at(0, i) - value) > place ? 1 : 0;
+    }
+  }
+  trial.expect_true(outside == 0, fmt::format("{} weights are more than a place away", outside));
+}
+
+// `op` holds the constants of Tested, which is Averaged<Op> or Op.
+template <typename Tested, typename Op>
+void check(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
+  const std::vector<UpdateSegment> segments = segments_of(size);
+  const int64_t elements = size + 256;
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 0.3F;
+  state.skip = skip ? 1 : 0;
+  state.updates = 3;
+  const bool masters = writes != Writes::weights;
+  const Buffers buffers{trial.input(DType::f32, 1, elements),
+                        trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
+                        trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements)};
+  Operand& weights = trial.in_out(weights_dtype, 1, elements);
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = static_cast<int64_t>(segments.size());
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = buffers.gradients.matrix();
+  op.columns = {buffers.moment.matrix(), buffers.ema.matrix()};
+  if (masters) op.master = buffers.weight.matrix();
+  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
+  if (writes == Writes::weights) op.weights = buffers.weight.matrix();
+
+  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
+  const auto expected = reference<double>(op, changed, state, buffers);
+  const auto plain = reference<float>(op, changed, state, buffers);
+  std::vector<double> rounded_weights = weights.values();
+  const std::vector<double> ema = buffers.ema.values();
+  trial.run(static_cast<const Tested&>(op));
+  // The reference also holds what lies between segments, which must not change.
+  trial.expect_close("moment", buffers.moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
+  if (std::is_same_v<Tested, Averaged<Op>>) {
+    trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+  } else {
+    trial.expect_equal("ema", buffers.ema, ema);
+  }
+  if (!masters) return expect_neighbours(trial, buffers.weight, expected.weight, changed);
+  trial.expect_close("master", buffers.weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
+  for (const UpdateSegment& segment : changed) {
+    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
+      rounded_weights[static_cast<size_t>(i)] = rounded(buffers.weight.at(0, i), weights_dtype);
+  }
+  trial.expect_equal("weights", weights, rounded_weights);
+}
+
+SgdEma sgd(bool nesterov) {
+  SgdEma op{};
+  op.weight_decay = 0.1;
+  op.ema = 0.8;
+  op.momentum = 0.8;
+  op.nesterov = nesterov;
+  return op;
+}
+
+LionEma lion() {
+  LionEma op{};
+  op.weight_decay = 0.1;
+  op.ema = 0.8;
+  op.beta1 = 0.9;
+  op.beta2 = 0.97;
+  return op;
+}
+
+// Where the moment and the gradient are zero, Lion's step is zero.
+void check_zero_direction(Trial& trial) {
+  const std::vector<UpdateSegment> segments{{0, 2, 0}};
+  StepState state;
+  state.learning_rate = 0.5F;
+  state.gradient_scale = 1;
+  Operand& master = trial.in_out(DType::f32, 1, 2);
+  const std::vector<double> before = master.values();
+  Lion op = lion();
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = 1;
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = trial.input(DType::f32, 1, 2, 0).matrix();
+  op.master = master.matrix();
+  op.columns[0] = trial.in_out(DType::f32, 1, 2, 0).matrix();
+  trial.run(op);
+  trial.expect_equal("master", master, before);
+}
+
+template <typename Op>
+void time_update(Trial& trial, Op op) {
+  constexpr int64_t elements = 40'000'000;
+  const std::vector<UpdateSegment> segments{{0, elements, 1}};
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = 1;
+  StepState state;
+  state.updates = 1;
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = trial.input(DType::f32, 1, elements, 0).matrix();
+  op.master = trial.in_out(DType::f32, 1, elements, 0).matrix();
+  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, elements, 0).matrix();
+  op.weights = trial.output(DType::bf16, 1, elements).matrix();
+  trial.time(op);
+}
+
+template <typename Tested, typename Op>
+void add_cases(Suite& suite, const Averaged<Op>& op, const std::string& with) {
+  const auto add = [&](int64_t size, Writes writes, DType dtype, const std::string& name, bool skip = false) {
+    suite.add<Tested>(name + with, [=](Trial& t) { check<Tested>(t, op, size, writes, dtype, skip); });
+  };
+  for (const int64_t size : {1000, 100003}) {
+    const std::string name = fmt::format("segment of {}", size);
+    add(size, Writes::masters, DType::f32, name);
+    add(size, Writes::masters_and_weights, DType::bf16, name + ", bf16 weights");
+    add(size, Writes::weights, DType::bf16, name + ", stochastic rounding");
+  }
+  add(1000, Writes::masters_and_weights, DType::f16, "segment of 1000, f16 weights");
+  add(100, Writes::masters_and_weights, DType::bf16, "skipped", true);
+  add(100, Writes::weights, DType::bf16, "skipped, stochastic rounding", true);
+}
+
+void add_sgd_lion_cases(Suite& suite) {
+  add_cases<Sgd>(suite, sgd(false), "");
+  add_cases<Sgd>(suite, sgd(true), ", Nesterov");
+  add_cases<SgdEma>(suite, sgd(true), ", Nesterov");
+  add_cases<Lion>(suite, lion(), "");
+  add_cases<LionEma>(suite, lion(), "");
+  suite.add<Lion>("no direction", check_zero_direction);
+  const std::string bench = "40 M elements, bf16 weights";
+  suite.add_bench<Sgd>(bench, [](Trial& t) { time_update<Sgd>(t, sgd(false)); });
+  suite.add_bench<SgdEma>(bench, [](Trial& t) { time_update(t, sgd(false)); });
+  suite.add_bench<Lion>(bench, [](Trial& t) { time_update<Lion>(t, lion()); });
+  suite.add_bench<LionEma>(bench, [](Trial& t) { time_update(t, lion()); });
+}
+
+const Registration sgd_lion(add_sgd_lion_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test

@@ -1,0 +1,116 @@
+// Optimizers beside AdamW over layouts: the same bits where they are promised, and what one rank finds.
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "layouts.h"
+#include "model_fixture.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+const Overrides sgd = {"optimizer.type=sgd", "optimizer.momentum=0.8", "optimizer.nesterov=true"};
+const Overrides lion = {"optimizer.type=lion"};
+
+Overrides with(Overrides overrides, const Overrides& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+void require_same_state(const Outcome& a, const Outcome& b) {
+  REQUIRE(a.torn + b.torn == "");
+  for (const auto& [name, values] : a.state) {
+    INFO(name);
+    REQUIRE(same_bits(values, b.state.at(name)));
+  }
+  CHECK(a.losses == b.losses);
+}
+
+struct Compared {
+  Outcome one, many;
+};
+
+// A step of one rank and of a layout with fresh moments, from weights of ten steps.
+Compared compared_step(const SmallLayout& layout, const Overrides& optimizer) {
+  const SmallLayout alone{1, 1, {}};
+  const GlobalState start = train(alone, optimizer, 10).state;
+  return {train_on_ranks(config_of(alone, optimizer), 1, 1, &start, 1000),
+          train_on_ranks(config_of(layout, optimizer), layout.world_size(), 1, &start, 1000)};
+}
+
+const std::vector<SmallLayout> layouts = {{2, 1, {}},
+                                          {1, 3, {"parallel.zero=1"}},
+                                          {2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
+                                          {2, 2, {"parallel.zero=3"}},
+                                          {1, 2, {"parallel.zero=1"}, 2}};
+
+}  // namespace
+
+TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
+  for (const Overrides& optimizer : {sgd, lion}) {
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
+      INFO(optimizer.front() << " " << precision);
+      const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
+      const auto zero = [&](int64_t stage, int64_t data, int64_t pipeline) {
+        return train({1, data, {fmt::format("parallel.zero={}", stage)}, pipeline}, more, 3);
+      };
+      require_same_state(zero(0, 3, 1), zero(1, 3, 1));
+      require_same_state(zero(2, 3, 1), zero(3, 3, 1));
+      require_same_state(zero(0, 1, 1), zero(0, 1, 2));
+    }
+  }
+}
+
+TEST_CASE("an average of the weights changes no bit of any optimizer") {
+  for (const Overrides& optimizer : {sgd, lion}) {
+    INFO(optimizer.front());
+    const SmallLayout layout{1, 2, {"parallel.zero=1"}};
+    const Outcome averaged = train(layout, with(optimizer, {"optimizer.ema=0.9"}), 3);
+    const Outcome plain = train(layout, optimizer, 3);
+    require_same_state(plain, averaged);
+    CHECK(averaged.state.size() == plain.state.size() / 2 * 3);  // weight, moment, average
+  }
+}
+
+TEST_CASE("SGD takes the step of one rank on every layout") {
+  for (const SmallLayout& layout : layouts) {
+    const auto [one, many] = compared_step(layout, sgd);
+    const Difference d = difference(make_spec(config_of(layout, sgd).model), one, many);
+    INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight
+                             << " of " << d.weight_of);
+    CHECK(d.small());
+  }
+}
+
+// Lion's step is the sign of the gradient, so that rounding turns it where the gradient is all but zero. Everywhere
+// else the weights are those of one rank.
+TEST_CASE("Lion takes the step of one rank on every layout but where the gradient is zero to rounding") {
+  for (const SmallLayout& layout : layouts) {
+    const auto [one, many] = compared_step(layout, lion);
+    const ModelSpec spec = make_spec(config_of(layout, lion).model);
+    const Difference d = difference(spec, one, many);
+    INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of);
+    CHECK(d.torn.empty());
+    CHECK(d.first_moment < 2e-5);
+    int64_t turned = 0, large = 0, all = 0;
+    for (const TensorSpec& tensor : spec.tensors) {
+      const std::vector<float>&a = one.state.at("weight/" + tensor.name), &b = many.state.at("weight/" + tensor.name);
+      const std::vector<float>& moment = one.state.at("exp_avg/" + tensor.name);
+      float largest = 0;
+      for (const float value : moment) largest = std::max(largest, std::abs(value));
+      for (size_t i = 0; i < a.size(); ++i) {
+        if (std::abs(a[i] - b[i]) <= 1e-6F) continue;
+        ++turned;
+        large += std::abs(moment[i]) > 1e-4F * largest ? 1 : 0;
+      }
+      all += std::ssize(a);
+    }
+    CHECK(large == 0);
+    CHECK(turned <= all / 1000);
+  }
+}
