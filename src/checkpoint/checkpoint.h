@@ -22,6 +22,7 @@
 
 #include "base/loss_scale.h"
 #include "checkpoint/boxes.h"
+#include "config/run_config.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -36,6 +37,12 @@ struct Slice {
   void* data = nullptr;
   SliceMemory* memory = nullptr;  // null: the host's
   DType dtype = DType::f32;
+};
+
+// Losses of a run that goes back where they spike (run.rollback), the oldest first.
+struct LossHistory {
+  std::vector<double> window;  // that the next one is compared with
+  std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
 };
 
 // What a checkpoint says about the run beside the tensors.
@@ -56,6 +63,11 @@ struct Manifest {
   // "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
   bool has_tokenizer_file = false;  // as read; saving looks at the text
+  // Of a run that goes back where its loss spikes: how often it has, and what it has left out for that, beside
+  // data.skip_samples.
+  LossHistory losses = {};
+  int64_t rollbacks = 0;
+  std::vector<SampleRange> left_out = {};
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)

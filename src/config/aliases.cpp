@@ -107,6 +107,7 @@ std::span<const Aliases> key_aliases() {
         "train_steps", "num_train_epochs", "epochs", "max_epochs"}},
       {"run.out", {"out_dir", "output_dir", "save_dir", "save"}},
       {"run.threads", {"num_threads"}},
+      {"run.rollback", {"loss_spike", "spike_rollback", "rollback_on_spike"}},
       {"run.validate_every_steps", {"eval_interval", "eval_steps", "eval_every", "val_check_interval"}},
       {"run.validation_samples", {"eval_iters"}},
   };

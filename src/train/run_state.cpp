@@ -10,6 +10,7 @@
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "config/load.h"
+#include "data/left_out_samples.h"
 
 namespace gptrain {
 namespace {
@@ -32,6 +33,25 @@ void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const f
   for (Slice& slice : slices) {
     if (slice.name.starts_with(average)) slice.name.replace(0, average.size(), "weight/");
   }
+}
+
+// Samples that were seen stay seen, and those that were left out stay left out.
+std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest) {
+  const LeftOutSamples before(join(saved.data.skip_samples, manifest.left_out));
+  const LeftOutSamples now(join(asked.data.skip_samples, manifest.left_out));
+  const int64_t last = manifest.samples - 1;
+  if (last < 0) return "";
+  const int64_t end = before.place_of(last) + 1;
+  const auto up_to_end = [end](const LeftOutSamples& left_out) {
+    std::vector<SampleRange> ranges;
+    for (const SampleRange& range : left_out.ranges()) {
+      if (range.first < end) ranges.push_back({range.first, std::min(range.count, end - range.first)});
+    }
+    return ranges;
+  };
+  if (up_to_end(before) == up_to_end(now)) return "";
+  return fmt::format("data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to",
+                     end);
 }
 
 }  // namespace
@@ -66,7 +86,8 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
-  return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
+  return {manifest.step,   manifest.samples,   manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
+          manifest.losses, manifest.rollbacks, manifest.left_out};
 }
 
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
@@ -132,7 +153,9 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
     throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
                 (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
   }
-  const std::string conflicts = resume_conflicts(saved, config);
+  std::string conflicts = resume_conflicts(saved, config);
+  if (const std::string of_samples = left_out_conflict(saved, config, manifest); !of_samples.empty())
+    conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
   }

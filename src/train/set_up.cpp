@@ -72,7 +72,8 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
   return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
 }
 
-// Refuses a run that goes on when every source has been seen as often as it may be.
+}  // namespace
+
 void check_length(const RunConfig& config, const Dataset& data) {
   const int64_t steps = data.num_samples() / config.batch.global;
   if (steps >= config.run.steps) return;
@@ -82,8 +83,6 @@ void check_length(const RunConfig& config, const Dataset& data) {
       "or a larger max_epochs",
       config.run.steps, format_counted(steps, "step"), steps);
 }
-
-}  // namespace
 
 int ranks_on_this_host(const World& world) {
   int count = 0;

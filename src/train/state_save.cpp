@@ -98,7 +98,10 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                        .build = version,
                        .algorithms = step.backend().algorithms(),
                        .loss_scale = step.loss_scale(),
-                       .tokenizer = tokenizer},
+                       .tokenizer = tokenizer,
+                       .losses = progress.losses,
+                       .rollbacks = progress.rollbacks,
+                       .left_out = progress.left_out},
           .slices = std::move(slices),
           .num_tensors = static_cast<int64_t>(step.spec().tensors.size() * (1 + columns))};
 }

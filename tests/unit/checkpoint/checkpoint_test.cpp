@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <sys/resource.h>
 
@@ -74,6 +75,12 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   REQUIRE(manifest.loss_scale);
   CHECK(manifest.loss_scale->value == expected.loss_scale->value);
   CHECK(manifest.loss_scale->good_steps == expected.loss_scale->good_steps);
+  CHECK(manifest.losses.window == expected.losses.window);
+  REQUIRE(manifest.losses.above.size() == 2);
+  CHECK(std::isnan(manifest.losses.above[0]));
+  CHECK(manifest.losses.above[1] == 1e300);
+  CHECK(manifest.rollbacks == expected.rollbacks);
+  CHECK(manifest.left_out == expected.left_out);
 
   verify_checkpoint(listed[0].path);
   Parts loaded = empty_parts(tensors);
