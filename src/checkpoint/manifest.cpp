@@ -167,13 +167,19 @@ StoredManifest parse_manifest(const std::string& text) {
 
 }  // namespace
 
-std::string format_file_record(const FileRecord& record) { return json_text(file_object(record)); }
+std::string format_file_records(const std::vector<FileRecord>& records) {
+  ordered_json list = ordered_json::array();
+  for (const FileRecord& record : records) list.push_back(file_object(record));
+  return json_text(list);
+}
 
-FileRecord parse_file_record(const std::string& text) {
+std::vector<FileRecord> parse_file_records(const std::string& text) {
   try {
-    return parse_file(parse_json(text));
+    std::vector<FileRecord> records;
+    for (const json& record : parse_json(text)) records.push_back(parse_file(record));
+    return records;
   } catch (const json::exception& e) {
-    throw Error(ExitCode::checkpoint, "a rank's record of its file is not valid JSON: {}", e.what());
+    throw Error(ExitCode::checkpoint, "a rank's record of its files is not valid JSON: {}", e.what());
   }
 }
 

@@ -11,8 +11,10 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
+#include "config/elastic.h"
 #include "train/signals.h"
 
 namespace gptrain {
@@ -58,7 +60,10 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
   if (checkpoint) {
     const RunProgress progress = load_state(*checkpoint, step_, context_.groups, context_.world);
     saved_step_ = progress.step;
-    if (context_.leads()) print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+    if (context_.leads()) {
+      print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+      say_layout_changes(*checkpoint);
+    }
     return progress;
   }
   if (context_.leads()) {
@@ -77,6 +82,14 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
   }
   if (weights) start_from_weights(*weights);
   return {};
+}
+
+void Checkpointing::say_layout_changes(const fs::path& checkpoint) const {
+  if (!context_.config.parallel.elastic) return;
+  const Manifest manifest = read_manifest(checkpoint);
+  const std::string changes = layout_changes(saved_config(checkpoint, manifest), manifest.world_size, context_.config,
+                                             context_.world.size());
+  if (!changes.empty()) print_out("elastic: {}\n", changes);
 }
 
 void Checkpointing::start_from_weights(const fs::path& checkpoint) {

@@ -79,6 +79,8 @@ class Checkpointing {
     std::string metrics_fault = {};  // what kept them from being synced
   };
 
+  // With parallel.elastic, what the run has otherwise than the one that saved.
+  void say_layout_changes(const std::filesystem::path& checkpoint) const;
   void start_from_weights(const std::filesystem::path& checkpoint);
   Writing begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces, SliceMemory* memory,
                         Clock::time_point began);

@@ -1,13 +1,17 @@
 #include "train/run_state.h"
 
 #include <algorithm>
+#include <exception>
 #include <fmt/format.h>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "base/amount.h"
 #include "base/error.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/model_check.h"
+#include "checkpoint/shared_load.h"
 #include "comm/agree.h"
 #include "config/load.h"
 
@@ -23,6 +27,33 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   const int64_t rows = stored->second.global_shape.front();
   slice.global_shape.front() = std::min(slice.global_shape.front(), rows);
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
+}
+
+// Fills the slices that `wanted` names; what data ranks have in common, one of them reads. Returns what the checkpoint
+// holds. Collective over the world.
+Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
+                     const std::function<std::vector<Slice>(const Contents&)>& wanted) {
+  Communicator* const all = groups.group(GroupKind::world);
+  Contents contents;
+  std::vector<BoxTransfer> transfers;
+  agree_on(all, world, [&] {
+    try {
+      contents = read_contents(checkpoint);
+    } catch (const Error& error) {
+      throw with_way_out(error, checkpoint);
+    }
+    transfers = transfers_to(contents, wanted(contents));
+  });
+  const SharedLoad loaded = load_together(contents, std::move(transfers), groups.group(GroupKind::copies));
+  agree_on(all, world, [&] {
+    if (!loaded.fault) return;
+    try {
+      std::rethrow_exception(loaded.fault);
+    } catch (const Error& error) {
+      throw with_way_out(error, checkpoint);
+    }
+  });
+  return contents;
 }
 
 }  // namespace
@@ -45,13 +76,12 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
-  Manifest manifest;
   const auto memory = make_slice_memory(step.backend());
-  agree_on(groups.group(GroupKind::world), world, [&] {
-    manifest = read_manifest(checkpoint);
+  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents&) {
     step.clear_state();
-    load_slices(checkpoint, slices_of(step, step.state(), StatePart::all, memory.get()));
+    return slices_of(step, step.state(), StatePart::all, memory.get());
   });
+  const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
@@ -62,13 +92,12 @@ std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& 
                                       const World& world) {
   std::vector<std::string> changes;
   const auto memory = make_slice_memory(step.backend());
-  agree_on(groups.group(GroupKind::world), world, [&] {
-    const Contents contents = read_contents(checkpoint);
+  load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
     changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
     for (Slice& slice : slices) keep_stored_rows(slice, contents);
     std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
-    load_slices(contents, slices);
+    return slices;
   });
   step.weights_changed();
   return changes;
