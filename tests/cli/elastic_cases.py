@@ -119,7 +119,7 @@ class Processes(Elastic):
         config = self.write_run(parallel={"zero": 2}, run={"steps": 9})
         self.train_by_hand(config, (3, 3), (2, 6), (3, 9))
         for size, mpi in ((4, False), (2, False), (5, bool(shutil.which("mpirun")))):
-            processes = self.start("--resume", "--steps", "3", *ELASTIC, *overrides("batch.micro=4"), size=size, mpi=mpi)
+            processes = self.start("--resume", "--steps", "3", *ELASTIC, size=size, mpi=mpi)
             codes = self.codes(processes)
             if mpi and "was built without MPI" in self.output():
                 codes = self.codes(self.start("--resume", "--steps", "3", *ELASTIC, size=size))

@@ -31,7 +31,7 @@ REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 ONE_NODE = ("--cpus-per-task=2",)
 # Of 6 ranks on three nodes 5 train, of 4 on two nodes 2.
-ELASTIC = ("--nodes=2-3", "--ntasks-per-node=2", "--cpus-per-task=1")
+ELASTIC = ("--nodes=2-3", "--cpus-per-task=2")
 ELASTIC_KEYS = ("--set", "parallel.elastic=true", "--set", "batch.global=20")
 
 
@@ -284,7 +284,7 @@ def lost_node(place, name, transport):
     """Slurm itself ends the jobs of a node that is down, and queues them again: one on two of the nodes that are left,
     the other on as many as there are, and then on all of them."""
     job, elastic = Job(place, name, "preemptible", transport), Job(place, f"{name}, elastic", "preemptible", "none")
-    elastic.submit(*ELASTIC, "--partition=unsafe", arguments=ELASTIC_KEYS)
+    elastic.submit(*ELASTIC, "--partition=unsafe", arguments=ELASTIC_KEYS, RANKS_PER_NODE="2")
     job.submit(*TWO_NODES, "--partition=unsafe")
     for one in (job, elastic):
         one.wait_for(one.saved, "with a checkpoint")
