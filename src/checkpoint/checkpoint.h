@@ -19,6 +19,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/loss_scale.h"
@@ -26,6 +27,9 @@
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
+
+// Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
+constexpr std::string_view weight_prefix = "weight/";
 
 // A box of one global tensor (true shape, never padding), f32 or bf16, in row-major order at `data`, which the caller
 // owns and which lies in `memory`.

@@ -23,8 +23,6 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view weight_prefix = "weight/";
-
 size_t name_width(const std::set<std::string>& names) {
   size_t width = std::string_view("tensor").size();
   for (const std::string& name : names) width = std::max(width, printable(name).size());
@@ -48,7 +46,7 @@ struct Difference {
   double relative = 0;
 };
 
-Difference difference(const std::vector<float>& a, const std::vector<float>& b) {
+Difference difference_of(const std::vector<float>& a, const std::vector<float>& b) {
   Difference result;
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -65,6 +63,7 @@ Difference difference(const std::vector<float>& a, const std::vector<float>& b) 
 // The weighted sum of one tensor of several checkpoints, made as it is read.
 class AveragedTensor final : public SliceMemory {
  public:
+  // `name`: in the checkpoints.
   AveragedTensor(const std::vector<Contents>& all, const std::vector<double>& shares, std::string name, DType dtype)
       : all_(all), shares_(shares), name_(std::move(name)), dtype_(dtype) {}
 
@@ -156,7 +155,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
     } else if (left->second.global_shape != right->second.global_shape) {
       fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
                      format_shape(right->second.global_shape));
-    } else if (const Difference found = difference(load_tensor(of_a, name), load_tensor(of_b, name));
+    } else if (const Difference found = difference_of(load_tensor(of_a, name), load_tensor(of_b, name));
                found.largest == 0) {
       ++same;
     } else {
@@ -169,7 +168,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
 }
 
 void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::vector<double>& given,
-                         const fs::path& out) {
+                         const fs::path& out, WhichWeights which) {
   std::vector<double> shares = given;
   if (shares.empty()) shares.assign(checkpoints.size(), 1.0 / static_cast<double>(checkpoints.size()));
   if (shares.size() != checkpoints.size()) {
@@ -180,6 +179,7 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   std::vector<Contents> all;
   for (const fs::path& checkpoint : checkpoints) all.push_back(read_contents(checkpoint));
   require_one_model(all);
+  for (const Contents& contents : all) require_weights(contents, which);
   const auto newest = std::max_element(all.begin(), all.end(), [](const Contents& a, const Contents& b) {
     return a.stored.manifest.step < b.stored.manifest.step;
   });
@@ -190,7 +190,8 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   std::vector<Slice> slices;
   for (const auto& [name, tensor] : newest->tensors) {
     if (!name.starts_with(weight_prefix)) continue;
-    sums.push_back(std::make_unique<AveragedTensor>(all, shares, name, tensor.dtype));
+    const std::string source = stored_name(which, std::string_view(name).substr(weight_prefix.size()));
+    sums.push_back(std::make_unique<AveragedTensor>(all, shares, source, tensor.dtype));
     slices.push_back({name, tensor.global_shape, std::vector<int64_t>(tensor.global_shape.size(), 0),
                       tensor.global_shape, nullptr, sums.back().get(), tensor.dtype});
   }

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/which_weights.h"
+
 namespace gptrain {
 
 // A table of all tensors: norm, largest magnitude, number of elements that are not finite. `sound` is false where there
@@ -20,11 +22,11 @@ TensorReport report_tensors(const std::filesystem::path& checkpoint);
 // numbers.
 std::string compare_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b);
 
-// Writes OUT/checkpoints/step-N, of the newest's step: the mean of the checkpoints' weights, or their sum with the
-// shares given, in f64 and rounded once. Config, tokenizer and dtypes are the newest's; there is no optimizer's state,
-// so that no run resumes it. Error(usage): `out` exists, the models differ, or there is not one share for each;
-// Error(checkpoint).
+// Writes OUT/checkpoints/step-N, of the newest's step: the mean of the checkpoints' weights, or of the averages
+// that they hold, or their sum with the shares given, in f64 and rounded once. Config, tokenizer and dtypes are the
+// newest's; there is no optimizer's state, so that no run resumes it. Error(usage): `out` exists, the models differ,
+// there is not one share for each, or not an average in each; Error(checkpoint).
 void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints, const std::vector<double>& shares,
-                         const std::filesystem::path& out);
+                         const std::filesystem::path& out, WhichWeights which = WhichWeights::trained);
 
 }  // namespace gptrain

@@ -34,12 +34,12 @@ using Progressed = std::function<void(int64_t bytes)>;
 // Reads each of the checkpoint's tensors once, while transformers' come in their order.
 class HfSource {
  public:
-  explicit HfSource(const Contents& contents) : contents_(contents) {}
+  HfSource(const Contents& contents, WhichWeights which) : contents_(contents), which_(which) {}
 
   void write(const HfTensor& tensor, SafetensorsWriter& writer, DType dtype) {
     if (tensor.source != loaded_) {
       values_ = {};  // before the next is taken
-      values_ = load_tensor(contents_, "weight/" + tensor.source);
+      values_ = load_tensor(contents_, stored_name(which_, tensor.source));
       loaded_ = tensor.source;
     }
     const int64_t count = *num_elements(tensor.shape);
@@ -54,6 +54,7 @@ class HfSource {
 
  private:
   const Contents& contents_;
+  const WhichWeights which_;
   std::string loaded_;
   std::vector<float> values_;
 };
@@ -81,11 +82,10 @@ std::vector<File> part_into_files(const std::vector<HfTensor>& tensors, DType dt
 }
 
 // One file, or several and their index. Returns the sizes of the files.
-std::vector<int64_t> write_weights(NewFolder& folder, const Contents& contents, const HfModel& model, DType dtype,
+std::vector<int64_t> write_weights(NewFolder& folder, HfSource& source, const HfModel& model, DType dtype,
                                    int64_t most_bytes, const Progressed& progressed) {
   const std::vector<File> files = part_into_files(model.tensors, dtype, most_bytes);
   const bool is_single = files.size() == 1;
-  HfSource source(contents);
   std::vector<int64_t> sizes;
   Json map = Json::object();
   int64_t total = 0;
@@ -127,19 +127,21 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
     }
   }
   folder.write("generation_config.json", json_text(generation, 2) + '\n');
-  if (tokenizer->sentencepiece() != nullptr) return folder.write("tokenizer.model", tokenizer->sentencepiece()->model());
+  if (tokenizer->sentencepiece() != nullptr)
+    return folder.write("tokenizer.model", tokenizer->sentencepiece()->model());
   folder.write(std::string(tokenizer_name), record.text);
   folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
 }
 
 }  // namespace
 
-HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
+HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype, WhichWeights which,
                    const std::function<void(int64_t, int64_t)>& progress, int64_t most_file_bytes) {
   NewFolder folder(out, "--hf");
   const Contents contents = read_contents(checkpoint);
   const RunConfig config = saved_config(checkpoint, contents.stored.manifest);
   check_model(contents, config);
+  require_weights(contents, which);
   HfModel model = hf_model(config, dtype);
   const std::optional<TokenizerRecord> tokenizer = read_tokenizer(checkpoint);
   const bool has_tokenizer = tokenizer && !tokenizer->text.empty() && !tokenizer->is_bytes();
@@ -152,7 +154,8 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   const int64_t total = result.parameters * dtype_bytes(dtype);
   int64_t done = 0;
-  const std::vector<int64_t> sizes = write_weights(folder, contents, model, dtype, most_file_bytes, [&](int64_t bytes) {
+  HfSource source(contents, which);
+  const std::vector<int64_t> sizes = write_weights(folder, source, model, dtype, most_file_bytes, [&](int64_t bytes) {
     done += bytes;
     if (progress) progress(done, total);
   });

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "checkpoint/which_weights.h"
 
 namespace gptrain {
 
@@ -29,13 +30,14 @@ struct HfExport {
   std::string warning;                // see HfModel
 };
 
-// Writes the master weights of `checkpoint` (a checkpoint's folder) to the folder `out`, which must not exist, in
-// `dtype`: f32, or bf16 rounded to nearest. Tensors are streamed: memory holds at most the largest one twice. The
+// Writes the master weights of `checkpoint` (a checkpoint's folder), or their average, to the folder `out`, which must
+// not exist, in `dtype`: f32, or bf16 rounded to nearest. Tensors are streamed: memory holds at most the largest one twice. The
 // folder is written under a temporary name beside it and renamed when all of it is on the disk. `progress(done,
 // total)`, if given, hears of the bytes written. Files of several tensors have at most `most_file_bytes` of them.
-// Throws Error(usage) if `out` exists or no class of transformers computes the model, Error(checkpoint) for a damaged
+// Throws Error(usage) if `out` exists, no class of transformers computes the model or there is no average, Error(checkpoint) for a damaged
 // checkpoint or a failing disk; `out` then does not exist.
 HfExport export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& out, DType dtype,
+                   WhichWeights which = WhichWeights::trained,
                    const std::function<void(int64_t done, int64_t total)>& progress = {},
                    int64_t most_file_bytes = 5'000'000'000);
 

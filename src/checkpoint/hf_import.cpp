@@ -212,7 +212,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   for (const TensorSpec& tensor : make_spec(config.model).tensors) {
     weights.push_back(std::make_unique<ImportedTensor>(files, progressed));
     while (next < tensors.size() && tensors[next].source == tensor.name) weights.back()->add(tensors[next++]);
-    add("weight/" + tensor.name, tensor.shape, weights.back().get());
+    add(fmt::format("{}{}", weight_prefix, tensor.name), tensor.shape, weights.back().get());
     for (const StateColumn& column : columns) add(fmt::format("{}/{}", column.name, tensor.name), tensor.shape, &zeros);
   }
   Manifest manifest;

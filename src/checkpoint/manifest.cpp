@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "checkpoint/fault.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -30,13 +31,6 @@ std::string format_tail(uint32_t crc) { return fmt::format(",\n  \"crc32c\": \"{
 const size_t tail_bytes = format_tail(0).size();
 
 std::string format_crc(uint32_t crc) { return fmt::format("{:08x}", crc); }
-
-// What is wrong; load_manifest adds the file's name.
-template <typename... Args>
-[[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
-  constexpr size_t max_bytes = 400;
-  throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
-}
 
 const json& member(const json& object, const std::string& key) {
   if (!object.is_object() || !object.contains(key)) fault("\"{}\" is missing", key);

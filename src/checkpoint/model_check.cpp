@@ -12,13 +12,13 @@
 #include "checkpoint/folder.h"
 #include "config/load.h"
 #include "model/spec/spec.h"
+#include "optim/optimizer.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view weight_kind = "weight";
-constexpr std::string_view state_kinds[] = {"exp_avg", "exp_avg_sq"};
 
 // Of a stored tensor's name, KIND/NAME.
 struct StoredName {
@@ -39,11 +39,13 @@ DType stored_dtype(std::string_view kind, const TensorSpec& tensor, const Precis
 using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
 
 // What is wrong with a tensor of the checkpoint; empty if nothing.
-std::string difference(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
-                       const PrecisionConfig& precision) {
+std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
+                                 const RunConfig& config) {
   const StoredName name = split_name(stored);
-  const bool known_kind = name.kind == weight_kind ||
-                          std::find(std::begin(state_kinds), std::end(state_kinds), name.kind) != std::end(state_kinds);
+  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
+  const bool known_kind =
+      name.kind == weight_kind ||
+      std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) { return column.name == name.kind; });
   const auto found = spec.find(name.name);
   const std::string shown = printable(stored);
   if (!known_kind || found == spec.end()) return fmt::format("tensor \"{}\" is none of the model's", shown);
@@ -52,7 +54,7 @@ std::string difference(const std::string& stored, const StoredTensor& tensor, co
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
                        printable(format_shape(tensor.global_shape)), format_shape(expected.shape));
   }
-  if (const DType dtype = stored_dtype(name.kind, expected, precision); tensor.dtype != dtype)
+  if (const DType dtype = stored_dtype(name.kind, expected, config.precision); tensor.dtype != dtype)
     return fmt::format("tensor \"{}\" is {}, the model's is {}", shown, dtype_name(tensor.dtype), dtype_name(dtype));
   const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(expected.shape.size(), 0), expected.shape});
   if (covered == expected.count()) return "";
@@ -76,7 +78,7 @@ void check_model(const Contents& contents, const RunConfig& config) {
   for (const TensorSpec& tensor : spec.tensors) by_name.emplace(tensor.name, &tensor);
   std::vector<std::string> differences;
   for (const auto& [name, tensor] : contents.tensors) {
-    if (std::string found = difference(name, tensor, by_name, config.precision); !found.empty())
+    if (std::string found = difference_from_spec(name, tensor, by_name, config); !found.empty())
       differences.push_back(std::move(found));
   }
   for (const TensorSpec& tensor : spec.tensors) {

@@ -13,7 +13,7 @@ namespace {
 
 bool holds_weights_alone(const Contents& contents) {
   return std::all_of(contents.tensors.begin(), contents.tensors.end(),
-                     [](const auto& tensor) { return tensor.first.starts_with("weight/"); });
+                     [](const auto& tensor) { return tensor.first.starts_with(weight_prefix); });
 }
 
 // The slices asked for, by tensor, after checking that the checkpoint can fill each one.
@@ -23,7 +23,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
   for (const Slice& slice : slices) {
     const auto tensor = contents.tensors.find(slice.name);
     if (tensor == contents.tensors.end()) {
-      if (holds_weights_alone(contents) && !slice.name.starts_with("weight/")) {
+      if (holds_weights_alone(contents) && !slice.name.starts_with(weight_prefix)) {
         throw Error(ExitCode::checkpoint, "{} holds weights alone: a run begins with them by train --init-from",
                     contents.checkpoint.string());
       }
@@ -56,7 +56,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
 }
 
 // In the order in which they lie on the disk.
-void sort(std::vector<BoxTransfer>& transfers) {
+void sort_by_place(std::vector<BoxTransfer>& transfers) {
   const auto place = [](const BoxTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
   std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
@@ -75,7 +75,7 @@ std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vecto
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
     }
   }
-  sort(transfers);
+  sort_by_place(transfers);
   return transfers;
 }
 
@@ -94,7 +94,7 @@ void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
 }
 
 void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers) {
-  sort(transfers);
+  sort_by_place(transfers);
   std::optional<InputFile> file;
   for (size_t i = 0; i < transfers.size(); ++i) {
     const StoredBox& stored = *transfers[i].stored;

@@ -23,16 +23,20 @@ struct ExportArguments {
   std::string checkpoint;
   std::string out;
   std::string dtype = "fp32";
+  bool ema = false;
 };
+
+WhichWeights which_weights(bool ema) { return ema ? WhichWeights::averaged : WhichWeights::trained; }
 
 void export_weights(const ExportArguments& arguments) {
   std::unique_ptr<Progress> bar;
   const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
-  const HfExport written =
-      export_hf(resolve_checkpoint(arguments.checkpoint), arguments.out, dtype, [&](int64_t done, int64_t total) {
-        if (!bar) bar = std::make_unique<Progress>("exporting", total, ProgressUnit::bytes);
-        bar->update(done);
-      });
+  const auto progress = [&](int64_t done, int64_t total) {
+    if (!bar) bar = std::make_unique<Progress>("exporting", total, ProgressUnit::bytes);
+    bar->update(done);
+  };
+  const HfExport written = export_hf(resolve_checkpoint(arguments.checkpoint), arguments.out, dtype,
+                                     which_weights(arguments.ema), progress);
   if (bar) bar->finish();
   print_out("{}: {}, {}, {} parameters in {} ({}{})\n", arguments.out, written.architecture,
             format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
@@ -76,7 +80,7 @@ void add_import_command(CLI::App& checkpoint) {
   command->callback([arguments] { import_weights(*arguments); });
 }
 
-void add_verify_command(CLI::App& checkpoint) {
+void add_checkpoint_verify_command(CLI::App& checkpoint) {
   auto path = std::make_shared<std::string>();
   auto deep = std::make_shared<bool>(false);
   CLI::App* command = checkpoint.add_subcommand("verify", "check every file and checksum");
@@ -110,6 +114,7 @@ void add_average_command(CLI::App& checkpoint) {
     std::vector<std::string> folders;
     std::vector<double> shares;
     std::string out;
+    bool ema = false;
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = checkpoint.add_subcommand("average", "the mean of the weights of checkpoints of one model");
@@ -119,10 +124,11 @@ void add_average_command(CLI::App& checkpoint) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("A,B,...");
+  command->add_flag("--ema", arguments->ema, "of the averages that optimizer.ema keeps, not of the weights");
   command->callback([arguments] {
     std::vector<std::filesystem::path> checkpoints;
     for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));
-    average_checkpoints(checkpoints, arguments->shares, arguments->out);
+    average_checkpoints(checkpoints, arguments->shares, arguments->out, which_weights(arguments->ema));
     print_out("{}: the weights of {} averaged\n", arguments->out,
               format_counted(std::ssize(checkpoints), "checkpoint"));
   });
@@ -164,7 +170,7 @@ void add_checkpoint_commands(CLI::App& app) {
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
   inspect_command->callback([path] { write_out(inspect_checkpoint(resolve_checkpoint(*path))); });
-  add_verify_command(*checkpoint);
+  add_checkpoint_verify_command(*checkpoint);
   auto exporting = std::make_shared<ExportArguments>();
   CLI::App* export_command = checkpoint->add_subcommand("export", "the weights as a Hugging Face folder");
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();
@@ -175,6 +181,7 @@ void add_checkpoint_commands(CLI::App& app) {
       ->add_option("--dtype", exporting->dtype, "of the weights: fp32 (default), the masters as they are, or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("DTYPE");
+  export_command->add_flag("--ema", exporting->ema, "their average, which a run keeps with optimizer.ema");
   export_command->callback([exporting] { export_weights(*exporting); });
   add_import_command(*checkpoint);
   add_diff_command(*checkpoint);

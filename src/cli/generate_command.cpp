@@ -18,6 +18,7 @@ struct GenerateArguments {
   GenerateOptions options;
   std::vector<std::string> prompt_files;
   bool stream = false;
+  bool ema = false;
 };
 
 // An editor ends a file with a newline that is no part of the prompt.
@@ -31,6 +32,7 @@ void generate_texts(GenerateArguments& arguments) {
   GenerateOptions& options = arguments.options;
   for (const std::string& path : arguments.prompt_files) options.prompts.push_back(prompt_of_file(path));
   if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt is required, or --prompt-file");
+  if (arguments.ema) options.weights = WhichWeights::averaged;
   const size_t count = options.prompts.size();
   std::string text;
   size_t begun = 0;
@@ -87,6 +89,7 @@ void add_generate_command(CLI::App& app) {
       ->check(whole_number_from(0))
       ->capture_default_str()
       ->type_name("S");
+  command->add_flag("--ema", arguments->ema, "with the average of the weights, which a run keeps with optimizer.ema");
   command->add_flag("--stream", arguments->stream, "print each token as it comes");
   command->callback([arguments] { generate_texts(*arguments); });
 }

@@ -37,7 +37,7 @@ struct Member {
   std::string doing = "nothing is known of it";
 };
 
-std::string describe(const Activity::State& state) {
+std::string describe_state(const Activity::State& state) {
   std::string text = "at the start";
   if (!state.group.empty()) {
     const int64_t bytes = state.call.count * dtype_bytes(state.call.dtype);
@@ -140,7 +140,7 @@ class Heartbeat::Watch {
   }
 
   void beat(const char* kind) {
-    const std::string frame = json_text(Json{{"kind", kind}, {"doing", describe(activity_->state())}});
+    const std::string frame = json_text(Json{{"kind", kind}, {"doing", describe_state(activity_->state())}});
     for (FrameChannel& channel : meeting_.channels)
       if (channel.open()) channel.send(frame, Clock::now() + send_time);
   }

@@ -89,6 +89,7 @@ std::span<const Aliases> key_aliases() {
       {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr"}},
       {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
       {"optimizer.eps", {"adam_eps", "adam_epsilon"}},
+      {"optimizer.ema", {"ema_decay", "ema_rate", "weight_ema", "model_ema"}},
       {"optimizer.clip_norm",
        {"grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val", "max_grad_norm", "max_norm"}},
       {"schedule.type", {"lr_decay_style", "lr_scheduler", "lr_scheduler_type", "scheduler", "decay_lr"}},

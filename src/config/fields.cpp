@@ -225,6 +225,11 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                          "decoupled decay per unit of learning rate; never of norms and biases"),
                    field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
                          "largest global norm of the gradients; 0: no clipping"),
+                   field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
+                         "decay rate of an exponential moving average of the weights, which is kept beside them, as "
+                         "0.999; 0: none is kept")
+                       .usually("0.999")
+                       .changeable(),
                    words<S, LrCurve>("schedule.type", &RunConfig::lr_curve, &S::type,
                                      {{"constant", LrCurve::constant},
                                       {"linear", LrCurve::linear},
@@ -355,6 +360,13 @@ void add_run(std::vector<Field>& table) {
           field("run.validation_samples", section, &R::validation_samples, IntegerRule{1, 1 << 30, {}},
                 "sequences per validation")
               .only_with(validation)
+              .changeable(),
+          field("run.validate_ema", section, &R::validate_ema, BooleanRule{},
+                "validations are of the average of the weights that optimizer.ema keeps, not of the weights")
+              .only_with({"optimizer.ema", "optimizer.ema is greater than 0 and data.validation names a source",
+                          [](const RunConfig& config) {
+                            return config.optimizer.ema > 0 && !config.data.validation.empty();
+                          }})
               .changeable(),
           field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one text that the model writes to the next, in samples.jsonl and the report; 0: none")

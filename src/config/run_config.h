@@ -111,6 +111,7 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
+  double ema = 0;          // decay of an average of the weights; 0: there is none
 };
 
 // The section `schedule`: the learning rate's course over the steps.
@@ -162,6 +163,7 @@ struct RunSettings {
   int64_t max_skipped_steps = 10;        // in a row; more end the run with exit 6
   int64_t validate_every_steps = 0;      // 0: at the end only
   int64_t validation_samples = 64;       // sequences per validation
+  bool validate_ema = false;             // validations are of the weights' average
   int64_t sample_every_steps = 0;        // steps from one written text to the next; 0: none
   int64_t sample_tokens = 64;
   std::string sample_prompt;

@@ -52,7 +52,7 @@ struct UpdateSegment {
 };
 
 // An update has at most so many columns of state.
-constexpr size_t most_update_columns = 2;
+constexpr size_t most_update_columns = 3;
 
 // A flat range of elements. Nothing is written when state->skip. Gradients are multiplied with state->gradient_scale.
 // `weights`, where given, receives the updated master weights rounded to C. Elements outside every segment (padding

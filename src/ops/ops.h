@@ -18,7 +18,7 @@
 #include "base/matrix.h"
 #include "base/philox.h"
 #include "base/rotary.h"
-#include "ops/adamw.h"
+#include "ops/adamw_ema.h"
 #include "ops/step_state.h"
 
 namespace gptrain {
@@ -400,7 +400,7 @@ struct ScaledProduct {
 };
 
 // The updates of optimizers: each is an ElementUpdate with a formula (ops/element_update.h).
-#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW)
+#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW) X(AdamWEma)
 
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward)          \

@@ -24,6 +24,9 @@ struct StateColumn {
 };
 using StateColumns = std::vector<StateColumn>;
 
+// The column of the weights' average, where there is one: f32, complete in itself.
+inline constexpr std::string_view ema_column = "ema";
+
 // Bytes of a column's values for `elements` elements of the parameters.
 constexpr int64_t column_bytes(const StateColumn& column, int64_t elements) {
   switch (column.granularity) {

@@ -105,8 +105,6 @@ std::vector<int32_t> encode_prompt(const Vocabulary& vocabulary, const std::stri
 RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) {
   RunConfig config = saved_config(checkpoint, read_manifest(checkpoint));
   config.parallel = parallel;
-  config.parallel.zero = 0;
-  config.parallel.sequence = false;  // passes over one sequence have few rows
   return config;
 }
 
@@ -133,10 +131,10 @@ class Generator {
     for (const std::string& prompt : options.prompts) sequences_.push_back(encode_prompt(vocabulary_, prompt));
     // One of the ranks that hold the same weights is enough.
     if (groups.copy_rank() > 0) return;
-    inference_ = std::make_unique<Inference>(config_, checkpoint_, groups, *backend_);
+    inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
     for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
-    inference_->reserve(static_cast<int64_t>(longest) + options.tokens);
+    inference_->reserve(std::max(static_cast<int64_t>(longest) + options.tokens, options.room));
   }
 
   void go_on(size_t prompt, const std::function<void(std::string_view)>& emit) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/which_weights.h"
 #include "comm/world.h"
 #include "config/run_config.h"
 #include "parallel/groups.h"
@@ -19,11 +20,13 @@ struct GenerateOptions {
   std::filesystem::path checkpoint;  // a checkpoint, or a run's folder (its newest)
   std::string tokenizer;             // as of `data pack`; empty: the checkpoint's
   std::vector<std::string> prompts;
+  WhichWeights weights = WhichWeights::trained;
   int64_t tokens = 200;      // for each prompt
   double temperature = 0.8;  // 0: always the likeliest token
   int64_t top_k = 0;         // 0: all
   uint64_t seed = 1;
-  int threads = 0;  // 0: every core
+  int threads = 0;   // 0: every core
+  int64_t room = 0;  // tokens that there is memory for from the start, or more
 };
 
 // Continues each prompt by up to `tokens` tokens, fewer if the model ends the document; `emit` receives the prompt with
@@ -32,7 +35,7 @@ struct GenerateOptions {
 // prompt p is drawn from Philox at (seed, i, p), so equal arguments give equal text. Beyond the model's sequence length
 // only the last tokens are seen. A checkpoint that knows no tokenizer and has the vocabulary of "bytes" is one of
 // "bytes". Throws Error(checkpoint) for a bad checkpoint, Error(usage) where no tokenizer is known, or the one named is
-// not the checkpoint's, and for a prompt that cannot be encoded.
+// not the checkpoint's, where the checkpoint has no average, and for a prompt that cannot be encoded.
 void generate(const GenerateOptions& options, const std::function<void(size_t prompt, std::string_view text)>& emit);
 
 // The same by the ranks of a world, of one prompt: the ranks of `parallel` that share a model hold their parts of it, in

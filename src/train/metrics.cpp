@@ -226,6 +226,7 @@ void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metr
   impl_->begin(step);
   impl_->add("validation_loss", metrics.loss);
   if (metrics.bits_per_byte) impl_->add("bits_per_byte", *metrics.bits_per_byte);
+  if (metrics.ema) impl_->add("ema", true);
   impl_->end();
   impl_->tensorboard.write(step, {{"validation_loss", metrics.loss}});
   if (metrics.bits_per_byte) impl_->tensorboard.write(step, {{"bits_per_byte", *metrics.bits_per_byte}});

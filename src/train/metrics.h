@@ -35,6 +35,7 @@ struct ValidationMetrics {
   // The same for a byte of the text, in bits: where the tokenizer is known. Tokens that stand for no text count in the
   // sum, but have no bytes.
   std::optional<double> bits_per_byte = {};
+  bool ema = false;  // of the weights' average
 };
 
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24

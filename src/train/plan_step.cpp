@@ -10,6 +10,8 @@
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
 #include "report/checkpoint_forecast.h"
+#include "train/inference.h"
+#include "train/samples.h"
 
 namespace gptrain {
 namespace {
@@ -86,6 +88,18 @@ namespace {
 // Tensor ranks with equal kinds have equal plans: what differs is the slice of the vocabulary, the first rank's biases
 // and positions, and whether the keys and values are another rank's as well.
 using RankKind = std::tuple<bool, int64_t, bool>;
+
+// The texts that a run writes, on the host's CPU: of the ranks that hold the same weights, the first writes.
+void add_samples(const RunConfig& config, const Target& target, RankGroups& groups, StepMemory& memory) {
+  if (config.run.sample_every_steps == 0 || groups.copy_rank() > 0) return;
+  Target host;
+  host.num_threads = target.num_threads;
+  MemoryPlan samples;
+  samples.on(host_place(target))[static_cast<size_t>(MemoryClass::samples)] =
+      Inference::bytes(config, host, groups, most_tokens_of_sample(config));
+  memory.outside += samples;
+  memory.arenas += samples;
+}
 
 // Of a stage with `stages`.
 StagePlan stage_plan(const Stages& stages, int64_t rank) {
@@ -208,6 +222,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
+  add_samples(config, target, groups, memory);
   return plan;
 }
 

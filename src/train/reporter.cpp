@@ -47,6 +47,10 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
 
 void Reporter::find_memory() {
   taken_ = step_.taken();
+  // Texts take theirs while one is written.
+  const MemoryPlace host = host_place(context_.backend.target());
+  constexpr auto samples = static_cast<size_t>(MemoryClass::samples);
+  taken_.on(host)[samples] = step_.design().memory.outside.on(host)[samples];
   Communicator* const all = context_.all();
   if (all == nullptr) return;
   static_assert(std::is_trivially_copyable_v<MemoryPlan>);
@@ -157,8 +161,8 @@ void Reporter::report_validation(int64_t step, const ValidationMetrics& metrics,
   const auto unsigned_nan = [](double value) { return std::isnan(value) ? std::abs(value) : value; };
   const std::string per_byte =
       metrics.bits_per_byte ? fmt::format(", {:.4f} bits per byte,", unsigned_nan(*metrics.bits_per_byte)) : "";
-  print_out("validation after step {}: loss {:.4f}{} over {}\n", step, unsigned_nan(metrics.loss), per_byte,
-            format_counted(sequences, "sequence"));
+  print_out("validation after step {}: loss {:.4f}{} over {}{}\n", step, unsigned_nan(metrics.loss), per_byte,
+            format_counted(sequences, "sequence"), metrics.ema ? ", with the average of the weights" : "");
 }
 
 void Reporter::report_sample(int64_t step, const std::string& prompt, const std::string& text) {

@@ -40,6 +40,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     Target share = device.backend->target();
     share.device_links = groups.has_links();
     share.of_processes = world.of_processes();
+    share.num_threads = threads;
     plan = plan_step(config, share, world.size(), world.rank());
     share.sharing = device.sharing;
     const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory().arenas);

@@ -56,6 +56,15 @@ Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const
   return contents;
 }
 
+// A run that begins to keep an average of its weights begins it with those of the checkpoint.
+void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const fs::path& checkpoint) {
+  if (saved_config(checkpoint, manifest).optimizer.ema > 0) return;
+  const std::string average = fmt::format("{}/", ema_column);
+  for (Slice& slice : slices) {
+    if (slice.name.starts_with(average)) slice.name.replace(0, average.size(), "weight/");
+  }
+}
+
 }  // namespace
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
@@ -77,9 +86,11 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step.backend());
-  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents&) {
+  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
     step.clear_state();
-    return slices_of(step, step.state(), StatePart::all, memory.get());
+    std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
+    begin_average(slices, stored.stored.manifest, checkpoint);
+    return slices;
   });
   const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);

@@ -21,8 +21,8 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const std::filesystem::path& out,
                   const std::optional<TokenizerRecord>& tokenizer);
-// Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them;
-// returns how far the run had come. Collective over the world; errors as for save_state.
+// Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them; an
+// average of the weights that was not kept then begins with them. Returns how far the run had come. Collective over the world; errors as for save_state.
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                        const World& world);
 

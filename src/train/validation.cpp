@@ -4,6 +4,7 @@
 
 #include "base/output.h"
 #include "base/units.h"
+#include "train/averaged_weights.h"
 #include "train/batches.h"
 #include "train/step_design.h"
 
@@ -36,27 +37,38 @@ void Validation::warn_of_repeats() const {
 
 bool Validation::run(int64_t step) {
   if (!data_ || validated_step_ == step) return true;
+  context_.world.activity().set_phase("validation");
+  std::optional<AveragedWeights> average;
+  if (context_.config.run.validate_ema) average.emplace(step_);
+  const std::optional<double> sum = evaluate();
+  if (average) average->restore();
+  if (!sum) return false;
+  validated_step_ = step;
+  reporter_.report_validation(step, metrics_of(*sum), context_.config.run.validation_samples);
+  return true;
+}
+
+// Sum of the cross-entropies; nothing if a stop was agreed upon.
+std::optional<double> Validation::evaluate() {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
   const DataPlace place = context_.place();
-  context_.world.activity().set_phase("validation");
   PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
   FirstSamples counted(batches, samples, config, place);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
-    if (stop_.agree(step_)) return false;
+    if (stop_.agree(step_)) return std::nullopt;
     sum += step_.evaluate(1, counted);
   }
-  validated_step_ = step;
-  reporter_.report_validation(step, metrics_of(sum), samples);
-  return true;
+  return sum;
 }
 
 // `sum`: of the cross-entropies of all tokens.
 ValidationMetrics Validation::metrics_of(double sum) {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
-  ValidationMetrics metrics{sum / static_cast<double>(data_->count_targets(0, samples)), std::nullopt};
+  ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)),
+                            .ema = config.run.validate_ema};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
   if (*text_bytes_ > 0) metrics.bits_per_byte = sum / (std::numbers::ln2 * static_cast<double>(*text_bytes_));

@@ -1,4 +1,4 @@
-// "Any layout loads what any other layout saved" (DESIGN.md, rule 6), to the bit: weights and both moments.
+// "Any layout loads what any other layout saved" (DESIGN.md, rule 6), to the bit: weights, both moments and the average.
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -60,6 +60,7 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
                                         fmt::format("batch.global={}", layout.data),
                                         "precision.compute=" + compute,
                                         "precision.residual=fp32",
+                                        "optimizer.ema=0.99",
                                         fmt::format("parallel.tensor={}", layout.tensor),
                                         fmt::format("parallel.zero={}", layout.zero),
                                         "run.out=" + out.string()};
@@ -92,11 +93,11 @@ void for_each_value(const TrainingStep& step, const Visit& visit) {
     const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;
-    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1)};
+    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1), testing::column(piece, 2)};
     for (int64_t i = 0; i < piece.count(); ++i) {
       const int64_t index =
           (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);
-      for (int kind = 0; kind < 3; ++kind) {
+      for (int kind = 0; kind < 4; ++kind) {
         if (data[kind] != nullptr) {
           visit(data[kind][i], value_of(piece.tensor, kind, index));
           continue;

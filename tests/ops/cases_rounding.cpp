@@ -41,7 +41,8 @@ struct Operands {
   Operand& weights;
   Operand& exp_avg;
   Operand& exp_avg_sq;
-  AdamW op;
+  Operand& ema;
+  AdamWEma op;
 };
 
 Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments, const StepState& state,
@@ -50,6 +51,7 @@ Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments
                     trial.in_out(DType::bf16, 1, elements),
                     trial.in_out(DType::f32, 1, elements, 0.1),
                     trial.in_out(DType::f32, 1, elements, 0.1),
+                    trial.in_out(DType::f32, 1, elements),
                     {}};
   for (int64_t i = 0; i < elements; ++i) operands.exp_avg_sq.set(0, i, std::abs(operands.exp_avg_sq.at(0, i)));
   operands.op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
@@ -58,9 +60,10 @@ Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments
   operands.op.beta2 = 0.95;
   operands.op.eps = 0.05;
   operands.op.weight_decay = 0.1;
+  operands.op.ema = 0.8;
   operands.op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   operands.op.gradients = operands.gradients.matrix();
-  operands.op.columns = {operands.exp_avg.matrix(), operands.exp_avg_sq.matrix()};
+  operands.op.columns = {operands.exp_avg.matrix(), operands.exp_avg_sq.matrix(), operands.ema.matrix()};
   operands.op.weights = operands.weights.matrix();
   return operands;
 }
@@ -87,6 +90,7 @@ Updated updated(const AdamW& op, const StepState& state, const UpdateSegment& se
 }
 
 // `cols` of `stride` columns are the box of the largest segment.
+template <typename Op>
 void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_t first) {
   // The last one passes 2^34 elements, where a counter's low half begins again.
   const std::vector<AdamW::Segment> segments{
@@ -96,10 +100,12 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
       {size + 192, 31, 0, 1, {5, 6}, {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
   const StepState state = make_state((int64_t{1} << 32) + 5);
   const Operands operands = make_operands(trial, segments, state, size + 256);
-  const AdamW& op = operands.op;
+  const Op& op = operands.op;
   const std::vector<double> weights = operands.weights.values();
   std::vector<double> exp_avg = operands.exp_avg.values(), exp_avg_sq = operands.exp_avg_sq.values();
   std::vector<double> least = weights, most = weights, plain_avg = exp_avg, plain_sq = exp_avg_sq;
+  std::vector<double> ema = operands.ema.values();
+  constexpr bool averages = std::is_same_v<Op, AdamWEma>;
   for (const auto& segment : segments) {
     for (int64_t i = 0; i < segment.count; ++i) {
       const auto at = static_cast<size_t>(segment.offset + i);
@@ -112,6 +118,8 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
       const uint32_t word = word_of(segment, i, state.updates);
       least[at] = stochastically_rounded(exact.weight - error, word);
       most[at] = stochastically_rounded(exact.weight + error, word);
+      // After so many updates the weight's share is 1 - ema.
+      if (averages) ema[at] = operands.op.ema * ema[at] + (1 - operands.op.ema) * exact.weight;
       exp_avg[at] = exact.exp_avg;
       exp_avg_sq[at] = exact.exp_avg_sq;
       plain_avg[at] = plain.exp_avg;
@@ -121,6 +129,7 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
   trial.run(op);
   trial.expect_close("exp_avg", operands.exp_avg, exp_avg, plain_avg, 3, 0x1p-24);
   trial.expect_close("exp_avg_sq", operands.exp_avg_sq, exp_avg_sq, plain_sq, 3, 0x1p-24);
+  trial.expect_near("ema", operands.ema, ema, averages ? 0x1p-20 : 0);
   int64_t outside = 0, undecided = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     const double weight = operands.weights.at(0, static_cast<int64_t>(i));
@@ -147,7 +156,7 @@ std::vector<double> round_alike(Trial& trial, int64_t updates) {
   operands.exp_avg_sq.set_values(std::vector<double>(num_alike, 1));
   operands.op.gradients = trial.input(DType::f32, 1, num_alike, std::vector<double>(num_alike, 1)).matrix();
   operands.op.eps = 1e-30;
-  trial.run(operands.op);
+  trial.run(static_cast<const AdamW&>(operands.op));
   return operands.weights.values();
 }
 
@@ -183,7 +192,7 @@ void check_representable(Trial& trial) {
   weights[1] = -0x1p-126;
   weights[2] = 0;
   operands.weights.set_values(weights);
-  trial.run(operands.op);
+  trial.run(static_cast<const AdamW&>(operands.op));
   trial.expect_equal("weights", operands.weights, weights);
 }
 
@@ -194,7 +203,7 @@ void check_skipped(Trial& trial) {
   const Operands operands = make_operands(trial, segments, state, 300);
   const std::vector<double> weights = operands.weights.values(), exp_avg = operands.exp_avg.values(),
                             exp_avg_sq = operands.exp_avg_sq.values();
-  trial.run(operands.op);
+  trial.run(static_cast<const AdamW&>(operands.op));
   trial.expect_equal("weights", operands.weights, weights);
   trial.expect_equal("exp_avg", operands.exp_avg, exp_avg);
   trial.expect_equal("exp_avg_sq", operands.exp_avg_sq, exp_avg_sq);
@@ -215,9 +224,10 @@ void add_rounding_cases(Suite& suite) {
   };
   // Whole rows, part of each row in whole packs, and in none.
   for (const Box& box : {Box{1000, 40, 40, 0}, {100003, 40, 40, 12}, {50001, 12, 40, 4}, {20011, 7, 9, 3}}) {
-    suite.add<AdamW>(
-        fmt::format("stochastic rounding, {} elements of {} of {} columns", box.size, box.cols, box.stride),
-        [=](Trial& t) { check_update(t, box.size, box.cols, box.stride, box.first); });
+    const std::string name =
+        fmt::format("stochastic rounding, {} elements of {} of {} columns", box.size, box.cols, box.stride);
+    suite.add<AdamW>(name, [=](Trial& t) { check_update<AdamW>(t, box.size, box.cols, box.stride, box.first); });
+    suite.add<AdamWEma>(name, [=](Trial& t) { check_update<AdamWEma>(t, box.size, box.cols, box.stride, box.first); });
   }
   suite.add<AdamW>("stochastic rounding, expectation", check_expectation);
   suite.add<AdamW>("stochastic rounding keeps bf16 numbers", check_representable);
@@ -235,7 +245,7 @@ void add_rounding_cases(Suite& suite) {
     op.state = Trial::pointer<const StepState>(t.in_out_value(make_state(1)));
     const std::vector<double> zeros(static_cast<size_t>(elements));
     op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
-    for (Matrix& column : op.columns) column = t.input(DType::f32, 1, elements, zeros).matrix();
+    for (size_t i = 0; i < AdamW::num_columns; ++i) op.columns[i] = t.input(DType::f32, 1, elements, zeros).matrix();
     op.weights = t.input(DType::bf16, 1, elements, zeros).matrix();
     t.time(op);
   });

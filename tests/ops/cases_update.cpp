@@ -1,4 +1,4 @@
-// The norm of the gradients, the decision to update, AdamW, and Cast.
+// The norm of the gradients, the decision to update, AdamW with and without an average of the weights, and Cast.
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
@@ -126,27 +126,31 @@ struct Buffers {
   Operand& master;
   Operand& exp_avg;
   Operand& exp_avg_sq;
+  Operand& ema;
   Operand& weights;
 };
 
 Buffers make_buffers(Trial& trial, int64_t elements, DType weights) {
   Buffers buffers{trial.input(DType::f32, 1, elements), trial.in_out(DType::f32, 1, elements),
                   trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
-                  trial.in_out(weights, 1, elements)};
+                  trial.in_out(DType::f32, 1, elements), trial.in_out(weights, 1, elements)};
   for (int64_t i = 0; i < elements; ++i) buffers.exp_avg_sq.set(0, i, std::abs(buffers.exp_avg_sq.at(0, i)));
   return buffers;
 }
 
 template <typename Real>
 struct Moments {
-  std::vector<Real> master, exp_avg, exp_avg_sq;
+  std::vector<Real> master, exp_avg, exp_avg_sq, ema;
 };
 
+// With the average that AdamWEma keeps.
 template <typename Real>
-Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& segments, const AdamW& op,
+Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& segments, const AdamWEma& op,
                     const StepState& state) {
   Moments<Real> result{to_real<Real>(buffers.master.values()), to_real<Real>(buffers.exp_avg.values()),
-                       to_real<Real>(buffers.exp_avg_sq.values())};
+                       to_real<Real>(buffers.exp_avg_sq.values()), to_real<Real>(buffers.ema.values())};
+  const Real share =
+      (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   const Real correction1 = 1 - std::pow(static_cast<Real>(op.beta1), static_cast<Real>(state.updates));
   const Real correction2 = 1 - std::pow(static_cast<Real>(op.beta2), static_cast<Real>(state.updates));
   for (const auto& segment : segments) {
@@ -162,11 +166,13 @@ Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& s
       const Real v_hat = v / correction2;
       const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) * w : Real{0};
       w -= lr * (m_hat / (std::sqrt(v_hat) + static_cast<Real>(op.eps)) + decay);
+      result.ema[i] = share * w + (1 - share) * result.ema[i];
     }
   }
   return result;
 }
 
+template <typename Op>
 void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weights, bool skip) {
   const std::vector<AdamW::Segment> segments = segments_of(size);
   StepState state;
@@ -175,24 +181,32 @@ void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weig
   state.skip = skip ? 1 : 0;
   state.updates = 3;
   const Buffers buffers = make_buffers(trial, elements_of(size), weights_dtype);
-  AdamW op{};
+  AdamWEma op{};
   op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
   op.num_segments = static_cast<int64_t>(segments.size());
   op.beta1 = beta1;
   op.beta2 = beta2;
   op.eps = 0.05;  // beside the root, so that its place in the formula tells
   op.weight_decay = 0.1;
+  op.ema = 0.8;
   op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   op.gradients = buffers.gradients.matrix();
   op.master = buffers.master.matrix();
-  op.columns = {buffers.exp_avg.matrix(), buffers.exp_avg_sq.matrix()};
+  op.columns = {buffers.exp_avg.matrix(), buffers.exp_avg_sq.matrix(), buffers.ema.matrix()};
   if (with_weights) op.weights = buffers.weights.matrix();
 
   const std::vector<AdamW::Segment> updated = skip ? std::vector<AdamW::Segment>{} : segments;
   const auto expected = adamw<double>(buffers, updated, op, state);
   const auto plain = adamw<float>(buffers, updated, op, state);
   std::vector<double> weights = buffers.weights.values();
-  trial.run(op);
+  constexpr bool averages = std::is_same_v<Op, AdamWEma>;
+  const std::vector<double> untouched = buffers.ema.values();
+  trial.run(static_cast<const Op&>(op));
+  if (averages) {
+    trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema));
+  } else {
+    trial.expect_equal("ema", buffers.ema, untouched);
+  }
   // The reference also holds what lies between segments, which must not change.
   trial.expect_close("master", buffers.master, expected.master, to_double(plain.master));
   trial.expect_close("exp_avg", buffers.exp_avg, expected.exp_avg, to_double(plain.exp_avg), 3, 0x1p-24);
@@ -301,16 +315,64 @@ void check_add_rejections(Trial& trial) {
   trial.expect_rejected(Add{from.matrix(), bf16_to.matrix()}, "a sum in bf16");
 }
 
+template <typename Op>
+void add_adamw_cases(Suite& suite, const std::string& name, int64_t size) {
+  suite.add<Op>(name + " f32", [=](Trial& t) { check_adamw<Op>(t, size, DType::f32, false, false); });
+  suite.add<Op>(name + " f32 weights", [=](Trial& t) { check_adamw<Op>(t, size, DType::f32, true, false); });
+  suite.add<Op>(name + " bf16 weights", [=](Trial& t) { check_adamw<Op>(t, size, DType::bf16, true, false); });
+  suite.add<Op>(name + " f16 weights", [=](Trial& t) { check_adamw<Op>(t, size, DType::f16, true, false); });
+}
+
+// From zeros, the average of 100 updates is the weighted mean of the weights after each: the one of k updates ago
+// counts ema^k.
+void check_average_of_a_run(Trial& trial) {
+  constexpr int64_t elements = 37;
+  constexpr int num_updates = 100;
+  const std::vector<AdamW::Segment> segments{{0, elements, 1}};
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 1;
+  const Operand& gradients = trial.input(DType::f32, 1, elements);
+  Operand& master = trial.in_out(DType::f32, 1, elements);
+  Operand& exp_avg = trial.in_out(DType::f32, 1, elements, 0);
+  Operand& exp_avg_sq = trial.in_out(DType::f32, 1, elements, 0);
+  Operand& ema = trial.in_out(DType::f32, 1, elements, 0);
+  AdamWEma op{};
+  op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
+  op.num_segments = 1;
+  op.beta1 = beta1;
+  op.beta2 = beta2;
+  op.eps = 1e-8;
+  op.ema = 0.95;
+  op.gradients = gradients.matrix();
+  op.master = master.matrix();
+  op.columns = {exp_avg.matrix(), exp_avg_sq.matrix(), ema.matrix()};
+  std::vector<double> sums(elements);
+  double shares = 0;
+  for (int t = 1; t <= num_updates; ++t) {
+    state.updates = t;
+    op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+    trial.run(op);
+    shares = shares * op.ema + 1;
+    for (int64_t i = 0; i < elements; ++i)
+      sums[static_cast<size_t>(i)] = sums[static_cast<size_t>(i)] * op.ema + master.at(0, i);
+  }
+  for (double& sum : sums) sum /= shares;
+  // Each update rounds the average, which is below 4, twice to 2^-24 of it; what is left of that shrinks by ema, so that
+  // 20 such errors add up at most.
+  trial.expect_near("ema", ema, sums, 20 * 2 * 4 * 0x1p-24);
+}
+
 void add_update_cases(Suite& suite) {
   for (const int64_t size : {1, 17, 1000, 100003}) {
     const std::string name = fmt::format("segment of {}", size);
     suite.add<SquaredNorm>(name, [=](Trial& t) { check_squared_norm(t, size); });
-    suite.add<AdamW>(name + " f32", [=](Trial& t) { check_adamw(t, size, DType::f32, false, false); });
-    suite.add<AdamW>(name + " f32 weights", [=](Trial& t) { check_adamw(t, size, DType::f32, true, false); });
-    suite.add<AdamW>(name + " bf16 weights", [=](Trial& t) { check_adamw(t, size, DType::bf16, true, false); });
-    suite.add<AdamW>(name + " f16 weights", [=](Trial& t) { check_adamw(t, size, DType::f16, true, false); });
+    add_adamw_cases<AdamW>(suite, name, size);
+    add_adamw_cases<AdamWEma>(suite, name, size);
   }
-  suite.add<AdamW>("skipped", [](Trial& t) { check_adamw(t, 100, DType::bf16, true, true); });
+  suite.add<AdamW>("skipped", [](Trial& t) { check_adamw<AdamW>(t, 100, DType::bf16, true, true); });
+  suite.add<AdamWEma>("skipped", [](Trial& t) { check_adamw<AdamWEma>(t, 100, DType::bf16, true, true); });
+  suite.add<AdamWEma>("a run of updates", check_average_of_a_run);
   suite.add<SquaredNorm>("large gradients", check_large_gradients);
   suite.add<PrepareUpdate>("clipping and counting", check_prepare_update);
   suite.add<PrepareUpdate>("steps that are not finite", check_skip);
@@ -353,6 +415,28 @@ void add_update_cases(Suite& suite) {
   });
 }
 
+template <typename Op>
+void time_adamw(Trial& trial, int64_t elements, bool with_weights) {
+  const std::vector<AdamW::Segment> segments{{0, elements, 1}};
+  StepState state;
+  state.learning_rate = 1e-3F;
+  state.gradient_scale = 1;
+  state.updates = 1;
+  AdamWEma op{};
+  op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
+  op.num_segments = 1;
+  op.beta1 = beta1;
+  op.beta2 = beta2;
+  op.eps = 1e-8;
+  op.ema = 0.999;
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = trial.input(DType::f32, 1, elements, 0).matrix();
+  op.master = trial.input(DType::f32, 1, elements, 0).matrix();
+  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.input(DType::f32, 1, elements, 0).matrix();
+  if (with_weights) op.weights = trial.output(DType::bf16, 1, elements).matrix();
+  trial.time(static_cast<const Op&>(op));
+}
+
 void add_benches(Suite& suite) {
   const int64_t elements = suite.bench_rows(DType::bf16, 40'000'000, 64'000'000);
   const auto named = [=](const char* what) { return fmt::format("{} M {}", elements / 1'000'000, what); };
@@ -366,25 +450,9 @@ void add_benches(Suite& suite) {
                          Trial::pointer<StepState>(t.in_out_value(StepState{}))});
   });
   for (const bool with_weights : {false, true}) {
-    suite.add_bench<AdamW>(named(with_weights ? "elements, bf16 weights" : "elements"), [=](Trial& t) {
-      const std::vector<AdamW::Segment> segments{{0, elements, 1}};
-      StepState state;
-      state.learning_rate = 1e-3F;
-      state.gradient_scale = 1;
-      state.updates = 1;
-      AdamW op{};
-      op.segments = Trial::pointer<const AdamW::Segment>(t.input_array(segments));
-      op.num_segments = 1;
-      op.beta1 = beta1;
-      op.beta2 = beta2;
-      op.eps = 1e-8;
-      op.state = Trial::pointer<const StepState>(t.in_out_value(state));
-      op.gradients = t.input(DType::f32, 1, elements, 0).matrix();
-      op.master = t.input(DType::f32, 1, elements, 0).matrix();
-      for (Matrix& column : op.columns) column = t.input(DType::f32, 1, elements, 0).matrix();
-      if (with_weights) op.weights = t.output(DType::bf16, 1, elements).matrix();
-      t.time(op);
-    });
+    const std::string name = named(with_weights ? "elements, bf16 weights" : "elements");
+    suite.add_bench<AdamW>(name, [=](Trial& t) { time_adamw<AdamW>(t, elements, with_weights); });
+    suite.add_bench<AdamWEma>(name, [=](Trial& t) { time_adamw<AdamWEma>(t, elements, with_weights); });
   }
   suite.add_bench<AddSums>("n=8192", [](Trial& t) {
     t.time(AddSums{t.input(DType::f64, 1, 8192).matrix(), t.in_out(DType::f32, 1, 8192).matrix(), true});

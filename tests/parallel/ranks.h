@@ -14,7 +14,7 @@
 
 namespace gptrain::testing {
 
-// Whole tensors by "weight/NAME", "exp_avg/NAME" and "exp_avg_sq/NAME", in the order of the global tensor.
+// Whole tensors by "weight/NAME", "exp_avg/NAME" and so on, in the order of the global tensor.
 using GlobalState = std::map<std::string, std::vector<float>>;
 
 struct Outcome {

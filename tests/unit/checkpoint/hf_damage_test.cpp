@@ -37,15 +37,15 @@ std::string with_header(const std::string& file, const std::string& header) {
 
 // A tensor's offsets or shape, moved: they overlap, leave a gap, run out of the file or do not hold its shape.
 Mutant lying_header(Random& random, const std::string& sound) {
-  Json header = Json::parse(header_of(sound));
+  HfJson header = HfJson::parse(header_of(sound));
   std::vector<std::string> names;
   for (const auto& [name, value] : header.items())
     if (name != "__metadata__") names.push_back(name);
   const std::string name = names[static_cast<size_t>(random_below(random, std::ssize(names)))];
-  const std::vector<Json> numbers = {0, 1, 4, 1 << 20, INT64_MAX, UINT64_MAX, -4, 2.5, "8", nullptr, Json::array({1})};
-  const Json number = numbers[static_cast<size_t>(random_below(random, std::ssize(numbers)))];
-  Json& place = header[name][random_below(random, 3) > 0 ? "data_offsets" : "shape"];
-  Json& changed = place[static_cast<size_t>(random_below(random, std::ssize(place)))];
+  const std::vector<HfJson> numbers = {0, 1, 4, 1 << 20, INT64_MAX, UINT64_MAX, -4, 2.5, "8", nullptr, HfJson::array({1})};
+  const HfJson number = numbers[static_cast<size_t>(random_below(random, std::ssize(numbers)))];
+  HfJson& place = header[name][random_below(random, 3) > 0 ? "data_offsets" : "shape"];
+  HfJson& changed = place[static_cast<size_t>(random_below(random, std::ssize(place)))];
   const bool same = changed == number;
   changed = number;
   return {with_header(sound, header.dump()), !same};

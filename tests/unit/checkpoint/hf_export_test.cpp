@@ -288,7 +288,7 @@ TEST_CASE("Progress tells the bytes written of all", "[hf]") {
   const SavedModel model({});
   std::vector<int64_t> steps;
   int64_t announced = 0;
-  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, [&](int64_t done, int64_t total) {
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, WhichWeights::trained, [&](int64_t done, int64_t total) {
     steps.push_back(done);
     announced = total;
   });
@@ -303,7 +303,7 @@ TEST_CASE("Files have at most as many bytes as they may, and an index says what 
   const fs::path whole = model.folder() / "whole";
   export_hf(model.checkpoint(), whole, DType::f32);
   constexpr int64_t most = 1500;
-  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, {}, most);
+  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, WhichWeights::trained, {}, most);
   CHECK(result.files > 3);
   CHECK(!fs::exists(model.out() / "model.safetensors"));
   const auto index = nlohmann::json::parse(read_text(model.out() / "model.safetensors.index.json"));

@@ -12,7 +12,7 @@
 
 namespace checkpoint_test {
 
-using Json = nlohmann::json;
+using HfJson = nlohmann::json;
 
 inline const std::string weights_name = "model.safetensors";
 inline const std::string index_name = "model.safetensors.index.json";
@@ -61,12 +61,12 @@ class HfFolder {
     return why;
   }
 
-  Json config() const { return Json::parse(read_text(file("config.json"))); }
-  void set_config(const Json& config) { write_text(file("config.json"), config.dump()); }
+  HfJson config() const { return HfJson::parse(read_text(file("config.json"))); }
+  void set_config(const HfJson& config) { write_text(file("config.json"), config.dump()); }
   // A null value takes the key out.
-  std::string refusal_with(const std::string& key, const Json& value) {
-    const Json before = config();
-    Json changed = before;
+  std::string refusal_with(const std::string& key, const HfJson& value) {
+    const HfJson before = config();
+    HfJson changed = before;
     changed[key] = value;
     set_config(changed);
     const std::string why = refusal();
@@ -81,10 +81,10 @@ class HfFolder {
     write_file(file("a.safetensors"), {all.begin(), half});
     write_file(file("b.safetensors"), {half, all.end()});
     std::filesystem::remove(file(weights_name));
-    Json map = Json::object();
+    HfJson map = HfJson::object();
     for (auto one = all.begin(); one != all.end(); ++one)
       map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
-    write_text(file(index_name), Json{{"metadata", Json::object()}, {"weight_map", map}}.dump());
+    write_text(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
   }
 
  private:

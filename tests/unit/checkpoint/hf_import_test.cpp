@@ -77,7 +77,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
   HfFolder hf(with(llama, {"model.head_size=6"}));
   hf.import("bf16");
-  const Json section = Json::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
+  const HfJson section = HfJson::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
   CHECK(section["model"]["head_size"] == 6);
   CHECK(section["model"]["positions"] == "rope");
   CHECK(section["model"]["sequence_length"] == 5);
@@ -117,7 +117,7 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
   all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::vector<std::byte>(4 * vocab * hidden)});
   write_file(hf.file(weights_name), all);
-  Json config = hf.config();
+  HfJson config = hf.config();
   for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
     config.erase(key);
   config["n_ctx"] = 5;
@@ -132,8 +132,8 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
 
 TEST_CASE("Angles are read from the keys of older releases and of later ones", "[hf]") {
   HfFolder hf(with(llama, {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4"}));
-  const auto rope = [&](const Json& parameters, const Json& scaling, const Json& theta) {
-    Json config = hf.config();
+  const auto rope = [&](const HfJson& parameters, const HfJson& scaling, const HfJson& theta) {
+    HfJson config = hf.config();
     config["rope_parameters"] = parameters;
     config["rope_scaling"] = scaling;
     config["rope_theta"] = theta;
@@ -141,12 +141,12 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
     hf.import();
     return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.rope();
   };
-  const Json scaling = hf.config()["rope_scaling"];
-  Json without_theta = scaling;
+  const HfJson scaling = hf.config()["rope_scaling"];
+  HfJson without_theta = scaling;
   without_theta.erase("rope_theta");
   const RotaryAngles llama3{300, RopeScaling::llama3, 8, 1, 4, 4};
   CHECK(rope(nullptr, without_theta, 300) == llama3);
-  Json later = scaling;
+  HfJson later = scaling;
   later["rope_theta"] = 300.0;
   CHECK(rope(later, nullptr, nullptr) == llama3);
   CHECK(rope(nullptr, {{"type", "linear"}, {"factor", 2.0}}, nullptr) ==
@@ -154,7 +154,7 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
   CHECK(rope({{"rope_type", "default"}, {"rope_theta", 7.0}}, nullptr, nullptr).theta == 7);
   CHECK(rope(nullptr, nullptr, nullptr) == RotaryAngles{10000, RopeScaling::none, 1, 1, 4, 0});
 
-  const auto refusal = [&](const Json& value) { return hf.refusal_with("rope_parameters", value); };
+  const auto refusal = [&](const HfJson& value) { return hf.refusal_with("rope_parameters", value); };
   CHECK(lacking(refusal({{"rope_type", "dynamic"}, {"factor", 2.0}}),
                 {"config.json cannot be imported", "rope_parameters.rope_type = \"dynamic\": gptrain has default"}) ==
         "");
@@ -167,8 +167,8 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
 }
 
 TEST_CASE("A window counts where a class has it", "[hf]") {
-  const auto window = [](HfFolder& hf, const Json& changes) {
-    Json config = hf.config();
+  const auto window = [](HfFolder& hf, const HfJson& changes) {
+    HfJson config = hf.config();
     config.update(changes);
     hf.set_config(config);
     hf.import();
@@ -185,7 +185,7 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
   CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
   qwen.set_config([&] {
-    Json config = qwen.config();
+    HfJson config = qwen.config();
     config.erase("layer_types");
     return config;
   }());
@@ -195,14 +195,14 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
 
 TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   HfFolder gpt2;
-  const std::vector<std::pair<std::string, Json>> of_gpt2 = {{"scale_attn_weights", false},
+  const std::vector<std::pair<std::string, HfJson>> of_gpt2 = {{"scale_attn_weights", false},
                                                              {"scale_attn_by_inverse_layer_idx", true},
                                                              {"add_cross_attention", true},
                                                              {"activation_function", "relu"},
                                                              {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : of_gpt2)
     CHECK(lacking(gpt2.refusal_with(key, value), {"config.json cannot be imported:\n  " + key + " = "}) == "");
-  CHECK(lacking(gpt2.refusal_with("architectures", Json::array({"GPTNeoXForCausalLM"})),
+  CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GPTNeoXForCausalLM"})),
                 {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, LlamaForCausalLM"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
@@ -245,22 +245,22 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
   hf.import();
   CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
 
-  const Json index = Json::parse(read_text(hf.file(index_name)));
+  const HfJson index = HfJson::parse(read_text(hf.file(index_name)));
   const auto refusal = [&](const auto& change) {
-    Json changed = index;
+    HfJson changed = index;
     change(changed["weight_map"]);
     write_text(hf.file(index_name), changed.dump());
     return hf.refusal();
   };
   const std::string norm = "model.norm.weight";
-  CHECK(lacking(refusal([&](Json& map) { map[norm] = "../b.safetensors"; }),
+  CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "../b.safetensors"; }),
                 {index_name, "\"../b.safetensors\" is not the name of a file in this folder"}) == "");
   CHECK(
-      lacking(refusal([&](Json& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
+      lacking(refusal([&](HfJson& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
               {index_name, "does not say that \"model.norm.weight\" is in"}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map = Json::array(); }), {index_name, "weight_map"}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map = HfJson::array(); }), {index_name, "weight_map"}) == "");
 }
 
 TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]") {

@@ -1,0 +1,22 @@
+#include "checkpoint/which_weights.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "parallel/state_columns.h"
+
+namespace gptrain {
+
+std::string stored_name(WhichWeights which, std::string_view tensor) {
+  return fmt::format("{}/{}", which == WhichWeights::averaged ? ema_column : "weight", tensor);
+}
+
+void require_weights(const Contents& contents, WhichWeights which) {
+  const std::string prefix = stored_name(which, "");
+  const auto first = contents.tensors.lower_bound(prefix);
+  if (which == WhichWeights::trained || (first != contents.tensors.end() && first->first.starts_with(prefix))) return;
+  throw Error(ExitCode::usage, "--ema: {} holds no average of its weights, which a run keeps with optimizer.ema",
+              contents.checkpoint.string());
+}
+
+}  // namespace gptrain
