@@ -6,7 +6,8 @@ over the turns' profiles, its measured step the median over all steps but the fi
 takes turns with all this, that says more of the other work; so the shortest step stands beside what is predicted by the
 profile's quick runs alone, without its stretch. Then the timeline of a profiled step of each config is held against the
 simulated one: the actions must be the same, in the same order; of the lengths of those that take at least a thousandth of
-the step, the median error is shown.
+the step, the median error is shown, by the profile and by its quick runs alone: what other work on the machine adds to a
+step is in a few of its actions, which the median of several runs leaves out.
 """
 
 import argparse
@@ -121,10 +122,13 @@ class Bench:
                 for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] == 0]
 
     def error_of_actions(self, one, profile):
-        """The median error of the actions' lengths, each the median of those in several runs' profiles."""
+        """Median errors of the actions' lengths, each the median of those in several runs' profiles: as predicted by the
+        profile, and by its quick runs."""
         step = self.options.steps
-        self.predict(one, profile, "--trace", "planned.json")
-        planned = self.actions("planned.json")
+        planned, quick = [], []
+        for actions, name in ((planned, profile), (quick, "quick.json")):
+            self.predict(one, name, "--trace", "planned.json")
+            actions += self.actions("planned.json")
         runs = []
         for _ in range(3):
             shutil.rmtree(self.folder / "out", ignore_errors=True)
@@ -134,8 +138,8 @@ class Bench:
                 sys.exit(f"{one.name}: the actions of the profile are not those of the simulation")
         lengths = [statistics.median(lengths) for lengths in zip(*[[length for _, length in run] for run in runs])]
         whole = sum(lengths)
-        return statistics.median(
-            abs(expected - length) / length for (_, expected), length in zip(planned, lengths) if length > 1e-3 * whole)
+        return [statistics.median(abs(expected - length) / length for (_, expected), length in zip(actions, lengths)
+                                  if length > 1e-3 * whole) for actions in (planned, quick)]
 
 
 def report(bench):
@@ -159,9 +163,10 @@ def report_timelines(bench, profile):
     errors = []
     for one in CASES:
         errors.append(bench.error_of_actions(one, profile))
-        print(f"{one.name:<20} the same actions in the same order, median error of their times {errors[-1]:.1%}",
-              flush=True)
-    print(f"median error {statistics.median(errors):.1%}")
+        print(f"{one.name:<20} the same actions in the same order, median error of their times {errors[-1][0]:.1%}, "
+              f"quick {errors[-1][1]:.1%}", flush=True)
+    predicted, quick = (statistics.median(of_kind) for of_kind in zip(*errors))
+    print(f"median error of actions {predicted:.1%}, quick {quick:.1%}; load {os.getloadavg()[0]:.1f}")
 
 
 def main():

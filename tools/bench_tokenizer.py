@@ -1,74 +1,184 @@
 #!/usr/bin/env python3
-"""Speed of gptrain's tokenizer beside tiktoken and Hugging Face tokenizers, on one thread each, in processor time.
+"""Speed of gptrain's tokenizer beside tiktoken and Hugging Face tokenizers.
 
-    V/bin/python tools/bench_tokenizer.py GPTRAIN TEXT [--vocab-size 50257]      (V as of compare_tokenizers.py)
+    V/bin/python tools/bench_tokenizer.py GPTRAIN FOLDER [--part encode|train]   (V as of compare_tokenizers.py)
 
-Trains one vocabulary with both trainers and encodes up to 20 MB of TEXT with all three. Of gptrain the time of the
-whole command `data pack` counts, less that of packing one word: reading JSONL, encoding and writing.
+FOLDER gets the corpus, once: 100 MB of text, the Collaborative International Dictionary of English and the pages of
+Debian's documentation packages below, without their markup (apt-get downloads what FOLDER/packages does not hold).
+
+encode: 20 MB of it, English, in documents of 10 KB, with a vocabulary of 50,257, in one thread each; processor time. Of
+gptrain the whole command `data pack` counts, less that of packing one word: reading JSONL, encoding and writing. Then
+the elapsed time of `data pack` for the whole corpus, with one and with two threads that encode.
+train: 32,000 tokens from all of it, with one and with two threads, each trainer in a process of its own: elapsed and
+processor time, and the most memory that it had. Then gptrain's memory for the same corpus three times over, which
+has the same words.
 """
 import argparse
+import gzip
+import html
 import json
 import os
-import resource
+import re
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
-import tiktoken  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-
-import compare_tokenizers as reference  # noqa: E402
-
-
-def processor_seconds(work):
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+PACKAGES = ["dict-gcide", "perl-doc", "postgresql-doc-15", "git-doc", "python3.11-doc", "linux-doc-6.1"]
+CORPUS_BYTES, ENCODED_BYTES, DOCUMENT_CHARACTERS = 100_000_000, 20_000_000, 10_000
+ENCODE_VOCABULARY, TRAIN_VOCABULARY = 50_257, 32_000
+PAGES = re.compile(r"\.(html?|txt|pod|rst|[1-9][a-z]*)(\.gz)?$")
+NOT_TEXT = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
-def child_seconds(*command):
-    def spent():
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-    start = spent()
-    subprocess.run([*map(str, command)], check=True, capture_output=True)
-    return spent() - start
+def run(*command, **options):
+    return subprocess.run([*map(str, command)], check=True, **options)
+
+
+def pages_of(package, folder):
+    """The texts of a package's pages."""
+    found = sorted(folder.glob(f"{package}_*.deb"))
+    if not found:
+        run("apt-get", "-q", "download", package, cwd=folder, stdout=subprocess.DEVNULL)
+        found = sorted(folder.glob(f"{package}_*.deb"))
+    with tempfile.TemporaryDirectory() as unpacked:
+        run("dpkg-deb", "-x", found[0], unpacked)
+        if package == "dict-gcide":
+            import prepare_corpus
+            archive = Path(unpacked, "usr/share/dictd/gcide.dict.dz").read_bytes()
+            yield from prepare_corpus.gcide_entries(gzip.decompress(archive).decode(errors="replace"))
+            return
+        for path in sorted(Path(unpacked).rglob("*")):
+            if path.is_symlink() or not path.is_file() or not PAGES.search(path.name):
+                continue
+            data = path.read_bytes()
+            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode(errors="replace")
+            if ".htm" in path.name:
+                text = html.unescape(NOT_TEXT.sub("", text))
+            yield text
+
+
+def make_corpus(folder):
+    """FOLDER/corpus.jsonl, a document a line."""
+    path = folder / "corpus.jsonl"
+    if path.exists():
+        return path
+    (folder / "packages").mkdir(parents=True, exist_ok=True)
+    size = 0
+    with path.with_suffix(".part").open("w", encoding="utf-8") as file:
+        for package in PACKAGES:
+            before = size
+            for text in pages_of(package, folder / "packages"):
+                if size < CORPUS_BYTES:
+                    size += len(text.encode())
+                    file.write(json.dumps({"text": text}) + "\n")
+            print(f"{package}: {(size - before) / 1e6:.1f} MB", flush=True)
+    path.with_suffix(".part").rename(path)
+    return path
+
+
+def texts_of(path):
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def write_documents(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def measured(*command, **environment):
+    """Elapsed and processor seconds of a command, and its peak memory in MB."""
+    start = time.monotonic()
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          env=os.environ | environment) as child:
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        sys.exit(f"{command[0]} ended with {child.returncode}")
+    return time.monotonic() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
+
+
+def best(times, work):
+    return min(work() for _ in range(times))
+
+
+def bench_encode(gptrain, corpus, folder):
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+    import tiktoken
+    from tokenizers import Tokenizer
+    import compare_tokenizers as reference
+    text = "\n".join(texts_of(corpus))[:ENCODED_BYTES]
+    documents = [text[i:i + DOCUMENT_CHARACTERS] for i in range(0, len(text), DOCUMENT_CHARACTERS)]
+    megabytes = sum(len(document.encode()) for document in documents) / 1e6
+    files = {name: write_documents(folder / f"{name}.jsonl", content)
+             for name, content in (("documents", documents), ("word", ["word"]))} | {"corpus": corpus}
+    own = folder / "tokenizer.json"
+    run(gptrain, "data", "train-tokenizer", files["documents"], "--vocab-size", ENCODE_VOCABULARY, "--out", own,
+        capture_output=True)
+    tokenizer = Tokenizer.from_file(str(own))
+    encoding = tiktoken.Encoding("x", pat_str=reference.GPT2, mergeable_ranks=reference.ranks_of(tokenizer),
+                                 special_tokens={})
+
+    def seconds(work):
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+
+    def pack(file, threads, which):
+        return best(3, lambda: measured(gptrain, "data", "pack", files[file], "--tokenizer", own, "--threads", threads,
+                                        "--out", folder / "out")[which])
+
+    speeds = {
+        "tiktoken": best(2, lambda: seconds(lambda: [encoding.encode_ordinary(text) for text in documents])),
+        "tokenizers": best(2, lambda: seconds(lambda: [tokenizer.encode(text) for text in documents])),
+        "tokenizers, encode_batch_fast": best(2, lambda: seconds(lambda: tokenizer.encode_batch_fast(documents))),
+        "gptrain": pack("documents", 1, 1) - pack("word", 1, 1)}
+    speeds = {program: megabytes / spent for program, spent in speeds.items()}
+    for program, speed in speeds.items():
+        print(f"encoding {megabytes:.1f} MB with {program}: {speed:.1f} MB/s, gptrain is "
+              f"{speeds['gptrain'] / speed:.1f} times as fast", flush=True)
+    one, two = (pack("corpus", threads, 0) - pack("word", threads, 0) for threads in (1, 2))
+    print(f"data pack of the whole corpus, elapsed: {one:.2f} s with one thread that encodes, {two:.2f} s with two: "
+          f"{one / two:.2f} times as fast")
+
+
+def train_reference(corpus):
+    import compare_tokenizers as reference
+    reference.reference_tokenizer("gpt2", None, texts_of(corpus), TRAIN_VOCABULARY)
+
+
+def bench_train(gptrain, corpus, folder):
+    megabytes = sum(len(text.encode()) for text in texts_of(corpus)) / 1e6
+    command = [gptrain, "data", "train-tokenizer", "--vocab-size", TRAIN_VOCABULARY, "--out", folder / "own.json"]
+    for threads in (1, 2):
+        figures = {"tokenizers": measured(sys.executable, __file__, "", corpus, "--reference",
+                                          RAYON_NUM_THREADS=str(threads)),
+                   "gptrain": best(2, lambda: measured(*command, corpus, "--threads", threads))}
+        for program, (elapsed, processor, memory) in figures.items():
+            print(f"training {TRAIN_VOCABULARY:,} tokens on {megabytes:.1f} MB, {threads} thread(s), {program}: "
+                  f"{elapsed:.1f} s, processor {processor:.1f} s, {memory:.0f} MB", flush=True)
+        print(f"gptrain takes {figures['gptrain'][0] / figures['tokenizers'][0]:.2f} of the time", flush=True)
+    memory = measured(*command, corpus, corpus, corpus, "--threads", 1)[2]
+    print(f"gptrain on the same three times: {memory:.0f} MB")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gptrain")
-    parser.add_argument("text")
-    parser.add_argument("--vocab-size", type=int, default=50257)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--part", choices=["encode", "train"], action="append", help="only this; default: both")
+    parser.add_argument("--reference", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    text = Path(arguments.text).read_bytes().decode(errors="replace")
-    documents = [text[i:i + 10_000] for i in range(0, min(len(text), 20_000_000), 10_000)]
-    megabytes = sum(len(document.encode()) for document in documents) / 1e6
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file, content in (("docs.jsonl", documents), ("word.jsonl", ["word"])):
-            (folder / file).write_text("".join(json.dumps({"text": one}) + "\n" for one in content), encoding="utf-8")
-        trained = processor_seconds(lambda: reference.reference_tokenizer("gpt2", None, documents,
-                                                                          arguments.vocab_size))
-        own = folder / "tokenizer.json"
-        ours = child_seconds(arguments.gptrain, "data", "train-tokenizer", folder / "docs.jsonl", "--vocab-size",
-                             arguments.vocab_size, "--out", own, "--threads", 1)
-        print(f"training {arguments.vocab_size:,} tokens on {megabytes:.1f} MB: tokenizers {trained:.1f} s, "
-              f"gptrain {ours:.1f} s")
-        tokenizer = Tokenizer.from_file(str(own))
-        characters = reference.byte_of_character()
-        ranks = {bytes(characters[c] for c in token): rank - 1 for token, rank in tokenizer.get_vocab().items()
-                 if token != "<|endoftext|>"}
-        encoding = tiktoken.Encoding("x", pat_str=reference.GPT2, mergeable_ranks=ranks, special_tokens={})
-        speeds = {"tiktoken": megabytes / processor_seconds(lambda: [encoding.encode_ordinary(d) for d in documents]),
-                  "tokenizers": megabytes / processor_seconds(lambda: [tokenizer.encode(d) for d in documents])}
-        pack = [arguments.gptrain, "data", "pack", "--tokenizer", own, "--threads", 1, "--out", folder / "out"]
-        speeds["gptrain"] = megabytes / (child_seconds(*pack, folder / "docs.jsonl") -
-                                         child_seconds(*pack, folder / "word.jsonl"))
-    for program, speed in speeds.items():
-        print(f"encoding with {program}: {speed:.1f} MB/s, gptrain is {speeds['gptrain'] / speed:.1f} times as fast")
+    if arguments.reference:  # FOLDER is the corpus, and this the process of its own
+        train_reference(arguments.folder)
+        return
+    corpus = make_corpus(arguments.folder)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in arguments.part or ["encode", "train"]:
+            {"encode": bench_encode, "train": bench_train}[part](arguments.gptrain, corpus, Path(folder))
 
 
 if __name__ == "__main__":

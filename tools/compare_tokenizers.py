@@ -6,17 +6,20 @@
 
 For each of the patterns gpt2, gpt4 (in tiktoken's spelling, too), o200k, llama3 and qwen2 (NFC), and one regular
 expression of its own, a vocabulary is trained here. Then the corpus, generated texts in many scripts and 20,000 random
-strings are encoded by all three, and `gptrain data train-tokenizer` must learn the same merges. --golden writes the table that
-tests/unit/data keeps. Exits with 1 where anything differs.
+strings are encoded by all three, their ids decoded, and `gptrain data train-tokenizer` must learn the same merges. The
+strings are also encoded with other forms that a tokenizer.json may have. --golden writes the table that tests/unit/data
+keeps. Exits with 1 where anything differs.
 """
 import argparse
 import base64
+import itertools
 import json
 import random
 import struct
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import tiktoken
@@ -107,8 +110,12 @@ class Gptrain:
     def __init__(self, executable, folder):
         self.executable, self.folder = executable, folder
 
-    def run(self, *arguments):
-        return subprocess.run([self.executable, "data", *map(str, arguments)], check=True, capture_output=True).stdout
+    def run(self, *arguments, given=None):
+        return subprocess.run([self.executable, "data", *map(str, arguments)], check=True, capture_output=True,
+                              input=given).stdout
+
+    def decode(self, tokenizer, ids):
+        return self.run("tokenize", "--tokenizer", tokenizer, "--decode", "-", given=" ".join(map(str, ids)).encode())
 
     def write(self, texts):
         path = self.folder / "texts.jsonl"
@@ -127,6 +134,22 @@ class Gptrain:
             at += length
 
 
+def ranks_of(tokenizer):
+    """Bytes and ranks of a vocabulary whose first token is <|endoftext|>, which is left out."""
+    characters = byte_of_character()
+    tokens = sorted((i, bytes(characters[c] for c in text)) for text, i in tokenizer.get_vocab().items()
+                    if text != "<|endoftext|>")
+    return {token: rank for rank, (_, token) in enumerate(tokens)}
+
+
+def ids_of_tiktoken(tokenizer, expression, texts):
+    """With the vocabulary of `tokenizer`, whose ids are ranks behind <|endoftext|>."""
+    encoding = tiktoken.Encoding("x", pat_str=expression, mergeable_ranks=ranks_of(tokenizer),
+                                 special_tokens={"<|endoftext|>": tokenizer.get_vocab_size() - 1})
+    end = encoding.eot_token
+    return [[0 if i == end else i + 1 for i in encoding.encode(text, allowed_special="all")] for text in texts]
+
+
 def differences(what, texts, found, expected):
     found = list(found)
     wrong = [i for i, ids in enumerate(expected) if i >= len(found) or found[i] != ids]
@@ -142,7 +165,13 @@ def compare_pattern(gptrain, pattern, texts, training_texts):
     reference = reference_tokenizer(name, regex, training_texts, 8000)
     reference.save(str(path))
     expected = [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
-    wrong = differences(f"{name[:8]} as tokenizer.json", texts, gptrain.encode(path, texts), expected)
+    found = list(gptrain.encode(path, texts))
+    wrong = differences(f"{name[:8]} as tokenizer.json", texts, found, expected)
+    # What NFC changes is known from the reference: it works between special tokens.
+    whole = "".join(texts if name != "qwen2" else reference.decode_batch(expected, skip_special_tokens=False))
+    is_whole = gptrain.decode(path, itertools.chain.from_iterable(found)) == whole.encode()
+    print(f"{name[:8]}: the ids decode to {'the texts' if is_whole else 'other texts'}", flush=True)
+    wrong += not is_whole
 
     own = gptrain.folder / "own.json"
     gptrain.run("train-tokenizer", gptrain.write(training_texts), "--vocab-size", 8000, "--out", own, "--pattern", name)
@@ -151,10 +180,7 @@ def compare_pattern(gptrain, pattern, texts, training_texts):
     print(f"{name[:8]}: {'the same' if same else 'other'} merges learned", flush=True)
     wrong += not same
 
-    characters = byte_of_character()
-    tokens = sorted((i, bytes(characters[c] for c in text)) for text, i in known["model"]["vocab"].items()
-                    if text != "<|endoftext|>")
-    ranks = {token: rank for rank, (_, token) in enumerate(tokens)}
+    ranks = ranks_of(reference)
     rank_file = gptrain.folder / "ranks.tiktoken"
     rank_file.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
     for spelling, expression in spellings:
@@ -165,8 +191,49 @@ def compare_pattern(gptrain, pattern, texts, training_texts):
     return wrong
 
 
+def compare_forms(gptrain, texts, training_texts):
+    """What a tokenizer.json may hold beside a pattern of PATTERNS, each encoded by the reference as well."""
+    content = json.loads(reference_tokenizer("gpt2", None, training_texts, 8000).to_str())
+    byte_level, vocabulary = content["pre_tokenizer"], content["model"]["vocab"]
+
+    def split(regex, behavior="Isolated", invert=False):
+        return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
+
+    def sequence(*parts):
+        return {"type": "Sequence", "pretokenizers": [*parts, byte_level | {"use_regex": False}]}
+
+    added = [{"id": len(vocabulary) + i, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": normalized, "special": special}
+             for i, (token, normalized, special) in enumerate([("<s>", False, True), ("don't", True, False),
+                                                               ("quick brown", False, False)])]
+    # Every second merge is left out, so that many tokens are no longer reached by merging.
+    fewer = {"ignore_merges": True, "merges": content["model"]["merges"][::2]}
+    known = {token for pair in fewer["merges"] for token in (*pair, "".join(pair))} | set(vocabulary)
+    assert known == set(vocabulary)
+    forms = {
+        "ignore_merges": {"model": content["model"] | fewer},
+        "a space before": {"pre_tokenizer": byte_level | {"add_prefix_space": True}},
+        "splits": {"pre_tokenizer": sequence(split(r"\p{N}{1,3}"), split(r"[一-龥぀-ヿ]+"),
+                                             split(LLAMA3))},
+        "digits": {"pre_tokenizer": sequence({"type": "Digits", "individual_digits": True}, split(LLAMA3))},
+        "removed, inverted": {"pre_tokenizer": sequence(split(LLAMA3, "Removed", True))},
+        "added tokens": {"added_tokens": content["added_tokens"] + added},
+        "merges as strings": {"model": content["model"] | {"merges": [" ".join(pair) for pair in
+                                                                      content["model"]["merges"]]}},
+    }
+    wrong = 0
+    for name, changes in forms.items():
+        path = gptrain.folder / "form.json"
+        path.write_text(json.dumps(content | changes), encoding="utf-8")
+        expected = [encoding.ids for encoding in
+                    Tokenizer.from_file(str(path)).encode_batch(texts, add_special_tokens=False)]
+        wrong += differences(name, texts, gptrain.encode(path, texts), expected)
+    return wrong
+
+
 def write_golden(path, draw):
-    """One small vocabulary, random strings, and their ids with each pattern, of which both libraries must be sure."""
+    """One small vocabulary, random strings, and their ids with each pattern. Those that both libraries spell alike must
+    be the same with both; cl100k's are tiktoken's."""
     texts = [random_string(draw) for _ in range(120)]
     base = reference_tokenizer("gpt2", None, texts * 2 + ["the quick brown fox, it's 12345 don't"] * 20, 500)
     ids = {}
@@ -177,6 +244,11 @@ def write_golden(path, draw):
         content["normalizer"] = json.loads(other.to_str())["normalizer"]
         tokenizer = Tokenizer.from_str(json.dumps(content))
         ids[name] = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        tiktoken_ids = ids_of_tiktoken(base, regex or GPT2, [unicodedata.normalize("NFC", text) for text in texts]
+                                       if name == "qwen2" else texts)
+        if ids[name] != tiktoken_ids:
+            sys.exit(f"{name}: the libraries differ")
+    ids["cl100k"] = ids_of_tiktoken(base, CL100K, texts)
     golden = {"tokenizer": json.loads(base.to_str()), "texts": texts, "ids": ids}
     Path(path).write_text(json.dumps(golden, separators=(",", ":")) + "\n", encoding="utf-8")
 
@@ -188,6 +260,7 @@ def main():
     parser.add_argument("--mixed-bytes", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--golden")
+    parser.add_argument("--forms", action="store_true", help="other forms of tokenizer.json only")
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     if arguments.golden:
@@ -203,7 +276,9 @@ def main():
         training.append(corpus[:1_500_000])
     with tempfile.TemporaryDirectory() as folder:
         gptrain = Gptrain(Path(arguments.gptrain).resolve(), Path(folder))
-        wrong = sum(compare_pattern(gptrain, pattern, texts, training) for pattern in PATTERNS)
+        wrong = compare_forms(gptrain, strings, training)
+        if not arguments.forms:
+            wrong += sum(compare_pattern(gptrain, pattern, texts, training) for pattern in PATTERNS)
     print("everything agrees" if wrong == 0 else f"{wrong} differences")
     return 0 if wrong == 0 else 1
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <string_view>
 #include <unistd.h>
 #include <utility>
 
@@ -25,6 +26,24 @@ std::string format_eta(int64_t done, int64_t total, double elapsed_seconds) {
                          static_cast<double>(std::max(total - done, int64_t{0})));
 }
 
+std::string format_rate(int64_t done, ProgressUnit unit, double elapsed_seconds) {
+  return format_amount(static_cast<double>(done) / elapsed_seconds, unit) + "/s";
+}
+
+std::string format_token_rate(int64_t tokens, double elapsed_seconds) {
+  return format_count(static_cast<double>(tokens) / elapsed_seconds) + " tokens/s";
+}
+
+// Those that are shown while the work goes on, each with `before` it.
+std::string format_rates(std::string_view before, int64_t done, ProgressUnit unit, double elapsed_seconds,
+                         int64_t tokens) {
+  if (elapsed_seconds <= 0) return "";
+  std::string text;
+  if (unit == ProgressUnit::bytes) text = fmt::format("{}{}", before, format_rate(done, unit, elapsed_seconds));
+  if (tokens > 0) text += fmt::format("{}{}", before, format_token_rate(tokens, elapsed_seconds));
+  return text;
+}
+
 int64_t share_of(int64_t parts, int64_t done, int64_t total) {
   const double share = static_cast<double>(done) / static_cast<double>(total);
   return static_cast<int64_t>(static_cast<double>(parts) * std::clamp(share, 0.0, 1.0));
@@ -33,29 +52,33 @@ int64_t share_of(int64_t parts, int64_t done, int64_t total) {
 }  // namespace
 
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                double elapsed_seconds) {
+                                double elapsed_seconds, int64_t tokens) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
   if (total <= 0) return fmt::format("{} {} in {}", label, amount, format_duration(elapsed_seconds));
   std::string bar(static_cast<size_t>(share_of(bar_width, done, total)), '=');
   if (done < total) bar += '>';
-  return fmt::format("{} [{:<{}}] {:3}% {}/{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
-                     format_amount(static_cast<double>(total), unit), format_eta(done, total, elapsed_seconds));
+  return fmt::format("{} [{:<{}}] {:3}% {}/{}{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
+                     format_amount(static_cast<double>(total), unit),
+                     format_rates(" ", done, unit, elapsed_seconds, tokens), format_eta(done, total, elapsed_seconds));
 }
 
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                 double elapsed_seconds) {
+                                 double elapsed_seconds, int64_t tokens) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
   if (total <= 0) return fmt::format("{}: {} in {}", label, amount, format_duration(elapsed_seconds));
-  return fmt::format("{}: {}% ({} of {}), eta {}", label, share_of(100, done, total), amount,
-                     format_amount(static_cast<double>(total), unit), format_eta(done, total, elapsed_seconds));
+  return fmt::format("{}: {}% ({} of {}{}), eta {}", label, share_of(100, done, total), amount,
+                     format_amount(static_cast<double>(total), unit),
+                     format_rates(", ", done, unit, elapsed_seconds, tokens), format_eta(done, total, elapsed_seconds));
 }
 
-std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds) {
+std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
+                                int64_t tokens) {
   std::string text = fmt::format("{}: {} in {}", label, format_amount(static_cast<double>(done), unit),
                                  format_duration(elapsed_seconds));
-  if (elapsed_seconds > 0)
-    text += fmt::format(" ({}/s)", format_amount(static_cast<double>(done) / elapsed_seconds, unit));
-  return text;
+  if (elapsed_seconds <= 0) return text;
+  text += fmt::format(" ({}", format_rate(done, unit, elapsed_seconds));
+  if (tokens > 0) text += ", " + format_token_rate(tokens, elapsed_seconds);
+  return text + ')';
 }
 
 Progress::Progress(std::string label, int64_t total, ProgressUnit unit, std::FILE* stream)
@@ -71,14 +94,15 @@ Progress::~Progress() {
   if (bar_is_open_) std::fputc('\n', stream_);
 }
 
-void Progress::update(int64_t done) {
+void Progress::update(int64_t done, int64_t tokens) {
   done_ = done;
+  tokens_ = tokens;
   const Clock::time_point now = Clock::now();
   if (finished_ || now < next_output_) return;
   if (is_terminal_) {
     draw_bar(now);
   } else {
-    write(format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now)) + '\n');
+    write(format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now), tokens_) + '\n');
   }
   next_output_ = now + (is_terminal_ ? Clock::duration(bar_interval) : Clock::duration(line_interval));
 }
@@ -89,7 +113,7 @@ void Progress::finish() {
   if (total_ > 0) done_ = total_;
   // On a terminal the last line takes the place of the bar.
   write(fmt::format("{}{}{}\n", is_terminal_ ? "\r" : "",
-                    format_progress_end(label_, done_, unit_, elapsed_seconds(now)),
+                    format_progress_end(label_, done_, unit_, elapsed_seconds(now), tokens_),
                     is_terminal_ ? clear_to_end_of_line : ""));
   bar_is_open_ = false;
 }
@@ -105,7 +129,7 @@ double Progress::elapsed_seconds(Clock::time_point now) const {
 }
 
 void Progress::draw_bar(Clock::time_point now) {
-  write(fmt::format("\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now)),
+  write(fmt::format("\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now), tokens_),
                     clear_to_end_of_line));
   bar_is_open_ = true;
 }

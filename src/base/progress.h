@@ -22,7 +22,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void update(int64_t done);  // since the start, not since the last call
+  // Since the start, not since the last call. `tokens`: what was made of it, if it is tokens that are made.
+  void update(int64_t done, int64_t tokens = 0);
   void finish();              // the work is complete, whatever update() last said
 
  private:
@@ -35,6 +36,7 @@ class Progress {
   std::string label_;
   int64_t total_;
   int64_t done_ = 0;
+  int64_t tokens_ = 0;
   ProgressUnit unit_;
   std::FILE* stream_;
   bool is_terminal_;
@@ -45,13 +47,15 @@ class Progress {
 };
 
 // The texts of a Progress. `elapsed_seconds` is the time since its start; the ETA assumes that the mean speed stays.
-// Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB eta 12.0 s`
-// Line: `packing: 45% (1.2 GiB of 2.7 GiB), eta 12.0 s`
+// Rates are those of bytes, and of tokens where there are any.
+// Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB 125.1 MiB/s 31.2M tokens/s eta 12.0 s`
+// Line: `packing: 45% (1.2 GiB of 2.7 GiB, 125.1 MiB/s, 31.2M tokens/s), eta 12.0 s`
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                double elapsed_seconds);
+                                double elapsed_seconds, int64_t tokens = 0);
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                 double elapsed_seconds);
-// `packing: 2.7 GiB in 22.1 s (125.1 MiB/s)`
-std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds);
+                                 double elapsed_seconds, int64_t tokens = 0);
+// `packing: 2.7 GiB in 22.1 s (125.1 MiB/s, 31.2M tokens/s)`
+std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
+                                int64_t tokens = 0);
 
 }  // namespace gptrain

@@ -27,7 +27,7 @@ Extent extent(const Box& box, size_t dim) {
   return {box.offset[dim], box.offset[dim] + box.shape[dim]};
 }
 
-constexpr size_t rows = 0, columns = 1;
+constexpr size_t row_axis = 0, column_axis = 1;
 
 using Overlap = std::optional<std::pair<size_t, size_t>>;
 
@@ -36,8 +36,8 @@ Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<s
   constexpr int64_t most_compared = 20'000'000;  // some seconds
   int64_t compared = 0;
   for (size_t i = 0; i < order.size(); ++i) {
-    const int64_t end = extent(boxes[order[i]], rows).end;
-    for (size_t j = i + 1; j < order.size() && extent(boxes[order[j]], rows).begin < end; ++j) {
+    const int64_t end = extent(boxes[order[i]], row_axis).end;
+    for (size_t j = i + 1; j < order.size() && extent(boxes[order[j]], row_axis).begin < end; ++j) {
       if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
       if (++compared > most_compared)
         throw Error(ExitCode::checkpoint, "a tensor of {} dims is in {} slices, which no layout makes of one",
@@ -53,17 +53,17 @@ Overlap find_overlap_by_rows(const std::vector<Box>& boxes, const std::vector<si
   std::map<int64_t, size_t> present;    // by their first columns
   std::multimap<int64_t, size_t> ends;  // by the rows behind their last
   for (const size_t i : order) {
-    while (!ends.empty() && ends.begin()->first <= extent(boxes[i], rows).begin) {
-      present.erase(extent(boxes[ends.begin()->second], columns).begin);
+    while (!ends.empty() && ends.begin()->first <= extent(boxes[i], row_axis).begin) {
+      present.erase(extent(boxes[ends.begin()->second], column_axis).begin);
       ends.erase(ends.begin());
     }
-    const Extent own = extent(boxes[i], columns);
+    const Extent own = extent(boxes[i], column_axis);
     const auto behind = present.lower_bound(own.begin);
     if (behind != present.end() && behind->first < own.end) return std::minmax(i, behind->second);
-    if (behind != present.begin() && extent(boxes[std::prev(behind)->second], columns).end > own.begin)
+    if (behind != present.begin() && extent(boxes[std::prev(behind)->second], column_axis).end > own.begin)
       return std::minmax(i, std::prev(behind)->second);
     present.emplace(own.begin, i);
-    ends.emplace(extent(boxes[i], rows).end, i);
+    ends.emplace(extent(boxes[i], row_axis).end, i);
   }
   return std::nullopt;
 }
@@ -116,7 +116,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
     if (num_elements(boxes[i].shape) != 0) order.push_back(i);
   }
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t i, size_t j) { return extent(boxes[i], rows).begin < extent(boxes[j], rows).begin; });
+                   [&](size_t i, size_t j) { return extent(boxes[i], row_axis).begin < extent(boxes[j], row_axis).begin; });
   const bool in_a_plane = boxes.empty() || boxes.front().shape.size() <= 2;
   return in_a_plane ? find_overlap_by_rows(boxes, order) : find_overlap_by_pairs(boxes, order);
 }

@@ -2,7 +2,8 @@
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
-//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__
+//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__.
+//                            Where they are more than 1 GiB, rank-00000-00000.safetensors and so on
 //   tokenizer.json           of the data, where one is known that is not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
@@ -18,6 +19,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/loss_scale.h"
@@ -26,6 +28,9 @@
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
+
+// Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
+constexpr std::string_view weight_prefix = "weight/";
 
 // A box of one global tensor (true shape, never padding), f32 or bf16, in row-major order at `data`, which the caller
 // owns and which lies in `memory`.

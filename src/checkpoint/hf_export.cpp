@@ -127,7 +127,8 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
     }
   }
   folder.write("generation_config.json", json_text(generation, 2) + '\n');
-  if (tokenizer->sentencepiece() != nullptr) return folder.write("tokenizer.model", tokenizer->sentencepiece()->model());
+  if (tokenizer->sentencepiece() != nullptr)
+    return folder.write("tokenizer.model", tokenizer->sentencepiece()->model());
   folder.write(std::string(tokenizer_name), record.text);
   folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
 }

@@ -18,13 +18,13 @@ namespace {
 constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 
-bool is_there(const fs::path& path) {
+bool may_be_there(const fs::path& path) {
   std::error_code unreadable;  // then opening it says why
   return fs::exists(path, unreadable) || unreadable;
 }
 
 template <typename... Args>
-[[noreturn]] void damaged(const fs::path& path, fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void refuse_file(const fs::path& path, fmt::format_string<Args...> format, Args&&... args) {
   constexpr size_t max_bytes = 400;
   throw Error(ExitCode::checkpoint, "{} is damaged: {}", path.string(),
               printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
@@ -33,34 +33,34 @@ template <typename... Args>
 // File by tensor.
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const InputFile file(path);
-  if (file.bytes() > max_tensor_header_bytes) damaged(path, "{} bytes are more than an index has", file.bytes());
+  if (file.bytes() > max_tensor_header_bytes) refuse_file(path, "{} bytes are more than an index has", file.bytes());
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
   nlohmann::json index;
   try {
     index = parse_json(text);
   } catch (const nlohmann::json::exception& error) {
-    damaged(path, "it is not valid JSON: {}", error.what());
+    refuse_file(path, "it is not valid JSON: {}", error.what());
   }
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    damaged(path, "it has no object \"weight_map\"");
+    refuse_file(path, "it has no object \"weight_map\"");
   std::map<std::string, std::string> files;
   for (const auto& [tensor, name] : index["weight_map"].items()) {
-    if (!name.is_string()) damaged(path, "\"{}\" has no file's name", tensor);
+    if (!name.is_string()) refuse_file(path, "\"{}\" has no file's name", tensor);
     const auto text_of = name.get<std::string>();
     if (text_of.empty() || text_of == "." || text_of == ".." || text_of.find('/') != std::string::npos ||
         text_of.find('\0') != std::string::npos) {
-      damaged(path, "\"{}\" is not the name of a file in this folder", text_of);
+      refuse_file(path, "\"{}\" is not the name of a file in this folder", text_of);
     }
     files[tensor] = text_of;
   }
-  if (files.empty()) damaged(path, "its \"weight_map\" is empty");
+  if (files.empty()) refuse_file(path, "its \"weight_map\" is empty");
   return files;
 }
 
 [[noreturn]] void nothing_to_read(const fs::path& folder) {
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (!is_there(folder / name)) continue;
+    if (!may_be_there(folder / name)) continue;
     throw Error(ExitCode::checkpoint,
                 "{} is a file of PyTorch, which only Python reads; convert the folder with\n  python3 -c \"from "
                 "transformers import AutoModelForCausalLM as M; M.from_pretrained('{}', "
@@ -73,23 +73,26 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 }  // namespace
 
 HfFiles::HfFiles(const fs::path& folder) {
-  if (is_there(folder / single_name)) {
+  if (may_be_there(folder / single_name)) {
     add(folder / single_name);
     return;
   }
   const fs::path index = folder / index_name;
-  if (!is_there(index)) nothing_to_read(folder);
+  if (!may_be_there(index)) nothing_to_read(folder);
   const std::map<std::string, std::string> map = read_index(index);
   std::set<std::string> names;
   for (const auto& [tensor, name] : map) names.insert(name);
-  for (const std::string& name : names) add(folder / name);
+  for (const std::string& name : names) {
+    if (!may_be_there(folder / name)) refuse_file(index, "\"{}\", which it names, is not there", name);
+    add(folder / name);
+  }
   for (const auto& [tensor, place] : tensors_) {
     const auto listed = map.find(tensor);
     if (listed == map.end() || folder / listed->second != files_[place.file])
-      damaged(index, "it does not say that \"{}\" is in {}", tensor, files_[place.file].filename().string());
+      refuse_file(index, "it does not say that \"{}\" is in {}", tensor, files_[place.file].filename().string());
   }
   for (const auto& [tensor, name] : map) {
-    if (!tensors_.contains(tensor)) damaged(folder / name, "the index says that it holds \"{}\"", tensor);
+    if (!tensors_.contains(tensor)) refuse_file(folder / name, "the index says that it holds \"{}\"", tensor);
   }
 }
 
@@ -99,7 +102,7 @@ void HfFiles::add(const fs::path& path) {
   for (SafetensorsEntry& entry : read_safetensors_header(file).entries) {
     const std::string name = entry.tensor.name;
     const auto [place, is_new] = tensors_.try_emplace(name, Place{files_.size() - 1, std::move(entry)});
-    if (!is_new) damaged(path, "\"{}\" is in {}, too", name, files_[place->second.file].filename().string());
+    if (!is_new) refuse_file(path, "\"{}\" is in {}, too", name, files_[place->second.file].filename().string());
   }
 }
 
@@ -122,7 +125,8 @@ std::vector<float> HfFiles::read(const std::string& name) const {
   const auto append = [&]<typename Value>(const Value* from, int64_t bytes) {
     for (const Value* at = from; at < from + bytes / static_cast<int64_t>(sizeof(Value)); ++at) {
       values.push_back(to_float(*at));
-      if (!std::isfinite(values.back())) damaged(file.path(), "tensor \"{}\" holds values that are not finite", name);
+      if (!std::isfinite(values.back()))
+        refuse_file(file.path(), "tensor \"{}\" holds values that are not finite", name);
     }
   };
   stream_tensor(file, place.entry, [&](const std::byte* data, int64_t, int64_t bytes) {

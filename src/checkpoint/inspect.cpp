@@ -9,7 +9,6 @@
 namespace gptrain {
 namespace {
 
-constexpr std::string_view weight_prefix = "weight/";
 
 }  // namespace
 

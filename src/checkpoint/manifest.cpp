@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "checkpoint/fault.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -33,13 +34,6 @@ std::string format_tail(uint32_t crc) { return fmt::format(",\n  \"crc32c\": \"{
 const size_t tail_bytes = format_tail(0).size();
 
 std::string format_crc(uint32_t crc) { return fmt::format("{:08x}", crc); }
-
-// What is wrong; load_manifest adds the file's name.
-template <typename... Args>
-[[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
-  constexpr size_t max_bytes = 400;
-  throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
-}
 
 const json& member(const json& object, const std::string& key) {
   if (!object.is_object() || !object.contains(key)) fault("\"{}\" is missing", key);
@@ -208,13 +202,19 @@ StoredManifest parse_manifest(const std::string& text) {
 
 }  // namespace
 
-std::string format_file_record(const FileRecord& record) { return json_text(file_object(record)); }
+std::string format_file_records(const std::vector<FileRecord>& records) {
+  ordered_json list = ordered_json::array();
+  for (const FileRecord& record : records) list.push_back(file_object(record));
+  return json_text(list);
+}
 
-FileRecord parse_file_record(const std::string& text) {
+std::vector<FileRecord> parse_file_records(const std::string& text) {
   try {
-    return parse_file(parse_json(text));
+    std::vector<FileRecord> records;
+    for (const json& record : parse_json(text)) records.push_back(parse_file(record));
+    return records;
   } catch (const json::exception& e) {
-    throw Error(ExitCode::checkpoint, "a rank's record of its file is not valid JSON: {}", e.what());
+    throw Error(ExitCode::checkpoint, "a rank's record of its files is not valid JSON: {}", e.what());
   }
 }
 

@@ -39,14 +39,13 @@ DType stored_dtype(std::string_view kind, const TensorSpec& tensor, const Precis
 using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
 
 // What is wrong with a tensor of the checkpoint; empty if nothing.
-std::string difference(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
-                       const RunConfig& config) {
+std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
+                                 const RunConfig& config) {
   const StoredName name = split_name(stored);
   const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
   const bool known_kind =
-      name.kind == weight_kind || std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) {
-        return column.name == name.kind;
-      });
+      name.kind == weight_kind ||
+      std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) { return column.name == name.kind; });
   const auto found = spec.find(name.name);
   const std::string shown = printable(stored);
   if (!known_kind || found == spec.end()) return fmt::format("tensor \"{}\" is none of the model's", shown);
@@ -79,7 +78,7 @@ void check_model(const Contents& contents, const RunConfig& config) {
   for (const TensorSpec& tensor : spec.tensors) by_name.emplace(tensor.name, &tensor);
   std::vector<std::string> differences;
   for (const auto& [name, tensor] : contents.tensors) {
-    if (std::string found = difference(name, tensor, by_name, config); !found.empty())
+    if (std::string found = difference_from_spec(name, tensor, by_name, config); !found.empty())
       differences.push_back(std::move(found));
   }
   for (const TensorSpec& tensor : spec.tensors) {

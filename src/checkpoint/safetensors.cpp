@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "checkpoint/boxes.h"
+#include "checkpoint/fault.h"
 
 namespace gptrain {
 namespace {
@@ -49,13 +50,6 @@ std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
   int64_t bytes = 0;
   if (!elements || __builtin_mul_overflow(*elements, dtype_bytes(tensor.dtype), &bytes)) return std::nullopt;
   return bytes;
-}
-
-// What is wrong with a header; the caller adds the file's name.
-template <typename... Args>
-[[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
-  constexpr size_t max_bytes = 400;
-  throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
 }
 
 // The header's text without padding.

@@ -80,7 +80,7 @@ void add_import_command(CLI::App& checkpoint) {
   command->callback([arguments] { import_weights(*arguments); });
 }
 
-void add_verify_command(CLI::App& checkpoint) {
+void add_checkpoint_verify_command(CLI::App& checkpoint) {
   auto path = std::make_shared<std::string>();
   auto deep = std::make_shared<bool>(false);
   CLI::App* command = checkpoint.add_subcommand("verify", "check every file and checksum");
@@ -170,7 +170,7 @@ void add_checkpoint_commands(CLI::App& app) {
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
   inspect_command->callback([path] { write_out(inspect_checkpoint(resolve_checkpoint(*path))); });
-  add_verify_command(*checkpoint);
+  add_checkpoint_verify_command(*checkpoint);
   auto exporting = std::make_shared<ExportArguments>();
   CLI::App* export_command = checkpoint->add_subcommand("export", "the weights as a Hugging Face folder");
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();

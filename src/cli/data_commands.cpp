@@ -53,15 +53,17 @@ void pack_inputs(PackArguments& arguments) {
   options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
   options.skip_faults = arguments.on_bad_line == "skip";
   std::unique_ptr<Progress> bar;
-  const PackResult packed = pack(options, [&](int64_t done, int64_t total) {
-    if (!bar) bar = std::make_unique<Progress>("packing", total, ProgressUnit::bytes);
-    bar->update(done);
+  const PackResult packed = pack(options, [&](const PackProgress& done) {
+    if (!bar) bar = std::make_unique<Progress>("packing", done.total_bytes, ProgressUnit::bytes);
+    bar->update(done.done_bytes, done.tokens);
   });
   if (bar) bar->finish();
   for (const std::string& fault : packed.first_faults) print_err("left out: {}\n", fault);
   if (packed.faults > 0) {
     print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
   }
+  if (packed.removed_shards > 0)
+    print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
     print_out("{}: was finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
                format_grouped(packed.tokens));
@@ -80,13 +82,12 @@ void add_pack_command(CLI::App& data) {
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
   command
-      ->add_option("INPUT", options.inputs,
-                   "files, folders, patterns, -: text, JSONL, JSON, CSV; gz, zst, xz")
+      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
-                   "bytes, a tokenizer.json, a rank file, or a folder with one")
+                   "bytes, tokenizer.json, rank file, SentencePiece .model, or a folder")
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");

@@ -39,7 +39,7 @@ auto with_bar(const std::string& what, Work work) {
   return result;
 }
 
-void add_verify_command(CLI::App& data) {
+void add_data_verify_command(CLI::App& data) {
   auto prefix = std::make_shared<std::string>();
   CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
   command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
@@ -185,7 +185,7 @@ void add_mix_command(CLI::App& data) {
 }  // namespace
 
 void add_token_file_commands(CLI::App& data) {
-  add_verify_command(data);
+  add_data_verify_command(data);
   add_inspect_command(data);
   add_convert_command(data);
   add_join_command(data);

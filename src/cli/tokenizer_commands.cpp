@@ -74,7 +74,7 @@ void tokenize(const TokenizeArguments& arguments) {
              format_grouped(tokenizer->vocab_size()), format_bytes(static_cast<double>(text.size())));
 }
 
-struct TrainArguments {
+struct TokenizerTraining {
   CountOptions count;
   std::string pattern = "gpt2";
   std::string out;
@@ -82,7 +82,7 @@ struct TrainArguments {
   int64_t vocab_size = 0;
 };
 
-void train_tokenizer(TrainArguments& arguments) {
+void train_tokenizer(TokenizerTraining& arguments) {
   if (const auto kind = pattern_of_name(arguments.pattern)) {
     arguments.count.stage = *kind;
     arguments.count.nfc = *kind == PatternKind::qwen2;
@@ -114,7 +114,7 @@ void train_tokenizer(TrainArguments& arguments) {
 }
 
 void add_train_tokenizer_command(CLI::App& data) {
-  auto training = std::make_shared<TrainArguments>();
+  auto training = std::make_shared<TokenizerTraining>();
   CountOptions& count = training->count;
   count.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("train-tokenizer", "learns a byte-level BPE tokenizer.json from texts");

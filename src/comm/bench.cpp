@@ -18,7 +18,7 @@ constexpr double max_calls = 100'000;
 // Small integers, whose sums over any number of ranks that fits a machine are exact in f32.
 int value(int rank, int64_t element) { return static_cast<int>((element * 5 + rank * 3) % 13) - 4; }
 
-void store(void* data, int64_t element, int number, DType dtype) {
+void store_number(void* data, int64_t element, int number, DType dtype) {
   if (dtype == DType::bf16) {
     static_cast<bf16*>(data)[element] = to_bf16(static_cast<float>(number));
   } else {
@@ -100,7 +100,7 @@ void check_result(const Communicator& group, const Subject& subject, const void*
   for (int64_t i = 0; i < length; ++i) {
     const int expected = subject.expected(group.rank(), group.size(), count, i);
     std::byte bits[sizeof(float)];
-    store(bits, 0, expected, options.dtype);
+    store_number(bits, 0, expected, options.dtype);
     if (std::memcmp(static_cast<const std::byte*>(result) + i * width, bits, static_cast<size_t>(width)) != 0)
       throw Error(ExitCode::device, "{} of {} x {} is wrong on rank {}: element {} must be {}", subject.name, count,
                   dtype_name(options.dtype), group.rank(), i, expected);
@@ -120,7 +120,8 @@ BenchRow bench_one(const BenchGroup& group, const Subject& subject, int64_t byte
   const int64_t pieces = subject.whole ? size : 1;
   const int64_t width = dtype_bytes(options.dtype);
   const int64_t count = std::max<int64_t>(bytes / pieces / width, 1);
-  for (int64_t i = 0; i < count * pieces; ++i) store(buffers.host, i, value(group.host.rank(), i), options.dtype);
+  for (int64_t i = 0; i < count * pieces; ++i)
+    store_number(buffers.host, i, value(group.host.rank(), i), options.dtype);
   group.backend.upload(buffers.in, buffers.host, count * pieces * width);
   group.backend.synchronize();
   const auto call = [&] { subject.run(group.device, buffers.in, buffers.out, count, options.dtype); };

@@ -24,7 +24,7 @@ constexpr size_t least_secret_chars = 16;
 constexpr size_t most_callers = 256;  // that have not proved themselves
 constexpr size_t accepted_at_a_time = 64;
 constexpr auto time_to_prove = 10s;  // of a caller; a rank that is stopped for longer calls again
-constexpr auto send_time = 100ms;    // for a frame that fits the connection's buffer
+constexpr auto frame_time = 100ms;    // for a frame that fits the connection's buffer
 
 // What each side states under the secret; the nonces keep a proof from being used twice, and `role` from being handed
 // back.
@@ -160,7 +160,7 @@ bool Gate::answer(Caller& caller, const std::string& greeting) {
   const Json challenge{{"kind", "challenge"},
                        {"nonce", nonce},
                        {"proof", secret_.proof(statement_of("listener", purpose_, theirs, nonce))}};
-  return caller.channel.send(json_text(challenge), Clock::now() + send_time);
+  return caller.channel.send(json_text(challenge), Clock::now() + frame_time);
 }
 
 bool Gate::advance(Caller& caller) {

@@ -12,7 +12,7 @@
 namespace gptrain {
 namespace {
 
-constexpr std::string_view waiting = "waiting for ranks";
+constexpr std::string_view wait_name = "waiting for ranks";
 
 bool alone(const Communicator* group) { return group == nullptr || group->size() == 1; }
 
@@ -156,7 +156,7 @@ void Lane::log_wait(int64_t event, double start_seconds, double end_seconds) {
   log_->add({.kind = Event::Kind::wait,
              .place = {number_, -1},
              .awaits = event,
-             .name = waiting,
+             .name = wait_name,
              .start_seconds = start_seconds,
              .end_seconds = end_seconds});
 }

@@ -242,7 +242,7 @@ class LocalGroup {
 };
 
 // Copies unless both are the same place (an operand that is already where it belongs).
-void copy(std::byte* out, const std::byte* in, int64_t bytes) {
+void copy_part(std::byte* out, const std::byte* in, int64_t bytes) {
   if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
 }
 
@@ -266,8 +266,8 @@ class LocalCommunicator final : public Communicator {
     reduce_peers(first, slice(rank_ + 1) - first, place(data, first, dtype), dtype, op);
     group_->meet(rank_);
     for (int rank = 0; rank < size(); ++rank)
-      copy(place(data, slice(rank), dtype), place(group_->call(rank).in, slice(rank), dtype),
-           (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype));
+      copy_part(place(data, slice(rank), dtype), place(group_->call(rank).in, slice(rank), dtype),
+                (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
@@ -280,15 +280,15 @@ class LocalCommunicator final : public Communicator {
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
     begin({{Operation::all_gather, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
-      copy(place(out, rank * count, dtype), place(group_->call(rank).in, 0, dtype), count * dtype_bytes(dtype));
+      copy_part(place(out, rank * count, dtype), place(group_->call(rank).in, 0, dtype), count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
     begin({{Operation::all_to_all, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
-      copy(place(out, rank * count, dtype), place(group_->call(rank).in, rank_ * count, dtype),
-           count * dtype_bytes(dtype));
+      copy_part(place(out, rank * count, dtype), place(group_->call(rank).in, rank_ * count, dtype),
+                count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
@@ -299,15 +299,15 @@ class LocalCommunicator final : public Communicator {
     for (int rank = 0; rank < size(); ++rank) {
       const LocalCall& peer = group_->call(rank);
       const PeerPart& part = peer.sent[static_cast<size_t>(rank_)];
-      copy(place(out, received[static_cast<size_t>(rank)].first, dtype), place(peer.in, part.first, dtype),
-           part.count * dtype_bytes(dtype));
+      copy_part(place(out, received[static_cast<size_t>(rank)].first, dtype), place(peer.in, part.first, dtype),
+                part.count * dtype_bytes(dtype));
     }
     group_->meet(rank_);
   }
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     begin({{Operation::broadcast, dtype, ReduceOp::sum, root, count}, data, data});
-    copy(place(data, 0, dtype), place(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
+    copy_part(place(data, 0, dtype), place(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 

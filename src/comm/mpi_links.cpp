@@ -29,7 +29,7 @@ std::string text_of(int status) {
   return text;
 }
 
-void check(int status, const char* call) {
+void check_mpi(int status, const char* call) {
   if (status != MPI_SUCCESS) throw Error(ExitCode::device, "{}: {}", call, text_of(status));
 }
 
@@ -40,7 +40,7 @@ class Session {
     // MPI waits by itself while it starts and ends.
     if (yielding) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     int provided = MPI_THREAD_SINGLE;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     if (provided < MPI_THREAD_MULTIPLE)
       throw Error(ExitCode::device, "this MPI cannot be called from several threads (MPI_THREAD_MULTIPLE)");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -63,7 +63,7 @@ class Session {
   bool yielding_;
 };
 
-struct Header {
+struct MpiHeader {
   Call call;
   int64_t bytes = 0;
 };
@@ -97,9 +97,9 @@ class MpiTransport final : public Transport {
       if (status == MPI_ERR_IN_STATUS) {
         for (int i = 0; i < count; ++i)
           if (statuses_[static_cast<size_t>(i)].MPI_ERROR != MPI_ERR_PENDING)
-            check(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
+            check_mpi(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
       } else {
-        check(status, "MPI_Testsome");
+        check_mpi(status, "MPI_Testsome");
       }
       left -= count;
       idle = count > 0 ? 0 : idle + 1;
@@ -115,13 +115,13 @@ class MpiTransport final : public Transport {
   void abort() override { given_up_ = true; }
 
  private:
-  void start_header(const Message& message, Header& header) {
+  void start_header(const Message& message, MpiHeader& header) {
     MPI_Request request = MPI_REQUEST_NULL;
     if (message.sending) {
       header = {message.call, message.bytes};
-      check(MPI_Isend(&header, sizeof header, MPI_BYTE, message.peer, header_tag, comm_, &request), "MPI_Isend");
+      check_mpi(MPI_Isend(&header, sizeof header, MPI_BYTE, message.peer, header_tag, comm_, &request), "MPI_Isend");
     } else {
-      check(MPI_Irecv(&header, sizeof header, MPI_BYTE, message.peer, header_tag, comm_, &request), "MPI_Irecv");
+      check_mpi(MPI_Irecv(&header, sizeof header, MPI_BYTE, message.peer, header_tag, comm_, &request), "MPI_Irecv");
     }
     requests_.push_back(request);
   }
@@ -131,13 +131,13 @@ class MpiTransport final : public Transport {
       const int length = static_cast<int>(std::min(max_payload_bytes, message.bytes - start));
       MPI_Request request = MPI_REQUEST_NULL;
       if (message.sending) {
-        check(MPI_Isend(static_cast<const std::byte*>(message.in) + start, length, MPI_BYTE, message.peer, payload_tag,
-                        comm_, &request),
-              "MPI_Isend");
+        check_mpi(MPI_Isend(static_cast<const std::byte*>(message.in) + start, length, MPI_BYTE, message.peer,
+                            payload_tag, comm_, &request),
+                  "MPI_Isend");
       } else {
-        check(MPI_Irecv(static_cast<std::byte*>(message.out) + start, length, MPI_BYTE, message.peer, payload_tag,
-                        comm_, &request),
-              "MPI_Irecv");
+        check_mpi(MPI_Irecv(static_cast<std::byte*>(message.out) + start, length, MPI_BYTE, message.peer, payload_tag,
+                            comm_, &request),
+                  "MPI_Irecv");
       }
       requests_.push_back(request);
     }
@@ -156,7 +156,7 @@ class MpiTransport final : public Transport {
   MPI_Comm comm_;  // freed by MPI_Finalize
   int rank_ = 0;
   int size_ = 1;
-  std::vector<Header> headers_;        // of the messages of the exchange that runs
+  std::vector<MpiHeader> headers_;     // of the messages of the exchange that runs
   std::vector<MPI_Request> requests_;  // theirs, then those of the payloads
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;
@@ -170,10 +170,10 @@ class MpiWorldLinks final : public MpiLinks {
 
   std::string share(const std::string& text) override {
     int length = static_cast<int>(text.size());
-    check(MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD), "MPI_Bcast");
     std::string shared = text;
     shared.resize(static_cast<size_t>(length));
-    check(MPI_Bcast(shared.data(), length, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    check_mpi(MPI_Bcast(shared.data(), length, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");
     return shared;
   }
 
@@ -181,9 +181,9 @@ class MpiWorldLinks final : public MpiLinks {
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group group = MPI_GROUP_NULL;
     MPI_Comm comm = MPI_COMM_NULL;
-    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-    check(MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group), "MPI_Group_incl");
-    check(MPI_Comm_create_group(MPI_COMM_WORLD, group, index, &comm), "MPI_Comm_create_group");
+    check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    check_mpi(MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group), "MPI_Group_incl");
+    check_mpi(MPI_Comm_create_group(MPI_COMM_WORLD, group, index, &comm), "MPI_Comm_create_group");
     MPI_Group_free(&group);
     MPI_Group_free(&world);
     MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);

@@ -21,7 +21,7 @@ namespace gptrain {
 namespace {
 
 constexpr char frame_magic[4] = {'G', 'P', 'T', 'R'};
-constexpr size_t header_bytes = sizeof frame_magic + sizeof(uint32_t);
+constexpr size_t frame_header_bytes = sizeof frame_magic + sizeof(uint32_t);
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -271,7 +271,7 @@ bool FrameChannel::read_some(size_t limit) {
 }
 
 void FrameChannel::read_available() {
-  const size_t most = header_bytes + most_bytes_;
+  const size_t most = frame_header_bytes + most_bytes_;
   while (open() && bytes_.size() < most && read_some(most - bytes_.size())) {
   }
 }
@@ -283,18 +283,18 @@ void FrameChannel::read_one_frame() {
 
 // Whether what begins is no frame, or too large a one.
 bool FrameChannel::broken() const {
-  if (bytes_.size() < header_bytes) return false;
+  if (bytes_.size() < frame_header_bytes) return false;
   return std::memcmp(bytes_.data(), frame_magic, sizeof frame_magic) != 0 || frame_length(bytes_) > most_bytes_;
 }
 
 size_t FrameChannel::missing_bytes() const {
-  if (bytes_.size() < header_bytes) return header_bytes - bytes_.size();
-  const size_t whole = header_bytes + frame_length(bytes_);
+  if (bytes_.size() < frame_header_bytes) return frame_header_bytes - bytes_.size();
+  const size_t whole = frame_header_bytes + frame_length(bytes_);
   return whole > bytes_.size() ? whole - bytes_.size() : 0;
 }
 
 std::optional<std::string> FrameChannel::next_frame() {
-  if (bytes_.size() < header_bytes) return std::nullopt;
+  if (bytes_.size() < frame_header_bytes) return std::nullopt;
   const uint32_t length = frame_length(bytes_);
   if (broken()) {
     close();
@@ -302,8 +302,8 @@ std::optional<std::string> FrameChannel::next_frame() {
     return std::nullopt;
   }
   if (missing_bytes() > 0) return std::nullopt;
-  std::string text = bytes_.substr(header_bytes, length);
-  bytes_.erase(0, header_bytes + length);
+  std::string text = bytes_.substr(frame_header_bytes, length);
+  bytes_.erase(0, frame_header_bytes + length);
   return text;
 }
 

@@ -78,6 +78,7 @@ std::span<const Aliases> key_aliases() {
       {"parallel.sequence", {"sequence_parallel"}},
       {"parallel.zero", {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp"}},
       {"parallel.zero = 1", {"use_distributed_optimizer"}},
+      {"parallel.elastic = true", {"elasticity", "elastic_training"}},
       {"precision.compute", {"dtype", "torch_dtype", "params_dtype", "mixed_precision", "precision"}},
       {R"(precision.compute = "bf16")", {"bf16"}},
       {R"(precision.compute = "fp16")", {"fp16"}},

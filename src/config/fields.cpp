@@ -163,6 +163,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .only_with({"parallel.tensor", "parallel.tensor is greater than 1",
                           [](const RunConfig& config) { return config.parallel.tensor > 1; }})
               .changeable(),
+          field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
+                "of the ranks that are there, the most train over which batch.global divides, and the others idle; "
+                "batch.accumulation follows, so that a run may go on with fewer or more ranks")
+              .changeable(),
           compute_field(dtypes, refused),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
                                         refused, "the residual stream; default: compute")

@@ -28,9 +28,9 @@ std::string bare_message(std::string_view what) {
 }
 
 // Builds the document from parser events. A frame is an object or array that is still open.
-class Builder final : public nlohmann::json_sax<Json> {
+class TreeBuilder final : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(std::string_view text) : text_(text) {}
+  explicit TreeBuilder(std::string_view text) : text_(text) {}
 
   JsonText take() { return std::move(result_); }
 
@@ -130,7 +130,7 @@ std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::er
 }  // namespace
 
 JsonText read_json(std::string_view text) {
-  Builder builder(text);
+  TreeBuilder builder(text);
   read_json_events(text, builder);
   return builder.take();
 }

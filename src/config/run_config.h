@@ -97,6 +97,7 @@ struct ParallelConfig {
   std::vector<int64_t> layers_per_stage;  // by chunk, in forward order; empty: spread to balance their times
   int64_t zero = 0;
   bool sequence = false;  // sequence parallelism over the tensor axis
+  bool elastic = false;   // as many data ranks as there are, and as the batch divides over; the other ranks idle
 };
 
 struct PrecisionConfig {

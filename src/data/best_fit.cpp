@@ -13,7 +13,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t any_vocabulary = int64_t{1} << 31;
 // Documents are read from all over a file, which leaves its pages in memory.
 constexpr int64_t tokens_until_forgotten = int64_t{1} << 25;
 

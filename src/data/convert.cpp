@@ -18,9 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t chunk_tokens = int64_t{1} << 18;
-constexpr int64_t any_vocabulary = int64_t{1} << 31;
-
 // Writes one of the formats without documents.
 class FlatWriter {
  public:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/damaged.h"
 
 namespace gptrain {
 namespace {
@@ -15,12 +16,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view npy_magic = "\x93NUMPY";
 constexpr int64_t npy_start_bytes = 10;  // magic, version, length of the text behind it
-
-template <typename... Args>
-[[noreturn]] void damaged(const MappedFile& file, int64_t byte, fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,
-              fmt::format(format, std::forward<Args>(args)...));
-}
 
 FlatTokens read_llmc(MappedFile file) {
   const bool narrow = file.load<int32_t>(0) == llmc::magic_u16;

@@ -21,7 +21,6 @@ namespace {
 
 // Counting takes a number for each id. No vocabulary is so large: an id above this means that the file is damaged.
 constexpr int64_t max_vocab_size = int64_t{1} << 24;
-constexpr int64_t chunk_tokens = int64_t{1} << 16;
 constexpr size_t num_frequent_tokens = 10;
 constexpr int64_t bar_width = 40;
 
@@ -73,7 +72,7 @@ size_t printable_length(std::string_view text) {
   return !continues(3) || overlong || past_unicode ? 0 : 4;
 }
 
-std::string printable(std::string_view text) {
+std::string readable_text(std::string_view text) {
   std::string result;
   while (!text.empty()) {
     const size_t length = printable_length(text);
@@ -99,13 +98,13 @@ std::string print_document(const TokenFile& file, const std::filesystem::path& p
   const bool is_bytes = !tokens.empty() && tokens.back() == end_of_document &&
                         std::all_of(tokens.begin(), tokens.end() - 1, [](int32_t id) { return id < end_of_document; });
   std::string text;
-  if (tokenizer != nullptr) return printable(tokenizer->decode(tokens)) + '\n';
+  if (tokenizer != nullptr) return readable_text(tokenizer->decode(tokens)) + '\n';
   if (!is_bytes) {
     for (const int32_t token : tokens) append(text, "{}\n", token);
     return text;
   }
   for (size_t i = 0; i + 1 < tokens.size(); ++i) text += static_cast<char>(tokens[i]);
-  return printable(text) + '\n';
+  return readable_text(text) + '\n';
 }
 
 std::string length_histogram(const TokenFile& file) {
@@ -130,7 +129,7 @@ std::string length_histogram(const TokenFile& file) {
 // A token's text in quotes, or nothing where the tokenizer is not known.
 std::string piece_of(const Tokenizer* tokenizer, size_t id) {
   if (tokenizer == nullptr || !tokenizer->has(static_cast<int64_t>(id))) return "";
-  const std::string text = printable(tokenizer->text_of(static_cast<int32_t>(id)));
+  const std::string text = readable_text(tokenizer->text_of(static_cast<int32_t>(id)));
   fmt::memory_buffer quoted;
   for (const char c : text) {
     const std::string_view escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string_view(&c, 1);

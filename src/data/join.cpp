@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t chunk_tokens = int64_t{1} << 18;
-constexpr int64_t any_vocabulary = int64_t{1} << 31;
 
 // The tokenizer that all inputs agree on; nothing where one of them does not say.
 std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inputs) {

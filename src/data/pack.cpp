@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -111,9 +113,36 @@ void remove_leftovers(const PackOptions& options) {
   }
 }
 
+// Removes PREFIX-00001 and on, which another pack wrote. Returns how many there were.
+int64_t remove_shards_behind_the_first(const PackOptions& options) {
+  constexpr size_t digits = 5;
+  const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
+  const std::string start = options.out_prefix.filename().native() + "-";
+  std::error_code error;
+  std::set<std::string> numbers;
+  for (const fs::path& path : paths_in(folder, error)) {
+    const std::string name = path.filename().native();
+    if (!name.starts_with(start)) continue;
+    const size_t end = std::min(name.find_first_not_of("0123456789", start.size()), name.size());
+    const std::string number = name.substr(start.size(), end - start.size());
+    const bool is_shard =
+        number.size() >= digits && number != std::string(digits, '0') &&
+        std::find(std::begin(token_suffixes), std::end(token_suffixes), name.substr(end)) != std::end(token_suffixes);
+    if (!is_shard) continue;
+    numbers.insert(number);
+    fs::remove(path, error);
+    if (error) break;
+  }
+  if (error) {
+    throw Error(ExitCode::data, "cannot remove the shards that an earlier pack has left in {}: {}", folder.native(),
+                error.message());
+  }
+  return std::ssize(numbers);
+}
+
 class Packer {
  public:
-  Packer(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress)
+  Packer(const PackOptions& options, const std::function<void(const PackProgress&)>& progress)
       : options_(options), progress_(progress), inputs_(find_inputs(options)) {
     encode_.field = options.field;
     encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
@@ -161,7 +190,7 @@ class Packer {
     if (shard_has_documents_) close_shard();
     writer_.reset();
     if (keeps_state()) save_state({inputs_.size(), 0, 1}, 0, true);
-    if (progress_) progress_(total_bytes_, total_bytes_);
+    report(total_bytes_);
     return result_;
   }
 
@@ -186,7 +215,9 @@ class Packer {
       result_.samples += fitted.samples;
       result_.cut_documents += fitted.cut_documents;
     }
-    if (options_.shard_tokens > 0) ++result_.shards;
+    if (options_.shard_tokens == 0) return;
+    if (result_.shards == 0) result_.removed_shards = remove_shards_behind_the_first(options_);
+    ++result_.shards;
   }
 
   void write(const IngestPipeline::Item& item) {
@@ -208,10 +239,17 @@ class Packer {
     }
     append(encoded.ids, begin, encoded.ids.size());
     result_.input_bytes = item.block.file_bytes_read - start_bytes_;
-    if (progress_ && item.block.file_bytes_read >= next_report_bytes_) {
-      progress_(item.block.file_bytes_read, total_bytes_);
+    if (item.block.file_bytes_read >= next_report_bytes_) {
+      report(item.block.file_bytes_read);
       next_report_bytes_ = item.block.file_bytes_read + progress_step_bytes;
     }
+  }
+
+  void report(int64_t done_bytes) const {
+    if (!progress_) return;
+    progress_({.done_bytes = done_bytes - start_bytes_,
+               .total_bytes = std::max<int64_t>(total_bytes_ - start_bytes_, 0),
+               .tokens = result_.tokens - start_tokens_});
   }
 
   void append(const TokenBuffer& ids, size_t begin, size_t end) {
@@ -285,10 +323,11 @@ class Packer {
     }
     if (start_.input > inputs_.size()) throw Error(ExitCode::data, "{} is damaged", path.native());
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
+    start_tokens_ = result_.tokens;
   }
 
   const PackOptions& options_;
-  const std::function<void(int64_t, int64_t)>& progress_;
+  const std::function<void(const PackProgress&)>& progress_;
   std::vector<TextInput> inputs_;
   EncodeOptions encode_;
   TokenizerRecord tokenizer_;
@@ -296,6 +335,7 @@ class Packer {
   BlockPosition start_;
   int64_t documents_to_skip_ = 0;
   int64_t start_bytes_ = 0;
+  int64_t start_tokens_ = 0;
   int64_t total_bytes_ = 0;
   int64_t next_report_bytes_ = progress_step_bytes;
   std::optional<TokenWriter> writer_;
@@ -306,7 +346,7 @@ class Packer {
 
 }  // namespace
 
-PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+PackResult pack(const PackOptions& options, const std::function<void(const PackProgress&)>& progress) {
   return Packer(options, progress).run();
 }
 

@@ -28,12 +28,20 @@ struct PackOptions {
   int num_parts = 1;
 };
 
+// Of a pack that goes on, since then.
+struct PackProgress {
+  int64_t done_bytes = 0;   // of the inputs as they lie on the disk
+  int64_t total_bytes = 0;  // 0: not known
+  int64_t tokens = 0;
+};
+
 struct PackResult {
   int64_t documents = 0;
   int64_t empty_documents = 0;  // left out, not counted in `documents`
   int64_t tokens = 0;           // with end-of-document tokens
   int64_t input_bytes = 0;      // as they lie on the disk; of a resumed pack, since then
   int64_t shards = 0;           // 0 without shard_tokens
+  int64_t removed_shards = 0;   // of an earlier pack
   int64_t samples = 0;          // with best_fit_length
   int64_t cut_documents = 0;    // longer than one
   int64_t faults = 0;
@@ -42,11 +50,12 @@ struct PackResult {
 };
 
 // Ids are stored as u16 where the vocabulary is below 65500, else as i32, as Megatron-LM does it. Empty documents are
-// left out. `progress(done_bytes, total_bytes)` is called now and then, and at the end with done = total; a total of 0
-// is not known. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output
+// left out. `progress` is called now and then, and at the end, with all done. With shard_tokens, the shards of
+// an earlier pack of this PREFIX are removed when the first new one is whole, so that a pattern finds those of one pack
+// only. Throws Error(data) naming file and line for documents that cannot be read, invalid inputs, and output
 // that cannot be written; Error(usage) for options that do not go together. Never leaves a half-written PREFIX. With
 // best_fit_length the documents of a shard lie in PREFIX.unfitted until the shard is whole: twice its room on the disk.
-PackResult pack(const PackOptions& options, const std::function<void(int64_t, int64_t)>& progress);
+PackResult pack(const PackOptions& options, const std::function<void(const PackProgress&)>& progress);
 
 // What `data inspect` prints: counts, document length histogram, the most and the least frequent tokens, unigram
 // entropy in nats; where the tokenizer is known, the tokens' texts, bytes per token and the share of each class of
@@ -59,7 +68,8 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample,
                     std::shared_ptr<const Tokenizer> tokenizer = nullptr);
 
 // What `data verify` prints: the index is sound, and every block of the .bin has its checksum, or there are none to
-// compare with. Throws Error(data) naming file and byte for what is damaged. `progress` as in pack_bytes.
+// compare with. Throws Error(data) naming file and byte for what is damaged. `progress(done, total)` gets
+// numbers of blocks.
 std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress);
 
 // Entropy of the token distribution of a file, in nats: the loss of the best context-free guess.

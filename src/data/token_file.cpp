@@ -9,6 +9,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "data/damaged.h"
 
 namespace gptrain {
 namespace {
@@ -16,12 +17,6 @@ namespace {
 using namespace token_index;
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian and read without conversion");
-
-template <typename... Args>
-[[noreturn]] void damaged(const MappedFile& file, int64_t byte, fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,
-              fmt::format(format, std::forward<Args>(args)...));
-}
 
 MappedFile open_part(const std::filesystem::path& prefix, std::string_view suffix) {
   std::filesystem::path path = token_file_path(prefix, suffix);

@@ -30,6 +30,11 @@ constexpr uint8_t i32_code = 4;
 constexpr uint8_t u16_code = 8;
 }  // namespace token_index
 
+// No vocabulary is larger: a file is read with it whose vocabulary does not matter.
+constexpr int64_t any_vocabulary = int64_t{1} << 31;
+// Tokens that are read at once by what goes through a whole file.
+constexpr int64_t chunk_tokens = int64_t{1} << 18;
+
 // PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
 

@@ -22,25 +22,25 @@
 namespace gptrain {
 namespace {
 
-[[noreturn]] void throw_system_error(const std::filesystem::path& path) {
+[[noreturn]] void throw_write_error(const std::filesystem::path& path) {
   throw Error(ExitCode::data, "cannot write {}: {}", path.native(), std::generic_category().message(errno));
 }
 
 // Written under a temporary name in the folder of `path`, which it takes over when everything is on the disk.
-class OutputFile {
+class TokenOutput {
  public:
-  explicit OutputFile(std::filesystem::path path)
+  explicit TokenOutput(std::filesystem::path path)
       : path_(std::move(path)), temporary_(path_.native() + fmt::format(".tmp-{}", ::getpid())) {
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file_ < 0) throw_system_error(path_);
+    if (file_ < 0) throw_write_error(path_);
     buffer_.reserve(buffer_bytes);
   }
-  ~OutputFile() {
+  ~TokenOutput() {
     if (file_ >= 0) ::close(file_);
     if (!renamed_) ::unlink(temporary_.c_str());
   }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  TokenOutput(const TokenOutput&) = delete;
+  TokenOutput& operator=(const TokenOutput&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   const BlockChecksums& checksums() const { return checksums_; }  // once it is synced
@@ -64,15 +64,15 @@ class OutputFile {
   void sync() {
     flush();
     while (::fsync(file_) != 0) {
-      if (errno != EINTR) throw_system_error(path_);
+      if (errno != EINTR) throw_write_error(path_);
     }
     const int result = ::close(file_);
     file_ = -1;
-    if (result != 0) throw_system_error(path_);
+    if (result != 0) throw_write_error(path_);
   }
 
   void rename() {
-    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) throw_system_error(path_);
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) throw_write_error(path_);
     renamed_ = true;
   }
 
@@ -83,7 +83,7 @@ class OutputFile {
     checksums_.add(buffer_.data(), buffer_.size());
     for (size_t done = 0; done < buffer_.size();) {
       const ssize_t written = ::write(file_, buffer_.data() + done, buffer_.size() - done);
-      if (written < 0 && errno != EINTR) throw_system_error(path_);
+      if (written < 0 && errno != EINTR) throw_write_error(path_);
       if (written > 0) done += static_cast<size_t>(written);
     }
     buffer_.clear();
@@ -108,7 +108,7 @@ const std::filesystem::path& with_folder(const std::filesystem::path& prefix) {
 // Whether it was there.
 bool remove_file(const std::filesystem::path& path) {
   if (::unlink(path.c_str()) == 0) return true;
-  if (errno != ENOENT) throw_system_error(path);
+  if (errno != ENOENT) throw_write_error(path);
   return false;
 }
 
@@ -116,13 +116,13 @@ bool remove_file(const std::filesystem::path& path) {
 void sync_folder_of(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) throw_system_error(folder);
+  if (file < 0) throw_write_error(folder);
   const int result = ::fsync(file);
   const int reason = errno;
   ::close(file);
   errno = reason;
   // Some file systems cannot sync a folder and say EINVAL; there is nothing more to be done on those.
-  if (result != 0 && errno != EINVAL) throw_system_error(folder);
+  if (result != 0 && errno != EINVAL) throw_write_error(folder);
 }
 
 }  // namespace
@@ -192,9 +192,9 @@ struct TokenWriter::Impl {
     meta.put_bytes(text.data(), text.size());
   }
 
-  OutputFile tokens;
-  OutputFile meta;
-  OutputFile index;
+  TokenOutput tokens;
+  TokenOutput meta;
+  TokenOutput index;
   DType dtype;
   int32_t max_sequence_tokens;
   std::optional<TokenizerRecord> tokenizer;

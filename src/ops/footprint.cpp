@@ -26,7 +26,7 @@ int64_t scratch_bytes(const Op& op, const Target& target) {
   return on_cpu(target) ? cpu_scratch_bytes(op, target.num_threads) : gpu_scratch_bytes(op);
 }
 
-ProductShape product(DType dtype, int64_t m, int64_t n, int64_t k) {
+ProductShape product_shape(DType dtype, int64_t m, int64_t n, int64_t k) {
   return {.kind = ProductShape::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
 }
 
@@ -87,8 +87,8 @@ Footprint footprint(const NormForward& op, const Target&) {
 }
 
 Footprint footprint(const NormBackward& op, const Target& target) {
-  return {.bytes_moved = moved({op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums,
-                                op.beta_sums, op.amax}),
+  return {.bytes_moved = moved(
+              {op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums, op.beta_sums, op.amax}),
           .scratch_bytes = scratch_bytes(op, target)};
 }
 
@@ -103,14 +103,14 @@ Footprint footprint(const BranchBackward& op, const Target&) {
 Footprint footprint(const LinearForward& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.x.rows, target);
   result.bytes_moved = moved({op.x, op.w, op.bias, op.y, op.pre_activation});
-  result.products = product(op.x.dtype, op.x.rows, op.w.rows, op.w.cols);
+  result.products = product_shape(op.x.dtype, op.x.rows, op.w.rows, op.w.cols);
   return result;
 }
 
 Footprint footprint(const LinearBackwardInput& op, const Target& target) {
   Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
   result.bytes_moved = moved({op.dy, op.w, op.dx, op.pre_activation});
-  result.products = product(op.dy.dtype, op.dy.rows, op.w.cols, op.w.rows);
+  result.products = product_shape(op.dy.dtype, op.dy.rows, op.w.cols, op.w.rows);
   return result;
 }
 
@@ -118,7 +118,7 @@ Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
   Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
   result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
   if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
-  result.products = product(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
+  result.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
   return result;
 }
 
@@ -209,7 +209,7 @@ Footprint footprint(const ScaledProduct& op, const Target& target) {
           .executed_flops = flops,
           .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
           .scratch_bytes = scratch_bytes(op, target),
-          .products = product(op.a.dtype, op.a.rows, op.b.rows, op.a.cols)};
+          .products = product_shape(op.a.dtype, op.a.rows, op.b.rows, op.a.cols)};
 }
 
 }  // namespace gptrain

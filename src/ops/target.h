@@ -21,7 +21,7 @@ struct Target {
   bool fp8_products = false;    // has them, at whatever rate
   bool bf16_products = true;    // GPUs below compute capability 8.0, which gptrain does not run on, have none
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
-  int num_threads = 1;          // cpu: threads that an op uses, which some scratch sizes depend on
+  int num_threads = 1;          // of the CPU, that an op uses there: some scratch sizes depend on them
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node
   bool device_links = true;     // gpu: ranks exchange from device to device (NCCL), not through the host
   bool of_processes = false;    // ranks are processes, whose groups receive in memory of their own what they reduce

@@ -15,7 +15,7 @@ int64_t array_bytes(int64_t count) {
 }
 
 // What this rank sums the squares of, tensor by tensor.
-std::vector<SquaredNorm::Segment> make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+std::vector<SquaredNorm::Segment> norm_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                                 const ParameterStore& parameters) {
   std::vector<SquaredNorm::Segment> segments;
   const ParameterLayout& layout = parameters.layout();
@@ -28,8 +28,8 @@ std::vector<SquaredNorm::Segment> make_segments(const ModelSpec& spec, const std
       const int64_t first = std::max(piece_first, start + box.local_offset);
       const int64_t end = std::min(piece_first + piece, start + box.local_offset + box.count());
       if (box.owned && first < end)
-        segments.push_back({parameters.offset_in_summed(unit) + first - piece_first, end - first,
-                            static_cast<int64_t>(tensor)});
+        segments.push_back(
+            {parameters.offset_in_summed(unit) + first - piece_first, end - first, static_cast<int64_t>(tensor)});
     }
   }
   return segments;
@@ -51,7 +51,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
       num_tensors_(static_cast<int64_t>(context.spec.tensors.size())),
       groups_(groups),
       copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
-  const std::vector<SquaredNorm::Segment> segments = make_segments(context.spec, context.shards, context.parameters);
+  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.spec, context.shards, context.parameters);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
@@ -66,7 +66,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
 int64_t StepAgreement::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                    const ParameterStore& parameters) {
   const auto num_tensors = static_cast<int64_t>(spec.tensors.size());
-  return tables_at(nullptr, num_tensors, make_segments(spec, shards, parameters).size()).bytes;
+  return tables_at(nullptr, num_tensors, norm_segments(spec, shards, parameters).size()).bytes;
 }
 
 void StepAgreement::put_stop(bool wanted) {
@@ -106,10 +106,8 @@ void StepAgreement::agree() {
   lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   lane.all_reduce(groups_.loss_group(), &context_.state->loss_sum, 1, DType::f64);
   lane.wait_all();
-  context_.backend.run(PrepareUpdate{.partials = partials,
-                                     .clip_norm = clip_norm_,
-                                     .state = context_.state,
-                                     .loss_scale_window = loss_scale_window_});
+  context_.backend.run(PrepareUpdate{
+      .partials = partials, .clip_norm = clip_norm_, .state = context_.state, .loss_scale_window = loss_scale_window_});
 }
 
 }  // namespace gptrain

@@ -1,8 +1,6 @@
 #include "parallel/parameters.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -27,10 +25,6 @@ int64_t state_bytes(std::span<const StateColumn> columns, int64_t elements) {
 
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
 
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 // Elements [first, end) of a box, which lie one after the other: part of a row, rows, part of a row.
 // body(offset, shape, at) for each, `at` counted from `start` before the box.
 template <typename Body>
@@ -51,7 +45,7 @@ void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t star
 
 }  // namespace
 
-int64_t StatePiece::count() const { return product(shape); }
+int64_t StatePiece::count() const { return element_count(shape); }
 
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
   const int64_t whole = layout.elements;
@@ -87,9 +81,10 @@ int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
 UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byte* whole_gradients) const {
   const int64_t compute_bytes = dtype_bytes(sharding_.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  UnitParameters whole{.weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
-                       .norms = nullptr,
-                       .gradients = sharding_.zero >= 2 ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
+  UnitParameters whole{
+      .weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
+      .norms = nullptr,
+      .gradients = sharding_.zero >= 2 ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
   } else if (!sharding_.keeps_norms_apart()) {
@@ -177,7 +172,7 @@ void ParameterStore::for_each_box(bool written_only, const Body& body) const {
 int64_t ParameterStore::snapshot_bytes() const {
   int64_t bytes = 0;
   for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t) {
-    const int64_t count = product(shape);
+    const int64_t count = element_count(shape);
     bytes += align_up(count * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
     for (const StateColumn& column : columns_) bytes += align_up(column_bytes(column, count));
   });

@@ -71,9 +71,11 @@ EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Me
       rows_(config.batch.micro * config.model.sequence_length),
       world_size_(mesh.world_size()),
       compute_(config.precision.compute),
-      activation_(config.model.activation) {
-  if (const MeasuredMachine* const measured = machine.device.measured.get())
-    share_ = share_of_rank(*measured, world_size_, threads_of_rank(*measured, config, world_size_));
+      kinds_(op_kinds(config.model)) {
+  if (const MeasuredMachine* const measured = machine.device.measured.get()) {
+    threads_ = threads_of_rank(*measured, config, world_size_);
+    share_ = share_of_rank(*measured, world_size_, threads_);
+  }
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     places_[kind] = place_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
                              machine.cluster.gpus_per_node, mesh.world_size());
@@ -94,8 +96,9 @@ CollectiveTime EventTimes::collective(const Event& event) const {
 
 double EventTimes::op_seconds(const Event& op) const {
   if (share_.share != nullptr) {
-    const auto seconds = measured_op_seconds(share_, op, compute_, activation_);
-    return seconds ? *seconds : share_.factor * unmeasured_op_seconds(machine_->device, op);
+    const auto seconds = measured_op_seconds(share_, op, compute_, kinds_);
+    return share_.share->between_ops_seconds +
+           (seconds ? *seconds : share_.factor * unmeasured_op_seconds(machine_->device, op));
   }
   const Software& software = machine_->software;
   const bool is_piece = tensor_ranks_ > 1 && op.name == LinearForward::name && op.products.m * tensor_ranks_ == rows_;
@@ -104,6 +107,11 @@ double EventTimes::op_seconds(const Event& op) const {
   Event whole = op;
   whole.products.m = rows_;
   return gptrain::op_seconds(machine_->device, whole, software.fused_attention) / static_cast<double>(tensor_ranks_);
+}
+
+bool EventTimes::lanes_take_turns() const {
+  const MeasuredMachine* const measured = machine_ ? machine_->device.measured.get() : nullptr;
+  return measured != nullptr && measured->is_cpu && world_size_ * (threads_ + 1) > measured->cores;
 }
 
 double EventTimes::seconds_of(const Event& event) const {

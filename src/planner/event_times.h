@@ -45,6 +45,9 @@ class EventTimes {
   CollectiveTime collective(const Event& event) const;
 
   Software software() const { return machine_ ? machine_->software : Software{}; }
+  // A machine of which no more than one lane of a rank has a core beside the rank's threads: what several lanes carry is
+  // then done one after another, on the cores that the ops have, too.
+  bool lanes_take_turns() const;
   double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
 
  private:
@@ -56,8 +59,9 @@ class EventTimes {
   int64_t rows_ = 0;  // of a micro-batch
   int64_t world_size_ = 1;
   RankShare share_ = {};  // of a machine that was measured
+  int64_t threads_ = 1;   // likewise
   DType compute_ = DType::f32;
-  ActivationKind activation_ = ActivationKind::gelu_tanh;
+  OpKinds kinds_ = {};
 };
 
 size_t spending_of(const Event& event);

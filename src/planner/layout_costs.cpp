@@ -79,6 +79,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.pipeline = small.virtual_stages = 1;
   small.schedule = PipelineOrder::one_f_one_b;
   small.is_balanced = false;
+  small.rank_order = {};
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model.num_layers = small_layers;
@@ -132,7 +133,8 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data, layout.zero};
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
+                2 * layout.zero + static_cast<int64_t>(layout.rank_order)};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout)).first->second;
 }
@@ -195,7 +197,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
 
 double LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
   if (layout.pipeline == 1) return 0;
-  const Key key{layout.tensor, layout.pipeline, layout.data, 0, 0};
+  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0};
   auto found = neighbours_.find(key);
   if (found == neighbours_.end()) {
     const RunConfig config = with_layout(config_, layout);

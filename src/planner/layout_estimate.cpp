@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
 constexpr auto block = static_cast<size_t>(UnitPart::block);
-constexpr auto head = static_cast<size_t>(UnitPart::head);
+constexpr auto head_part = static_cast<size_t>(UnitPart::head);
 
 // Of the layers [first, first + count) those that are recomputed.
 int64_t recomputed_layers(const RunLayout& layout, int64_t first, int64_t count) {
@@ -103,7 +103,7 @@ int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& c
   int64_t sum = chunks.layers_of(stage) * bytes[block].parameters;
   const bool has_head = chunks.has_head(stage);
   if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes[embedding].parameters;
-  if (has_head) sum += bytes[head].parameters;
+  if (has_head) sum += bytes[head_part].parameters;
   return sum;
 }
 
@@ -181,7 +181,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   }
   add(plain.passes[block], block, lies.layers[chunk] - recomputed);
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
-  if (chunk + 1 == lies.layers.size()) add(plain.passes[head], head, 1);
+  if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
   if (layout.zero < 3) gathers = 0;
   if (layout.zero < 2) gradients = sum_ops = 0;
   // Sums of two blocks may be under way when a pass ends: they go on beside the next one.
@@ -206,7 +206,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   const auto over_units = [&](auto cost_of) {
     double sum = layers * cost_of(update[block]);
     if (has_embedding) sum += cost_of(update[embedding]);
-    if (lies.has_head(stage)) sum += cost_of(update[head]);
+    if (lies.has_head(stage)) sum += cost_of(update[head_part]);
     return sum;
   };
   const UpdateCost& last = update[has_embedding ? embedding : block];
@@ -227,7 +227,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   if (layout.zero == 1 || layout.zero == 2) {
     const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
     const UpdateCost& first = update[has_embedding ? embedding : block];
-    end = std::max(updates + update[lies.has_head(stage) ? head : block].gather, first.update + gathers) +
+    end = std::max(updates + update[lies.has_head(stage) ? head_part : block].gather, first.update + gathers) +
           slow_down_ * std::min(gathers, updates);
   }
   costs.sums.push_back(sums);

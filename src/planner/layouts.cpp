@@ -68,8 +68,9 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.parallel.pipeline_schedule = layout.schedule;
   changed.parallel.layers_per_stage.clear();
   if (layout.is_balanced) changed.parallel.layers_per_stage = balanced_layers(changed);
-  if (layout.pipeline == 1) changed.parallel.rank_order = {};
+  changed.parallel.rank_order = layout.rank_order;
   changed.parallel.zero = layout.zero;
+  changed.parallel.elastic = false;  // the layout has the ranks that it has
   changed.batch.micro = layout.micro;
   changed.batch.accumulation = layout.accumulation;
   changed.memory.recompute = layout.recompute;
@@ -84,6 +85,7 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .virtual_stages = config.parallel.virtual_stages,
           .schedule = config.parallel.pipeline_schedule,
           .is_balanced = !config.parallel.layers_per_stage.empty(),
+          .rank_order = config.parallel.rank_order,
           .data = world_size / (config.parallel.tensor * config.parallel.pipeline),
           .zero = config.parallel.zero,
           .micro = config.batch.micro,
@@ -96,13 +98,14 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
   return parse_config(show_config(with_layout(config, layout)), {}, "the layout", layout.world_size());
 }
 
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t most_tensor) {
+std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node) {
   std::vector<LayoutGroup> groups;
-  for (const int64_t tensor : divisors(world_size, most_tensor)) {
+  for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;
     for (const int64_t stages : divisors(world_size / tensor, config.model.num_layers)) {
       const int64_t data = world_size / tensor / stages;
-      if (config.batch.global % data == 0) groups.push_back({tensor, stages, data});
+      const bool orders_differ = world_size > ranks_per_node && stages > 1 && data > 1;
+      if (config.batch.global % data == 0) groups.push_back({tensor, stages, data, orders_differ});
     }
   }
   return groups;
@@ -127,7 +130,12 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
         for (const bool sequence : {false, true}) {
           layout.sequence = sequence;
           if (sequence && (group.tensor == 1 || micro * config.model.sequence_length % group.tensor != 0)) continue;
-          for (layout.zero = 0; layout.zero <= (group.data > 1 ? 3 : 0); ++layout.zero) body(layout);
+          for (layout.zero = 0; layout.zero <= (group.data > 1 ? 3 : 0); ++layout.zero) {
+            for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
+              layout.rank_order = order;
+              if (order == RankOrder::tensor_data_pipeline || group.orders_differ) body(layout);
+            }
+          }
         }
       });
     });

@@ -21,9 +21,10 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);
 // Layouts in groups: tensor size, stages and data ranks are the same in a group.
 struct LayoutGroup {
   int64_t tensor, pipeline, data;
+  bool orders_differ;  // both orders of ranks are tried: on one node, and with one stage or data rank, they are alike
 };
-// Tensor groups span `most_tensor` ranks at most.
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t most_tensor);
+// Tensor groups span two nodes at most.
+std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node);
 void for_each_layout(const RunConfig& config, const LayoutGroup& group, const std::function<void(const RunLayout&)>& body);
 
 }  // namespace gptrain

@@ -34,17 +34,35 @@ std::unique_ptr<Communicator> group_of_all(World& world) {
   return world.make_group(ranks);
 }
 
+// Time that measurements one after another have together. Each gets its part of what is left, so that what one takes
+// too much is taken from the next ones.
+class TimeParts {
+ public:
+  TimeParts(double seconds, double all_parts) : end_(steady_seconds() + seconds), parts_left_(all_parts) {}
+
+  double next(double part) {
+    const double seconds = std::max(0.0, end_ - steady_seconds()) * part / parts_left_;
+    parts_left_ = std::max(parts_left_ - part, part * 1e-3);
+    return seconds;
+  }
+
+ private:
+  double end_, parts_left_;
+};
+
 // What one rank of a share has, while the others are at work, too.
 MeasuredOps measure_ops(Backend& backend, Communicator& others, double seconds, const std::function<void()>& tick) {
+  constexpr double of_products = 0.5, of_attention = 0.1, of_steps = 0.4;
   MeasuredOps ops;
+  TimeParts time(seconds, 1);
   // Products in bf16 take less time than those in f32.
   for (const auto& [dtype, part] : {std::pair{DType::f32, 0.6}, std::pair{DType::bf16, 0.4}}) {
     others.barrier();
-    measure_products(backend, dtype, {0.55 * part * seconds, tick}, ops);
+    measure_products(backend, dtype, {time.next(of_products * part), tick}, ops);
     others.barrier();
-    measure_attention(backend, dtype, {0.1 * part * seconds, tick}, ops);
+    measure_attention(backend, dtype, {time.next(of_attention * part), tick}, ops);
     others.barrier();
-    measure_other_ops(backend, dtype, {0.35 * part * seconds, tick}, ops);
+    measure_steps(backend, dtype, {time.next(of_steps * part), tick}, ops);
   }
   return ops;
 }
@@ -59,7 +77,9 @@ MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int6
     MeasuredOps ops = measure_ops(*backend, *all, seconds, is_first ? tick : std::function<void()>());
     if (!is_first) return;
     share.stretch = std::max(1.0, ops.stretch());
+    share.between_ops_seconds = ops.between_ops_seconds;
     share.ops = std::move(ops.tables);
+    share.in_steps = std::move(ops.in_steps);
   });
   return share;
 }
@@ -160,17 +180,55 @@ double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick
   return std::clamp(median(slow_downs), 0.0, most);
 }
 
+// How much longer a collective takes that a rank hands to a lane and waits for, than one that it runs itself: two threads
+// are woken for it.
+double hand_over_seconds(World& world, double seconds) {
+  constexpr size_t most_samples = 200;
+  constexpr double least = 1e-9;  // a table's figures are above 0
+  const auto of_lane = group_of_all(world);
+  float summed = 0;
+  Lane lane("bench", {.threaded = true, .groups = {of_lane.get()}});
+  const std::function<void()> hand_over = [&] {
+    lane.all_reduce(of_lane.get(), &summed, 1, DType::f32);
+    lane.wait_all();
+  };
+  const std::function<void()> run = [&] { of_lane->all_reduce(&summed, 1, DType::f32, ReduceOp::sum); };
+  // All ranks take as many samples as rank 0 has time for.
+  const double one = seconds_of([&] {
+    hand_over();
+    run();
+  });
+  auto samples = static_cast<float>(std::clamp(seconds / 2 / one, 5.0, static_cast<double>(most_samples)));
+  of_lane->broadcast(&samples, 1, DType::f32, 0);
+  const auto median_of = [&](const std::function<void()>& work) {
+    std::vector<double> all;
+    for (int i = 0; i < static_cast<int>(samples); ++i) all.push_back(seconds_of(work));
+    return median(all);
+  };
+  double longer = median_of(hand_over) - median_of(run);
+  of_lane->all_reduce(&longer, 1, DType::f64, ReduceOp::max);
+  return std::max(longer, least);
+}
+
 }  // namespace
 
 RateTables measure_links(World& world, double seconds, const std::function<void()>& tick) {
-  constexpr int rounds = 3;
+  constexpr int most_rounds = 3;
   constexpr double rows_of_a_round = 6 * 8;
   const auto all = group_of_all(world);
   world.activity().set_phase("bench");
   const auto backend = make_cpu_backend(1);
   std::map<std::string, std::map<double, std::vector<double>>> samples;
-  for (int round = 0; round < rounds; ++round) {
-    const BenchOptions options{.max_bytes = int64_t{16} << 20, .seconds = seconds / rounds / rows_of_a_round / 2};
+  const double start = steady_seconds();
+  for (int round = 0; round < most_rounds; ++round) {
+    // As many rounds as the slowest rank has time for.
+    const double taken = steady_seconds() - start;
+    double too_long = round > 0 && taken * (round + 1) / round > seconds ? 1 : 0;
+    all->all_reduce(&too_long, 1, DType::f64, ReduceOp::max);
+    if (too_long > 0) break;
+    // Half of the time goes into checking what the collectives bring.
+    const BenchOptions options{.max_bytes = int64_t{16} << 20,
+                               .seconds = seconds / most_rounds / rows_of_a_round / 2};
     bench_collectives({*all, *all, *backend}, options, [&](const BenchRow& row) {
       samples[row.operation][static_cast<double>(row.bytes)].push_back(row.seconds);
       if (tick) tick();
@@ -182,6 +240,7 @@ RateTables measure_links(World& world, double seconds, const std::function<void(
     for (const auto& [bytes, of_size] : by_bytes) rows.push_back({bytes, median(of_size)});
     tables.emplace(operation, RateTable(RateTable::Kind::seconds, rows));
   }
+  tables.emplace(hand_over_key, RateTable(RateTable::Kind::seconds, {{1, hand_over_seconds(world, 0.1 * seconds)}}));
   return tables;
 }
 
@@ -200,26 +259,28 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
     machine.host_bytes_per_second = host_copy_rate(*backend);
     tick();
   }
+  if (!options.on_gpu) machine.slow_down_beside_traffic = slow_down_beside_traffic(machine.cores, tick);
   std::vector<int64_t> shares = {1};
   while (2 * shares.back() <= machine.cores) shares.push_back(2 * shares.back());
-  const double of_links = options.on_gpu ? 0 : 0.1 * options.seconds;
-  const double left = options.seconds - (steady_seconds() - start) - of_links;
-  for (const int64_t ranks : shares) {
-    machine.shares.push_back(measure_share(options, ranks, machine.cores / ranks,
-                                           std::max(left, 0.0) / static_cast<double>(shares.size()), tick));
-  }
-  machine.f32_flops = best_rate(machine.shares.front(), DType::f32);
-  machine.half_flops = best_rate(machine.shares.front(), DType::bf16);
-  if (options.on_gpu) return machine;
-  // Also of more ranks than there are cores, which take turns.
-  for (const int64_t ranks : {int64_t{2}, int64_t{4}}) {
+  const std::vector<int64_t> groups = options.on_gpu ? std::vector<int64_t>{} : std::vector<int64_t>{2, 4};
+  constexpr double of_links = 0.1;
+  const double of_shares = 1 - (groups.empty() ? 0 : of_links);
+  TimeParts time(options.seconds - (steady_seconds() - start), 1);
+  // Also between more ranks than there are cores, which take turns.
+  for (const int64_t ranks : groups) {
+    const double seconds = time.next(of_links / static_cast<double>(groups.size()));
     run_local_ranks(static_cast<int>(ranks), [&](World& world) {
       const bool is_first = world.rank() == 0;
-      RateTables tables = measure_links(world, of_links / 3, is_first ? tick : std::function<void()>());
+      RateTables tables = measure_links(world, seconds, is_first ? tick : std::function<void()>());
       if (is_first) machine.links[static_cast<size_t>(LinkWay::threads)].emplace(ranks, std::move(tables));
     });
   }
-  machine.slow_down_beside_traffic = slow_down_beside_traffic(machine.cores, tick);
+  for (const int64_t ranks : shares) {
+    const double seconds = time.next(of_shares / static_cast<double>(shares.size()));
+    machine.shares.push_back(measure_share(options, ranks, machine.cores / ranks, seconds, tick));
+  }
+  machine.f32_flops = best_rate(machine.shares.front(), DType::f32);
+  machine.half_flops = best_rate(machine.shares.front(), DType::bf16);
   return machine;
 }
 

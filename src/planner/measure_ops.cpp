@@ -1,29 +1,16 @@
 #include "planner/measure_ops.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <fmt/format.h>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "base/philox.h"
-#include "comm/world.h"
-#include "config/load.h"
 #include "model/record.h"
 #include "ops/footprint.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
 
 namespace gptrain {
 namespace {
-
-double quick_quarter(std::vector<double> samples) {
-  const auto quarter = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 4);
-  std::nth_element(samples.begin(), quarter, samples.end());
-  return *quarter;
-}
 
 // Memory of the device with zero-mean numbers in the dtype, a quarter of them different: what operands hold changes
 // speed.
@@ -50,7 +37,6 @@ struct Probe {
   int64_t scratch_bytes = 0;
   std::function<void()> run_once = {};
   std::vector<double> samples = {};  // seconds of a run
-  std::vector<int> runs = {};        // in each sample
 };
 
 template <typename Op>
@@ -63,7 +49,7 @@ Probe probe_of(Backend& backend, DType dtype, std::vector<double> sizes, const O
           .run_once = [&backend, op] { backend.run(op); }};
 }
 
-double seconds_of(Backend& backend, const Probe& probe, int runs) {
+double seconds_of_probe(Backend& backend, const Probe& probe, int runs) {
   const double start = steady_seconds();
   for (int i = 0; i < runs; ++i) probe.run_once();
   backend.synchronize();
@@ -97,12 +83,10 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
     if (round > 0 && before - start + round_seconds > time.seconds) break;
     for (Probe& probe : probes) {
       if (round == 0) begin_with(backend, probe);
-      const double usual = round == 0 ? seconds_of(backend, probe, 1) : quick_quarter(probe.samples);
+      const double usual = round == 0 ? seconds_of_probe(backend, probe, 1) : quick_quarter(probe.samples);
       const int runs = static_cast<int>(std::clamp(std::ceil(sample_seconds / usual), 1.0, 1000.0));
-      for (int i = 0; i < (usual < long_sample_seconds ? samples_each : 1); ++i) {
-        probe.samples.push_back(seconds_of(backend, probe, runs));
-        probe.runs.push_back(runs);
-      }
+      for (int i = 0; i < (usual < long_sample_seconds ? samples_each : 1); ++i)
+        probe.samples.push_back(seconds_of_probe(backend, probe, runs));
       if (time.tick) time.tick();
     }
     round_seconds = steady_seconds() - before;
@@ -111,28 +95,9 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
   std::map<std::string, std::vector<std::vector<double>>> rows;
   for (const Probe& probe : probes) {
     std::vector<double>& row = rows[probe.key].emplace_back(probe.sizes);
-    const double quick = quick_quarter(probe.samples);
-    row.push_back(probe.flops / quick);
-    for (size_t i = 0; i < probe.samples.size(); ++i) {
-      ops.all_seconds += probe.runs[i] * probe.samples[i];
-      ops.quick_seconds += probe.runs[i] * quick;
-    }
+    row.push_back(probe.flops / quick_quarter(probe.samples));
   }
   for (const auto& [key, of_key] : rows) ops.tables.insert_or_assign(key, RateTable(RateTable::Kind::rate, of_key));
-}
-
-// FLOP/s of a product that is neither small nor large.
-double usual_rate(Backend& backend, DType dtype) {
-  constexpr int64_t side = 256;
-  const auto memory = random_memory(backend, dtype, 3 * side * side);
-  const auto matrix = [&](int64_t i) {
-    return Matrix(memory->data() + i * side * side * dtype_bytes(dtype), dtype, side, side);
-  };
-  std::vector<Probe> probes = {
-      probe_of(backend, dtype, {1, 1, 1}, LinearForward{.x = matrix(0), .w = matrix(1), .bias = {}, .y = matrix(2)})};
-  MeasuredOps ops;
-  measure_in_turns(backend, probes, {.seconds = 0.01}, ops);
-  return ops.tables.begin()->second.at({1, 1, 1});
 }
 
 // Sides of the products: the first of these lists whose products take no more than that each round.
@@ -192,95 +157,31 @@ void add_attention(Backend& backend, DType dtype, int64_t length, int64_t head_s
   probes.push_back(probe_of(backend, dtype, sizes, backward));
 }
 
-// Micro-batches of tokens from all over the vocabulary.
-class AnyTokens final : public MicroBatchSource {
- public:
-  explicit AnyTokens(const RunConfig& config)
-      : memory_(static_cast<size_t>(micro_batch_shape(config).bytes())),
-        view_(MicroBatch::at(memory_.data(), micro_batch_shape(config))) {
-    for (int64_t i = 0; i < micro_batch_shape(config).rows(); ++i) {
-      const auto words = philox({1}, {static_cast<uint32_t>(i)});
-      view_.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint32_t>(config.model.vocab_size));
-      view_.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint32_t>(config.model.vocab_size));
-    }
-  }
-  const MicroBatch& next() override { return view_; }
-
- private:
-  std::vector<std::byte> memory_;
-  MicroBatch view_;
-};
-
-// A model of one layer.
-struct ModelSize {
-  int64_t hidden, length, batch, vocabulary;
-
-  double flops() const {
-    const auto h = static_cast<double>(hidden);
-    return 6 * static_cast<double>(length * batch) * h * (12 * h + static_cast<double>(vocabulary));
-  }
-};
-constexpr std::array cpu_sizes{ModelSize{64, 32, 2, 256}, ModelSize{192, 128, 2, 1024}, ModelSize{384, 256, 4, 4096},
-                               ModelSize{1024, 256, 8, 4096}};
-constexpr std::array gpu_sizes{ModelSize{256, 128, 2, 1024}, ModelSize{1024, 512, 8, 8192},
-                               ModelSize{2048, 2048, 8, 32768}};
-
-RunConfig config_of(const ModelSize& size, bool is_gated, DType dtype, bool on_gpu) {
-  const std::string family =
-      is_gated ? R"("norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "qk_norm": true, "bias": false)"
-               : R"("norm": "layernorm", "activation": "gelu_tanh", "positions": "learned")";
-  const std::string text = fmt::format(
-      R"({{"model": {{"num_layers": 1, "hidden_size": {}, "num_heads": {}, "sequence_length": {}, "vocab_size": {},
-                      "tied_head": false, {}}},
-          "data": {{"train": [{{"path": "none"}}]}}, "batch": {{"global": {}, "micro": {}}},
-          "precision": {{"compute": "{}"}}, "optimizer": {{"lr": 1e-3}}, "schedule": {{"type": "constant"}},
-          "run": {{"steps": 10, "out": "none", "device": "{}"}}}})",
-      size.hidden, size.hidden / 64, size.length, size.vocabulary, family, 2 * size.batch, size.batch,
-      dtype == DType::f32 ? "fp32" : "bf16", on_gpu ? "cuda" : "cpu");
-  return parse_config(text, {}, "a config of the bench");
-}
-
-// Seconds of its ops by key and bytes.
-using OpSamples = std::map<std::pair<std::string, int64_t>, std::vector<double>>;
-
-void measure_steps(Backend& backend, const RunConfig& config, const MeasuringTime& time, OpSamples& samples) {
-  constexpr int most_steps = 12;
-  const auto world = std::move(make_local_world(1).front());
-  RankGroups groups(config, *world);
-  groups.use_memory_of(backend, true, config.comm.timeout_seconds);
-  StepProfiler profiler(backend, groups);
-  const StepPlan plan = plan_step(config, backend.target());
-  TrainingStep step(plan.design, profiler.backend(), groups);
-  step.choose_algorithms();
-  step.initialize();
-  AnyTokens batches(config);
-  step.run(1e-3, batches);
-  const double start = steady_seconds();
-  double step_seconds = 0;
-  for (int i = 0; i < most_steps; ++i) {
-    const double before = steady_seconds();
-    if (i > 0 && before - start + step_seconds > time.seconds) break;
-    profiler.start();
-    step.run(1e-3, batches, &profiler);
-    const StepProfile profile = profiler.finish(i, 0, {config.precision.compute, 1, 1}, step.design().training);
-    for_each_part(profile, [&](const StepPart& part) {
-      for (const Event& event : part.events) {
-        if (event.kind != Event::Kind::op || event.products.kind != ProductShape::Kind::none) continue;
-        const std::string key = op_key(event.name, config.precision.compute, config.model.activation);
-        samples[{key, event.bytes_moved}].push_back(event.end_seconds - event.start_seconds);
-      }
-    });
-    step_seconds = steady_seconds() - before;
-    if (time.tick) time.tick();
-  }
-}
-
 }  // namespace
 
 double median(std::vector<double> samples) {
   const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
   std::nth_element(samples.begin(), middle, samples.end());
   return *middle;
+}
+
+double quick_quarter(std::vector<double> samples) {
+  const auto quarter = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 4);
+  std::nth_element(samples.begin(), quarter, samples.end());
+  return *quarter;
+}
+
+double usual_rate(Backend& backend, DType dtype) {
+  constexpr int64_t side = 256;
+  const auto memory = random_memory(backend, dtype, 3 * side * side);
+  const auto matrix = [&](int64_t i) {
+    return Matrix(memory->data() + i * side * side * dtype_bytes(dtype), dtype, side, side);
+  };
+  std::vector<Probe> probes = {
+      probe_of(backend, dtype, {1, 1, 1}, LinearForward{.x = matrix(0), .w = matrix(1), .bias = {}, .y = matrix(2)})};
+  MeasuredOps ops;
+  measure_in_turns(backend, probes, {.seconds = 0.01}, ops);
+  return ops.tables.begin()->second.at({1, 1, 1});
 }
 
 void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
@@ -297,10 +198,12 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
         const auto matrix = [dtype](const std::unique_ptr<DeviceMemory>& memory, int64_t rows, int64_t cols) {
           return Matrix(memory->data(), dtype, rows, cols);
         };
-        probes.push_back(probe_of(backend, dtype, sizes,
-                                  LinearForward{.x = matrix(a, m, k), .w = matrix(b, n, k), .bias = {}, .y = matrix(c, m, n)}));
-        probes.push_back(probe_of(backend, dtype, sizes,
-                                  LinearBackwardInput{.dy = matrix(a, m, k), .w = matrix(b, k, n), .dx = matrix(c, m, n)}));
+        probes.push_back(
+            probe_of(backend, dtype, sizes,
+                     LinearForward{.x = matrix(a, m, k), .w = matrix(b, n, k), .bias = {}, .y = matrix(c, m, n)}));
+        probes.push_back(
+            probe_of(backend, dtype, sizes,
+                     LinearBackwardInput{.dy = matrix(a, m, k), .w = matrix(b, k, n), .dx = matrix(c, m, n)}));
         probes.push_back(probe_of(backend, dtype, sizes,
                                   LinearBackwardWeight{.x = matrix(a, k, n),
                                                        .dy = matrix(b, k, m),
@@ -327,27 +230,6 @@ void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time,
     for (const int64_t head_size : {int64_t{32}, int64_t{64}, largest_head})
       add_attention(backend, dtype, length, head_size, rows, memory->data(), probes);
   measure_in_turns(backend, probes, time, ops);
-}
-
-void measure_other_ops(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
-  const bool on_gpu = backend.target().kind == Target::Kind::gpu;
-  const double rate = usual_rate(backend, dtype);
-  std::vector<ModelSize> sizes(cpu_sizes.begin(), cpu_sizes.end());
-  if (on_gpu) sizes.assign(gpu_sizes.begin(), gpu_sizes.end());
-  // Two micro-batches, three steps, two families; products are some three quarters of a step.
-  const auto takes_too_long = [&](const ModelSize& size) { return 2 * 3 * 2 * size.flops() / rate / 0.75 > time.seconds; };
-  sizes.erase(std::remove_if(sizes.begin() + 1, sizes.end(), takes_too_long), sizes.end());
-  OpSamples samples;
-  for (const ModelSize& size : sizes) {
-    for (const bool is_gated : {false, true}) {
-      measure_steps(backend, config_of(size, is_gated, dtype, on_gpu),
-                    {time.seconds / static_cast<double>(2 * sizes.size()), time.tick}, samples);
-    }
-  }
-  std::map<std::string, std::vector<std::vector<double>>> rows;
-  for (const auto& [what, seconds] : samples)
-    rows[what.first].push_back({static_cast<double>(what.second), std::max(quick_quarter(seconds), 1e-9)});
-  for (const auto& [key, of_key] : rows) ops.tables.insert_or_assign(key, RateTable(RateTable::Kind::seconds, of_key));
 }
 
 }  // namespace gptrain

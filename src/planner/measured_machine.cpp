@@ -11,9 +11,11 @@ namespace gptrain {
 namespace {
 
 constexpr std::array<std::string_view, 3> activation_names = {"gelu_tanh", "gelu", "swiglu"};
-// What collectives are measured of; others are made of these.
-constexpr std::array<std::string_view, 6> measured_collectives = {"all_reduce", "reduce_scatter", "all_gather",
-                                                                  "all_to_all", "broadcast",      "send"};
+constexpr std::array<std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
+constexpr std::array<std::string_view, 2> query_key_names = {"rotary", "norm"};
+// What collectives are measured of, and how they are handed over; others are made of these.
+constexpr std::array<std::string_view, 7> measured_links = {
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", hand_over_key};
 
 DType table_dtype(DType dtype) { return dtype == DType::f32 ? DType::f32 : DType::bf16; }
 
@@ -59,7 +61,7 @@ std::string tables_text(const RateTables& tables, std::string_view source, int d
 RateTables read_links(ProfileReader& reader, const std::string& path) {
   RateTables tables;
   for (const std::string& name : reader.keys(path)) {
-    if (std::find(measured_collectives.begin(), measured_collectives.end(), name) == measured_collectives.end())
+    if (std::find(measured_links.begin(), measured_links.end(), name) == measured_links.end())
       continue;  // no profile has such a key, as `finish` says
     const auto rows = reader.table(path + "." + name, 1);
     if (!rows.empty()) tables.emplace(name, RateTable(RateTable::Kind::seconds, rows));
@@ -68,8 +70,36 @@ RateTables read_links(ProfileReader& reader, const std::string& path) {
   return tables;
 }
 
+constexpr std::string_view with_bias = "bias";
+
+// Whether a gradient of weights comes with that of a bias. What moves beside the factors is the weights' gradient, once or
+// twice, and the bias's, which is a row of it.
+bool sums_bias(const Event& op) {
+  if (op.name != LinearBackwardWeight::name) return false;
+  const ProductShape& products = op.products;
+  const int64_t factors = dtype_bytes(products.dtype) * products.k * (products.m + products.n);
+  return (op.bytes_moved - factors) % (dtype_bytes(DType::f32) * products.m * products.n) != 0;
+}
+
+// Tables of ratios, by key of in_steps.
+RateTables read_in_steps(ProfileReader& reader, const std::string& path) {
+  RateTables tables;
+  for (const std::string& key : reader.keys(path)) {
+    const size_t end = key.rfind(' ');
+    const bool has_bias = end != std::string::npos && std::string_view(key).substr(end + 1) == with_bias;
+    if (sizes_of_op(has_bias ? std::string_view(key).substr(0, end) : key) < 2) continue;  // as above
+    const auto rows = reader.table(path + "." + key, 1);
+    if (!rows.empty()) tables.emplace(key, RateTable(RateTable::Kind::ratio, rows));
+  }
+  return tables;
+}
+
 MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t ranks) {
-  MeasuredShare share{.ranks = ranks, .threads = reader.count(path + ".threads"), .stretch = reader.figure(path + ".stretch")};
+  MeasuredShare share{.ranks = ranks,
+                      .threads = reader.count(path + ".threads"),
+                      .stretch = reader.figure(path + ".stretch"),
+                      .between_ops_seconds = reader.figure_from_0(path + ".between_ops_seconds"),
+                      .in_steps = read_in_steps(reader, path + ".in_steps")};
   for (const std::string& key : reader.keys(path + ".ops")) {
     const size_t num_sizes = sizes_of_op(key);
     if (num_sizes == 0) continue;  // as above
@@ -98,9 +128,19 @@ std::vector<int64_t> read_ranks(ProfileReader& reader, const std::string& path) 
 
 }  // namespace
 
-std::string op_key(std::string_view name, DType compute, ActivationKind activation) {
+OpKinds op_kinds(const ModelConfig& model) { return {model.activation, model.norm, model.qk_norm}; }
+
+std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
-  if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[static_cast<size_t>(activation)]);
+  if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[static_cast<size_t>(kinds.activation)]);
+  if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
+  if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
+  return key;
+}
+
+std::string in_step_key(const Event& op) {
+  std::string key = op_key(op.name, op.products.dtype);
+  if (sums_bias(op)) key += fmt::format(" {}", with_bias);
   return key;
 }
 
@@ -110,9 +150,15 @@ size_t sizes_of_op(std::string_view key) {
     return std::find(names.begin(), names.end(), word) != names.end();
   };
   if (words.size() < 2 || (words[0] != dtype_name(DType::f32) && words[0] != dtype_name(DType::bf16))) return 0;
-  const bool has_kind = words[1].starts_with("activation");
-  if (!is_one_of(op_names, words[1]) || words.size() != (has_kind ? 3U : 2U)) return 0;
-  if (has_kind && !is_one_of(activation_names, words[2])) return 0;
+  if (!is_one_of(op_names, words[1])) return 0;
+  const auto has_kind_of = [&](std::string_view op, const auto& names) {
+    return words[1].starts_with(op) && words.size() == 3 && is_one_of(names, words[2]);
+  };
+  const bool has_kind = has_kind_of("activation", activation_names) || has_kind_of("norm_", norm_names) ||
+                        has_kind_of("query_key", query_key_names);
+  const bool needs_kind =
+      words[1].starts_with("activation") || words[1].starts_with("norm_") || words[1].starts_with("query_key");
+  if (needs_kind ? !has_kind : words.size() != 2) return 0;
   if (words[1].starts_with("linear")) return 3;
   return words[1].starts_with("attention") ? 2 : 1;
 }
@@ -133,18 +179,26 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
                          static_cast<double>(threads)};
 }
 
-std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
-                                          ActivationKind activation) {
-  const ProductShape& products = op.products;
-  const bool has_products = products.kind != ProductShape::Kind::none;
-  const auto found = share.share->ops.find(op_key(op.name, has_products ? products.dtype : compute, activation));
-  if (found == share.share->ops.end()) return std::nullopt;
-  const RateTable& table = found->second;
-  if (!has_products) return share.factor * table.at({static_cast<double>(op.bytes_moved)});
+std::vector<double> product_sizes(const ProductShape& products) {
   const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
   const auto k = static_cast<double>(products.k);
-  const double rate = products.kind == ProductShape::Kind::plain ? table.at({m, n, k}) : table.at({n, k});
-  return share.factor * static_cast<double>(op.executed_flops) / rate;
+  if (products.kind == ProductShape::Kind::plain) return {m, n, k};
+  return {n, k};
+}
+
+std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
+                                          const OpKinds& kinds) {
+  const ProductShape& products = op.products;
+  const bool has_products = products.kind != ProductShape::Kind::none;
+  const RateTables& tables = share.share->ops;
+  const auto found = tables.find(op_key(op.name, has_products ? products.dtype : compute, kinds));
+  if (found == tables.end()) return std::nullopt;
+  const RateTable& table = found->second;
+  if (!has_products) return share.factor * table.at({static_cast<double>(op.bytes_moved)});
+  const auto flops = static_cast<double>(op.executed_flops);
+  const auto in_steps = share.share->in_steps.find(in_step_key(op));
+  const double longer = in_steps == share.share->in_steps.end() ? 1 : in_steps->second.at({flops});
+  return share.factor * longer * flops / table.at(product_sizes(products));
 }
 
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,
@@ -164,7 +218,9 @@ double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, 
   // Groups beside each other share the cores.
   const auto groups = static_cast<double>(world) / static_cast<double>(ranks);
   const double turns = machine.is_cpu ? static_cast<double>(world) / static_cast<double>(machine.cores) : 1;
-  return table->second.at({std::max(bytes, 1.0)}) * more * std::max(1.0, std::min(groups, turns));
+  const auto hand_over = nearest->second.find(hand_over_key);
+  return table->second.at({std::max(bytes, 1.0)}) * more * std::max(1.0, std::min(groups, turns)) +
+         (hand_over == nearest->second.end() ? 0 : hand_over->second.at({1}));
 }
 
 std::string machine_text(const MeasuredMachine& machine, std::string_view source) {
@@ -177,7 +233,9 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
     shares.push_back(named(std::to_string(share.ranks),
                            object_text({figure_line("threads", share.threads, source),
                                         line("stretch", share.stretch),
-                                        named("ops", tables_text(share.ops, source, 3))},
+                                        line("between_ops_seconds", share.between_ops_seconds),
+                                        named("ops", tables_text(share.ops, source, 3)),
+                                        named("in_steps", tables_text(share.in_steps, source, 3))},
                                        2)));
   }
   std::vector<std::string> ways;

@@ -14,6 +14,7 @@
 #include "base/event.h"
 #include "base/kinds.h"
 #include "comm/operation.h"
+#include "config/run_config.h"
 #include "planner/profile_reader.h"
 #include "planner/rate_table.h"
 
@@ -32,8 +33,12 @@ using RateTables = std::map<std::string, RateTable, std::less<>>;
 struct MeasuredShare {
   int64_t ranks = 1;
   int64_t threads = 1;  // of each rank
-  double stretch = 1;   // how much longer ops took on average than in their quick runs, which the tables have
+  double stretch = 1;   // how much longer steps took than the quick runs of their ops, which the tables have
+  double between_ops_seconds = 0;  // from one op of a step to the next
   RateTables ops = {};
+  // Of ops with products: how much longer they take in a step than alone and again and again, by their FLOPs. In a step
+  // other ops have had the caches, gradients are added up, and biases have theirs.
+  RateTables in_steps = {};
 };
 
 struct MeasuredMachine {
@@ -51,8 +56,18 @@ struct MeasuredMachine {
   std::array<std::map<int64_t, RateTables>, num_link_ways> links = {};
 };
 
-// "bf16 linear_forward", "f32 activation_forward swiglu". `compute`: of the step; f16 counts as bf16.
-std::string op_key(std::string_view name, DType compute, ActivationKind activation);
+// What tells ops of one name apart.
+struct OpKinds {
+  ActivationKind activation = ActivationKind::gelu_tanh;
+  NormKind norm = NormKind::layernorm;
+  bool norms_query_key = false;
+};
+OpKinds op_kinds(const ModelConfig& model);
+// "bf16 linear_forward", "f32 activation_forward swiglu", "f32 norm_backward rmsnorm", "bf16 query_key_forward norm".
+// `compute`: of the step; f16 counts as bf16.
+std::string op_key(std::string_view name, DType compute, const OpKinds& kinds = {});
+// "bf16 linear_forward", "f32 linear_backward_weight bias": the key of in_steps of an op with products.
+std::string in_step_key(const Event& op);
 // How many sizes the table of such a key has: 3 of products (m, n, k, and FLOP/s), 2 of attention (tokens of a sequence,
 // size of a head, and FLOP/s as executed), 1 of other ops (bytes as of footprints, and seconds). 0: there is no such op.
 size_t sizes_of_op(std::string_view key);
@@ -65,9 +80,14 @@ struct RankShare {
 };
 RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t threads);
 
+// Beside the tables of collectives: how much longer one takes that is handed to a lane. It has one row, of one byte.
+constexpr std::string_view hand_over_key = "hand_over";
+
 // None: it was not measured.
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
-                                          ActivationKind activation);
+                                          const OpKinds& kinds);
+// The sizes of an op with products by which its table is asked.
+std::vector<double> product_sizes(const ProductShape& products);
 
 // Of a group of `ranks`, where all `world` ranks of the machine communicate in such groups. The way has been measured.
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,

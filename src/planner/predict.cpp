@@ -23,6 +23,7 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   forecast.machine = machine.cluster.measured
                          ? machine.device.name
                          : fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+  forecast.error = machine.device.error;
   forecast.step_seconds = step.pipeline.seconds;
   forecast.bubble_seconds = step.bubble_seconds;
   forecast.exposed_seconds = step.exposed_seconds;

@@ -89,6 +89,12 @@ double ProfileReader::read_share(const std::string& path, bool from_0) {
   return number;
 }
 
+std::string ProfileReader::source(const std::string& path) const {
+  const nlohmann::json* const value = find(path);
+  if (value == nullptr || !value->is_array() || value->size() != 2 || !(*value)[1].is_string()) return "";
+  return (*value)[1].get<std::string>();
+}
+
 int64_t ProfileReader::count(const std::string& path) {
   constexpr double most = 1e9;
   const double number = figure(path);

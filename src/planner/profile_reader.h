@@ -28,6 +28,8 @@ class ProfileReader {
   // In (0, 1], or from 0 on.
   double share(const std::string& path) { return read_share(path, false); }
   double share_from_0(const std::string& path) { return read_share(path, true); }
+  // What a figure says of where it is from; empty where there is a fault.
+  std::string source(const std::string& path) const;
   // A whole number, at least 1; 1 where there is a fault.
   int64_t count(const std::string& path);
   // Rows of sizes and a value, of which a RateTable can be made; none where there is a fault.

@@ -12,6 +12,7 @@
 #include "ops/target.h"
 #include "planner/measured_machine.h"
 #include "planner/profile_reader.h"
+#include "report/layout_search.h"
 
 namespace gptrain {
 
@@ -44,6 +45,8 @@ struct DeviceProfile {
 
   double launch_seconds = 0;            // between one kernel's end and the next one's start
   double slow_down_beside_traffic = 0;  // share of its speed that an op loses while a collective runs
+
+  ExpectedError error = {};
 
   // A machine at hand, by whose tables ops take as long as they were measured to. The figures above are then of what
   // was not measured: the full rate.

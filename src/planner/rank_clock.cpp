@@ -16,7 +16,7 @@ bool is_receive(size_t lane) {
 }  // namespace
 
 RankClock::RankClock(const StepLog& log, const EventTimes& times)
-    : log_(log), software_(times.software()), slow_down_(times.slow_down()) {
+    : log_(log), software_(times.software()), slow_down_(times.slow_down()), lanes_take_turns_(times.lanes_take_turns()) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
     for (const Event& event : block) seconds.push_back(times.seconds_of(event));
@@ -99,6 +99,10 @@ RankClock::Pending RankClock::run_collective(const Event& event, double seconds,
   }
   Moment& lane = lanes_[number];
   lane.await(ops_);
+  if (lanes_take_turns_ && takes_bandwidth(number)) {
+    for (size_t other = 0; other < num_lanes; ++other)
+      if (takes_bandwidth(other)) lane.await(lanes_[other]);
+  }
   time.start_seconds = lane.time;
   lane.add(lane_spending(number), seconds);
   time.end_seconds = lane.time;

@@ -32,8 +32,9 @@ struct Moment {
 
 // Goes through a step action by action. Ops run one after another. A collective begins when it is called and the one
 // before on its lane is over; what waits for it waits until then. Ops beside a collective of the tensor, gradients or
-// weights lane are slowed down. A copy beside the ops begins when the one before is over, and is awaited by the next
-// copy among the ops. Peers are ready at once, but as `not_before` says.
+// weights lane are slowed down. Where lanes take turns, such a collective begins after those of the other lanes, too. A
+// copy beside the ops begins when the one before is over, and is awaited by the next copy among the ops. Peers are ready
+// at once, but as `not_before` says.
 class RankClock {
  public:
   // The log outlives the clock.
@@ -75,6 +76,7 @@ class RankClock {
   const StepLog& log_;
   const Software software_;
   const double slow_down_;
+  const bool lanes_take_turns_;
   std::vector<std::vector<double>> seconds_;  // by block of the log, then `before`, `after`; by event
   size_t part_ = 0;
   Moment ops_, copies_;

@@ -56,7 +56,7 @@ double RateTable::at(std::span<const double> sizes) const {
   double beyond = 0;
   for (size_t i = 0; i < axes_.size(); ++i) {
     places.push_back(place_on(axes_[i], sizes[i]));
-    if ((kind_ == Kind::rate) == (places.back().beyond < 0)) beyond += places.back().beyond;
+    if (kind_ != Kind::ratio && (kind_ == Kind::rate) == (places.back().beyond < 0)) beyond += places.back().beyond;
   }
   double log_value = 0;
   for (size_t corner = 0; corner < size_t{1} << axes_.size(); ++corner) {

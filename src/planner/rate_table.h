@@ -12,8 +12,9 @@ namespace gptrain {
 class RateTable {
  public:
   // What a value is of what was measured, which says how it goes on beyond the grid: the rate falls with the size below
-  // the smallest one (what is smaller takes as long) and stays above the largest; seconds the other way round.
-  enum class Kind : unsigned char { rate, seconds };
+  // the smallest one (what is smaller takes as long) and stays above the largest; seconds the other way round. A ratio
+  // stays on both sides.
+  enum class Kind : unsigned char { rate, seconds, ratio };
 
   RateTable() = default;
   // Each row: the sizes, then the value. What is wrong with them ("is no full grid"); empty: nothing.

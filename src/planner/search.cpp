@@ -27,7 +27,7 @@ constexpr int64_t most_planned = 40;             // layouts that are planned who
 constexpr int64_t most_actions = 6'000'000;      // that these have together
 constexpr int most_fitting = 4;                  // layouts of a class that are estimated
 constexpr int most_tries = 24;                   // whose memory is planned for that
-constexpr size_t num_classes = 8;
+constexpr size_t num_classes = 9;
 
 // A layout's values of the keys that a search names, in the order of layout_keys.
 std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
@@ -36,6 +36,7 @@ std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
           layout.pipeline,
           layout.pipeline > 1 ? 16 * (static_cast<int64_t>(layout.schedule) + 1) + layout.virtual_stages : 0,
           layout.is_balanced ? 1 : 0,
+          static_cast<int64_t>(layout.rank_order),
           layout.zero,
           layout.micro,
           16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval};
@@ -79,6 +80,7 @@ class Search {
         checkpoint_bytes_(gptrain::checkpoint_bytes(make_spec(config.model), config)),
         estimator_(config, machine, target_) {
     found_.machine = fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+    found_.error = machine.device.error;
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
     found_.room_bytes = room_;
@@ -135,7 +137,7 @@ class Search {
   // All layouts, by the bounds of their memory and time.
   void collect() {
     for (const int64_t world : world_sizes()) {
-      for (const LayoutGroup& group : layout_groups(config_, world, 2 * machine_.cluster.gpus_per_node)) {
+      for (const LayoutGroup& group : layout_groups(config_, world, machine_.cluster.gpus_per_node)) {
         for_each_layout(config_, group, [&](const RunLayout& layout) {
           ++found_.num_layouts;
           const LeastBytes least = estimator_.least_bytes(layout, room_);

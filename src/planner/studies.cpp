@@ -62,7 +62,7 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
   load_config(file, overrides, gpus);
-  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
   study.room_bytes = planned_target(machine).memory_bytes;
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
@@ -84,7 +84,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
 }
 
 Study scale_devices(const RunConfig& config, const Machine& machine, int64_t first, int64_t last, double price) {
-  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
   study.room_bytes = planned_target(machine).memory_bytes;
@@ -102,7 +102,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
 Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
                  double price) {
   constexpr std::array<double, 3> factors = {0.5, 1, 2};
-  Study study{.kind = Study::Kind::links, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.room_bytes = planned_target(machine).memory_bytes;
   study.axes = {"Gbit/s of each", "NICs"};
@@ -181,7 +181,7 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
 }  // namespace
 
 Study fit_models(const Machine& machine, const std::string& family, int64_t gpus) {
-  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine)};
+  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");

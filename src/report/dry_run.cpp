@@ -13,6 +13,7 @@
 #include "report/flops_json.h"
 #include "report/formulas.h"
 #include "report/run_speed.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -66,10 +67,6 @@ std::string model_line(const ModelConfig& m, int64_t tensor_size) {
   return line;
 }
 
-std::string row(std::string_view label, const std::string& value, const std::string& remark = "") {
-  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
-}
-
 std::vector<std::string> split_lines(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -88,25 +85,25 @@ std::string column_names(const OptimizerConfig& config) {
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
-    text += row("rank", format_grouped(input.world.largest_rank), "none takes more");
+    text += text_row("rank", format_grouped(input.world.largest_rank), "none takes more");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
     std::string remark = format_bytes(static_cast<double>(bytes));
     if (c == static_cast<size_t>(MemoryClass::optimizer)) remark += column_names(input.config.optimizer);
-    text += row(memory_class_names[c], format_grouped(bytes), remark);
+    text += text_row(memory_class_names[c], format_grouped(bytes), remark);
   }
   const int64_t total = input.memory.total();
   const auto all = static_cast<double>(total) * static_cast<double>(input.target.sharing);
   const auto there = static_cast<double>(input.target.memory_bytes);
   const std::string ranks = input.target.sharing > 1 ? fmt::format("; {} ranks take ", input.target.sharing) : ", ";
-  text += row("peak", format_grouped(total),
+  text += text_row("peak", format_grouped(total),
               fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks, 100 * all / there,
                           input.target.name, format_bytes(there)));
   const MemoryPlan::ByClass& on_host = input.memory.on(MemoryPlace::host);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     if (on_host[c] > 0)
-      text += row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
+      text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                   format_bytes(static_cast<double>(on_host[c])));
   }
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
@@ -114,7 +111,7 @@ std::string memory_section(const DryRunInput& input) {
 }
 
 std::string flops_row(std::string_view label, Flops flops, std::string_view remark) {
-  return row(label, fmt::format("{:.3e}", to_double(flops)), fmt::format("{}; {}", to_string(flops), remark));
+  return text_row(label, fmt::format("{:.3e}", to_double(flops)), fmt::format("{}; {}", to_string(flops), remark));
 }
 
 std::string flops_section(const RunConfig& config, const Totals& totals) {
@@ -158,7 +155,7 @@ std::string orders_section(const DryRunInput& input) {
   std::string text;
   for (size_t i = 0; i < rank_order_names.size(); ++i) {
     const auto order = static_cast<RankOrder>(i);
-    text += row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
+    text += text_row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
                 fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
                             links_in_order(input, order, GroupKind::next)));
   }
@@ -189,9 +186,9 @@ std::string ranks_section(const DryRunInput& input) {
     if (axis == MeshAxis::tensor)
       remark = input.config.parallel.sequence ? "neighbours; sequence parallel" : "neighbours";
     if (axis == MeshAxis::data) remark = fmt::format("ZeRO {}", input.config.parallel.zero);
-    text += row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
+    text += text_row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
-  text += row("total", format_grouped(mesh.world_size()));
+  text += text_row("total", format_grouped(mesh.world_size()));
   text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
     text +=
@@ -199,7 +196,7 @@ std::string ranks_section(const DryRunInput& input) {
                     input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
-    text += row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
+    text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
                 fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
                             format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
                             lane_names[lane]));
@@ -211,12 +208,12 @@ std::string pipeline_section(const DryRunInput& input) {
   if (input.stages.size() < 2) return "";
   const ParallelConfig& parallel = input.config.parallel;
   std::string text = "\npipeline\n";
-  text += row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
+  text += text_row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
               fmt::format("{} stages{}, {} each step", parallel.pipeline,
                           parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
                           format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
-    text += row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
+    text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
                 "stages wait for each other, over the time of their passes");
   }
   text += fmt::format("  {:>5} {:>7} {:>10} {:>10} {:>10} {:>10}\n", "stage", "layers", "in flight", "peak", "passes",
@@ -248,21 +245,22 @@ std::string forecast_section(const DryRunInput& input) {
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
   std::string text = "\npredicted step\n";
-  text += row("machine", forecast.machine);
-  text += row("step", format_duration(forecast.step_seconds),
+  text += text_row("machine", forecast.machine);
+  text += text_row("step", format_duration(forecast.step_seconds),
               fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                           format_count(speed.tokens_per_gpu)));
-  text += row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
+  text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
+  text += text_row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
               fmt::format("{:.1f} TFLOP/s on each device (MFU)", speed.model_flops_per_gpu / 1e12));
-  text += row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
+  text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
               fmt::format("{:.1f} TFLOP/s on each device (HFU)", speed.hardware_flops_per_gpu / 1e12));
   if (forecast.bubble_seconds > 0)
-    text += row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
+    text += text_row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     const double seconds = forecast.exposed_seconds[lane];
     if (seconds < 1e-4 * forecast.step_seconds) continue;
     const LongestWait& wait = forecast.longest_waits[lane];
-    text += row(fmt::format("exposed {}", lane_names[lane]), format_duration(seconds),
+    text += text_row(fmt::format("exposed {}", lane_names[lane]), format_duration(seconds),
                 wait.seconds > 0 ? wait_text(wait) : "");
   }
   std::vector<std::string> parts;
@@ -277,6 +275,8 @@ Json forecast_json(const DryRunInput& input) {
   const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
             {"step_seconds", forecast.step_seconds},
+            {"expected_error", forecast.error.share},
+            {"expected_error_source", forecast.error.source},
             {"tokens_per_second", speed.tokens_per_second},
             {"tokens_per_second_origin", "predicted"},
             {"tokens_per_second_per_gpu", speed.tokens_per_gpu},
@@ -343,43 +343,44 @@ Json world_json(const DryRunInput& input) {
 std::string run_section(const DryRunInput& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
-  text += row("steps", format_grouped(config.run.steps),
+  text += text_row("steps", format_grouped(config.run.steps),
               fmt::format("{} each: {} of {}{}", format_counted(config.batch.global, "sequence"),
                           format_counted(config.batch.accumulation, "micro-batch"), config.batch.micro,
                           input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
-  text += row("tokens", format_count(to_double(totals.tokens)),
+  text += text_row("tokens", format_count(to_double(totals.tokens)),
               fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
-  text += row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
+  text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
   const double rate = matrix_rate(input);
   if (rate > 0) {
     const int64_t ranks = input.world.mesh.world_size();
     const double seconds = to_double(totals.run_flops) / rate / static_cast<double>(ranks);
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
-    text += row("shortest time", format_duration(seconds),
+    text += text_row("shortest time", format_duration(seconds),
                 fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", seconds / 86400,
                             input.target.name, devices, rate / 1e12, rate < 1e13 ? 3 : 0, traffic));
   }
   if (input.forecast && input.rate && input.rate->origin == "predicted") {
     const double hours = speed_of(input).gpu_hours;
-    text += row("device-hours", format_count(hours),
+    text += text_row("device-hours", format_count(hours),
                 fmt::format("{} with failures: goodput {:.1f}% with a checkpoint every {}",
                             format_count(hours / input.forecast->goodput), 100 * input.forecast->goodput,
                             format_duration(input.forecast->best_checkpoint_interval)));
     if (input.price > 0)
-      text += row("cost", format_count(input.price * hours / input.forecast->goodput), "of those, failures included");
+      text += text_row("cost", format_count(input.price * hours / input.forecast->goodput), "of those, failures included");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
-    text += row("time", format_duration(seconds),
+    text += text_row("time", format_duration(seconds),
                 fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
                             format_count(input.rate->tokens_per_second), input.rate->origin));
   } else {
-    text += row("time", "?",
+    text += text_row("time", "?",
                 "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
                 "it by what gptrain bench device measured");
   }
-  text += row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config))));
+  text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
+                   checkpoint_remark(input.checkpoint));
   return text;
 }
 
@@ -389,7 +390,7 @@ std::string data_section(const DryRunInput& input) {
   for (const SourceForecast& source : input.sources) {
     const std::string epochs =
         source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: no files there";
-    text += row(source.path, std::isnan(source.share) ? "?" : fmt::format("{:.2f}%", 100 * source.share), epochs);
+    text += text_row(source.path, std::isnan(source.share) ? "?" : fmt::format("{:.2f}%", 100 * source.share), epochs);
   }
   return text;
 }
@@ -419,28 +420,17 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
-  int64_t bytes = 0;
-  const StateColumns columns = optimizer_type(config.optimizer.type).columns(config.optimizer);
-  for (const TensorSpec& tensor : spec.tensors) {
-    const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
-    bytes += tensor.count() * dtype_bytes(narrow ? DType::bf16 : DType::f32);
-    for (const StateColumn& column : columns) bytes += column_bytes(column, tensor.count());
-  }
-  return bytes;
-}
-
 std::string dry_run_text(const DryRunInput& input) {
   const Totals totals(input);
   std::string text =
       "model\n  " + model_line(input.config.model, input.world.mesh.size(MeshAxis::tensor)) + "\n\nparameters\n";
   const auto parts = parameters_by_part(input.spec);
   for (size_t part = 0; part < num_model_parts; ++part) {
-    if (parts[part] > 0) text += row(model_part_names[part], format_grouped(parts[part]));
+    if (parts[part] > 0) text += text_row(model_part_names[part], format_grouped(parts[part]));
   }
-  if (input.config.model.tied_head) text += row("head", "0", "tied to the embedding");
+  if (input.config.model.tied_head) text += text_row("head", "0", "tied to the embedding");
   text +=
-      row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
+      text_row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
           forecast_section(input) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
@@ -464,10 +454,10 @@ std::string dry_run_json(const DryRunInput& input) {
   json["steps"] = input.config.run.steps;
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
-  json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
   if (input.forecast) json.update(forecast_json(input));
+  json.update(checkpoint_json(input.checkpoint));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

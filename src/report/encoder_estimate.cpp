@@ -5,28 +5,23 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "report/flops_json.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-Flops wide(int64_t value) { return static_cast<Flops>(value); }
-
-struct Block {
+struct EncoderBlock {
   int64_t attention, ffn, norm;  // parameters
 
-  explicit Block(const EncoderShape& s) {
+  explicit EncoderBlock(const EncoderShape& s) {
     const int64_t q = s.num_heads * s.head_size, h = s.hidden_size, f = s.ffn_hidden_size;
     attention = 4 * h * q + (s.bias ? 3 * q + h : 0);
     ffn = 2 * h * f + (s.bias ? f + h : 0);
     norm = (s.bias ? 2 : 1) * h;
   }
 };
-
-std::string row(std::string_view label, const std::string& value, const std::string& remark = "") {
-  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
-}
 
 // bf16 weights, f32 gradients, masters and both moments of AdamW.
 constexpr int64_t state_bytes = 2 + 4 + 4 + 8;
@@ -78,7 +73,7 @@ std::vector<std::string> encoder_names() {
 }
 
 EncoderEstimate estimate_encoder(const EncoderShape& s) {
-  const Block block(s);
+  const EncoderBlock block(s);
   const int64_t h = s.hidden_size, q = s.num_heads * s.head_size;
   constexpr int64_t segments = 2;
   EncoderEstimate estimate;
@@ -108,21 +103,21 @@ std::string encoder_text(const EncoderShape& s) {
   text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
                       s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
-  text += "\nparameters\n" + row("embedding", format_grouped(estimate.embedding));
-  text += row("encoder", format_grouped(estimate.encoder));
-  if (estimate.decoder > 0) text += row("decoder", format_grouped(estimate.decoder));
-  if (estimate.head > 0) text += row("pooler", format_grouped(estimate.head));
-  text += row("total", format_grouped(estimate.parameters()), format_count(parameters));
-  text += row("state", format_grouped(state_bytes * estimate.parameters()),
+  text += "\nparameters\n" + text_row("embedding", format_grouped(estimate.embedding));
+  text += text_row("encoder", format_grouped(estimate.encoder));
+  if (estimate.decoder > 0) text += text_row("decoder", format_grouped(estimate.decoder));
+  if (estimate.head > 0) text += text_row("pooler", format_grouped(estimate.head));
+  text += text_row("total", format_grouped(estimate.parameters()), format_count(parameters));
+  text += text_row("state", format_grouped(state_bytes * estimate.parameters()),
               fmt::format("{}: {} bytes a parameter in bf16 with AdamW",
                           format_bytes(static_cast<double>(state_bytes) * parameters), state_bytes));
   const auto flops = static_cast<double>(estimate.sequence_flops);
   text += "\nmodel FLOPs in training\n";
-  text += row("sequence", fmt::format("{:.3e}", flops),
+  text += text_row("sequence", fmt::format("{:.3e}", flops),
               fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
-  text += row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
+  text += text_row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
               fmt::format("{} sequences, as published", s.batch));
-  text += row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "that is read");
+  text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "that is read");
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel/groups.h"
+#include "report/layout_search.h"
 
 namespace gptrain {
 
@@ -21,6 +22,7 @@ struct LongestWait {
 
 struct StepForecast {
   std::string machine;  // "a100-80g in dgx-a100 nodes"
+  ExpectedError error = {};
   double step_seconds = 0;
   double bubble_seconds = 0;                           // of the mean stage: waiting for other stages
   std::array<double, num_lanes> exposed_seconds{};     // of the mean stage, by lane: communication that no work hides

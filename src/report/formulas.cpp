@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace gptrain {
-namespace {
-
-Flops wide(int64_t value) { return static_cast<Flops>(value); }
-
-}  // namespace
-
 Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops tokens = wide(sequences) * wide(m.sequence_length);
   const Flops h = wide(m.hidden_size);

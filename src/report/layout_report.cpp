@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -15,8 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double worth_naming = 2e-3;  // of the step
-
-std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
 std::string short_key(const std::string& key) { return key.substr(key.find('.') + 1); }
 
@@ -38,8 +37,6 @@ double exposed_of(const LayoutResult& result) {
   for (const double seconds : result.exposed_seconds) sum += seconds;
   return sum;
 }
-
-std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 
@@ -74,6 +71,7 @@ Json layout_json(const RunLayout& layout) {
           {"virtual_stages", layout.virtual_stages},
           {"pipeline_schedule", pipeline_order_names[static_cast<size_t>(layout.schedule)]},
           {"balanced_layers", layout.is_balanced},
+          {"rank_order", rank_order_names[static_cast<size_t>(layout.rank_order)]},
           {"data", layout.data},
           {"zero", layout.zero},
           {"micro", layout.micro},
@@ -106,6 +104,7 @@ std::string layout_text(const RunLayout& layout) {
   const auto keys = layout_keys(layout);
   if (layout.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, keys[3].second));
   if (layout.is_balanced) parts.push_back("layers balanced");
+  if (layout.rank_order != RankOrder::tensor_data_pipeline) parts.push_back(keys[5].second);
   parts.push_back(fmt::format("data {}", layout.data));
   parts.push_back(fmt::format("zero {}", layout.zero));
   parts.push_back(fmt::format("micro {}", layout.micro));
@@ -155,6 +154,7 @@ std::string layout_search_text(const LayoutSearch& search) {
   text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
                       bytes_text(search.room_bytes), format_grouped(search.num_played), search.num_exact);
+  text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
     text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
                         format_grouped(search.num_within_error));
@@ -175,6 +175,8 @@ std::string layout_search_text(const LayoutSearch& search) {
 
 std::string layout_search_json(const LayoutSearch& search, const std::string& config) {
   Json json{{"machine", search.machine},
+            {"expected_error", search.error.share},
+            {"expected_error_source", search.error.source},
             {"objective", search.objective},
             {"gpus", search.gpus},
             {"target_memory_bytes", search.room_bytes},

@@ -21,6 +21,10 @@ std::string recompute_word(const RunLayout& layout) {
 
 }  // namespace
 
+std::string ExpectedError::text() const {
+  return fmt::format("a step's expected error is {:.0f}% ({})", 100 * share, source);
+}
+
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout) {
   std::string schedule(pipeline_order_names[static_cast<size_t>(layout.schedule)]);
   if (layout.schedule == PipelineOrder::interleaved) schedule += fmt::format(" of {} chunks", layout.virtual_stages);
@@ -29,6 +33,7 @@ std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& la
           {"parallel.pipeline", fmt::format("{}", layout.pipeline)},
           {"parallel.pipeline_schedule", layout.pipeline > 1 ? schedule : "-"},
           {"parallel.layers_per_stage", layout.is_balanced ? "balanced" : "default"},
+          {"parallel.rank_order", std::string(rank_order_names[static_cast<size_t>(layout.rank_order)])},
           {"parallel.zero", fmt::format("{}", layout.zero)},
           {"batch.micro", fmt::format("{}", layout.micro)},
           {"memory.recompute", recompute_word(layout)}};

@@ -20,6 +20,7 @@ struct RunLayout {
   int64_t virtual_stages = 1;
   PipelineOrder schedule = PipelineOrder::one_f_one_b;
   bool is_balanced = false;  // layers spread by time, although equal numbers would do
+  RankOrder rank_order = RankOrder::tensor_data_pipeline;
   int64_t data = 1;
   int64_t zero = 0;
   int64_t micro = 1;         // sequences of a micro-batch
@@ -33,6 +34,14 @@ struct RunLayout {
 
 // Its keys and their values, for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);
+
+// How far predicted steps may be off, as a share of them, and where that is from: "assumed: ...".
+struct ExpectedError {
+  double share = 0;
+  std::string source = {};
+
+  std::string text() const;  // "a step's expected error is 20% (assumed: ...)"
+};
 
 // What is said of one: of an exact one what the dry run of its config says, of others estimates.
 struct LayoutResult {
@@ -63,6 +72,7 @@ struct LostClass {
 
 struct LayoutSearch {
   std::string machine;  // "a100-80g in dgx-a100 nodes"
+  ExpectedError error = {};
   std::string objective;
   int64_t gpus = 0;
   int64_t room_bytes = 0;        // of a device

@@ -11,6 +11,7 @@
 #include "report/html_page.h"
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -36,8 +37,6 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 @media (max-width: 480px) { section { padding: 10px; } table { font-size: 13px; } }
 )css";
 
-std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 std::string summary_row(std::string_view name, const std::string& value, const std::string& note = "") {
   return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, escape_html(value),
                      note.empty() ? "" : fmt::format("<small>{}</small>", escape_html(note)));
@@ -54,8 +53,6 @@ std::string number_cell(const std::string& text) {
 std::string cell(std::string_view tag, const std::string& text) {
   return fmt::format("<{0}>{1}</{0}>", tag, escape_html(text));
 }
-
-std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 // A step's parts, as long as its share of `longest`.
 std::string bar(const LayoutResult& result, double longest) {
@@ -207,8 +204,8 @@ std::string points_table(const Study& study) {
 }  // namespace
 
 std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config) {
-  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}</p>\n", search.gpus,
-                                 escape_html(search.machine), search.objective);
+  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}; {}</p>\n", search.gpus,
+                                 escape_html(search.machine), search.objective, escape_html(search.error.text()));
   body += "<dl class=\"summary\">\n";
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
@@ -232,8 +229,8 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
 }
 
 std::string study_page(const std::string& title, const Study& study) {
-  std::string body = fmt::format("<p class=\"note\">{}, on {}. {}</p>\n", escape_html(study.title),
-                                 escape_html(study.machine), escape_html(study.note));
+  std::string body = fmt::format("<p class=\"note\">{}, on {}; {}. {}</p>\n", escape_html(study.title),
+                                 escape_html(study.machine), escape_html(study.error.text()), escape_html(study.note));
   if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
   else if (study.kind != Study::Kind::fit) body += plots(study);
   return html_page(title, plan_css, body + section("All points", points_table(study)));

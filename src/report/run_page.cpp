@@ -91,7 +91,7 @@ std::string at_step(const PlotPoint* point) {
   return point == nullptr ? "" : fmt::format("at step {}", format_grouped(std::llround(point->x)));
 }
 
-std::string row(std::string_view name, std::string_view value, std::string_view note = {}) {
+std::string summary_term(std::string_view name, std::string_view value, std::string_view note = {}) {
   return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, value,
                      note.empty() ? std::string() : fmt::format(" <small>{}</small>", note));
 }
@@ -110,31 +110,31 @@ std::string render_summary(const RunHistory& history) {
   const int64_t tokens = history.steps.empty() ? 0 : history.steps.back().tokens;
 
   std::string out = "<dl class=\"summary\">\n";
-  out += row("Steps", format_grouped(last_step));
-  out += row("Tokens", format_count(static_cast<double>(tokens)));
-  out += row("First loss", format_loss(loss.first), at_step(loss.first));
-  out += row("Last loss", format_loss(loss.last), at_step(loss.last));
-  out += row("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
-  out += row("Validation loss", format_loss(validation.last), at_step(validation.last));
-  out += row("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
+  out += summary_term("Steps", format_grouped(last_step));
+  out += summary_term("Tokens", format_count(static_cast<double>(tokens)));
+  out += summary_term("First loss", format_loss(loss.first), at_step(loss.first));
+  out += summary_term("Last loss", format_loss(loss.last), at_step(loss.last));
+  out += summary_term("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
+  out += summary_term("Validation loss", format_loss(validation.last), at_step(validation.last));
+  out += summary_term("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
   const auto per_byte = points_of(history.validations, &RunHistory::Validation::bits_per_byte);
   if (const PlotPoint* const last = extent_of(per_byte).last; last != nullptr)
-    out += row("Validation bits per byte", format_loss(last), at_step(last));
-  out += row("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
-  out += row("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
-  out += row("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
-  out += row("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
-  out += row("Skipped steps", format_grouped(skipped));
+    out += summary_term("Validation bits per byte", format_loss(last), at_step(last));
+  out += summary_term("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
+  out += summary_term("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
+  out += summary_term("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
+  out += summary_term("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
+  out += summary_term("Skipped steps", format_grouped(skipped));
   if (!history.rollbacks.empty()) {
     const RunHistory::Rollback& last = history.rollbacks.back();
-    out += row("Rollbacks", format_grouped(std::ssize(history.rollbacks)),
-               fmt::format("the last from step {} to {}, {} samples left out", format_grouped(last.from_step),
-                           format_grouped(last.step), format_grouped(last.left_out)));
+    out += summary_term("Rollbacks", format_grouped(std::ssize(history.rollbacks)),
+                        fmt::format("the last from step {} to {}, {} samples left out", format_grouped(last.from_step),
+                                    format_grouped(last.step), format_grouped(last.left_out)));
   }
   return out + "</dl>\n";
 }
 
-std::string describe(std::string_view name, const std::vector<PlotPoint>& points) {
+std::string description_of(std::string_view name, const std::vector<PlotPoint>& points) {
   const Extent extent = extent_of(points);
   if (extent.first == nullptr) return fmt::format("{}: no data yet.", name);
   return fmt::format("{}: {:.4g} at step {}, {:.4g} at step {}; lowest {:.4g}, highest {:.4g}.", name, extent.first->y,
@@ -147,7 +147,7 @@ std::string render_loss_plot(const RunHistory& history) {
   return render_plot(
       {.id = "loss",
        .title = "Loss",
-       .description = describe("Training loss", training) + " " + describe("Validation loss", validation),
+       .description = description_of("Training loss", training) + " " + description_of("Validation loss", validation),
        .full_width = true,
        .series = {{"training", SeriesStyle::faint_line, 0, training},
                   {"smoothed", SeriesStyle::line, 0, smooth(training, max_smoothed_points)},
@@ -155,7 +155,7 @@ std::string render_loss_plot(const RunHistory& history) {
 }
 
 Plot step_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
-  return {.id = id, .title = title, .description = describe(title, points), .y_from_zero = true};
+  return {.id = id, .title = title, .description = description_of(title, points), .y_from_zero = true};
 }
 
 std::string render_smooth_plot(const char* id, const std::string& title, const std::vector<PlotPoint>& points) {
@@ -256,10 +256,10 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
-  return html_page(title, samples_css,
-                   render_summary(history) + render_plots(history) + render_samples(history) +
-                       fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
-                                   escape_html(config_text)));
+  return html_page(
+      title, samples_css,
+      render_summary(history) + render_plots(history) + render_samples(history) +
+          fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text)));
 }
 
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {

@@ -52,7 +52,7 @@ class Rows {
     std::vector<size_t> of_this_part;
     std::vector<size_t>& places = part.block < 0 ? of_this_part : known_[static_cast<size_t>(part.block)];
     if (places.empty()) {
-      for (const Event& event : part.events) places.push_back(row_of(event));
+      for (const Event& event : part.events) places.push_back(profile_row(event));
     }
     for (size_t i = 0; i < part.events.size(); ++i) {
       if (places[i] == no_row) continue;
@@ -67,7 +67,7 @@ class Rows {
     }
   }
 
-  size_t row_of(const Event& event) {
+  size_t profile_row(const Event& event) {
     if (runs_beside_ops(profile_, event) != beside_ops_) return no_row;
     const std::string label = label_of_(event);
     const auto [place, is_new] = by_label_.try_emplace(label, rows_.size());
@@ -119,7 +119,7 @@ size_t widest_label(const std::vector<ProfileRow>& rows) {
 constexpr size_t actions_row = 0;
 constexpr size_t first_lane_row = 4;
 
-size_t row_of(const Event& event) {
+size_t profile_row(const Event& event) {
   switch (event.kind) {
     case Event::Kind::op:
       return 1;
@@ -166,7 +166,7 @@ class TraceWriter {
       arguments["sent_bytes"] = event.sent_bytes;
       arguments["group"] = group_names[static_cast<size_t>(event.place.group)];
     }
-    write_event(event.name, row_of(event), time, std::move(arguments));
+    write_event(event.name, profile_row(event), time, std::move(arguments));
   }
 
   void write_event(std::string_view name, size_t row, const TimeSpan& time, Json arguments) {
@@ -214,8 +214,9 @@ class MeasuredTimes final : public StepClock {
     const StepLog& log = profile_.log;
     const size_t part = part_++;
     const bool is_action = part > 0 && part <= log.block_of.size();
-    const EventBlock& events =
-        is_action ? log.blocks[static_cast<size_t>(log.block_of[part - 1])] : part == 0 ? log.before : log.after;
+    const EventBlock& events = is_action   ? log.blocks[static_cast<size_t>(log.block_of[part - 1])]
+                               : part == 0 ? log.before
+                                           : log.after;
     times.clear();
     for (const Event& event : events) times.push_back({event.start_seconds, event.end_seconds});
     return is_action ? profile_.action_times[part - 1] : TimeSpan{};
@@ -264,8 +265,8 @@ std::string table_title(const StepProfile& profile) {
   Flops model_flops = 0;
   for (const OpTotals& op : op_table(profile.log)) model_flops += op.model_flops;
   const double rate = static_cast<double>(model_flops) / profile.seconds();
-  const std::string what =
-      profile.planned ? fmt::format("planned step of rank {}", profile.rank) : fmt::format("profile of step {}", profile.step);
+  const std::string what = profile.planned ? fmt::format("planned step of rank {}", profile.rank)
+                                           : fmt::format("profile of step {}", profile.step);
   return fmt::format("{}: {:.1f} ms, {:.1f} model GFLOP/s, mfu {:.1f}%\n", what, profile.seconds() * 1e3, rate / 1e9,
                      100 * rate / profile.matrix_flops) +
          fmt::format("limits of {}: {:.1f} GFLOP/s in {} matrix products, {:.1f} GB/s for other ops\n",

@@ -28,11 +28,10 @@ std::vector<size_t> axis_widths(const Study& study) {
 std::string point_text(const Study& study, const StudyPoint& point) {
   if (!point.result) return fmt::format("   {}", point.refused);
   const LayoutResult& result = *point.result;
-  std::string text = fmt::format(" {:>9} {:>11} {:>9} {:>6.1f}% {:>9.3g} {:>10}",
-                                 format_count(static_cast<double>(point.parameters)),
-                                 fmt::format("{:.4g} s", result.step_seconds), format_count(result.tokens_per_second),
-                                 100 * result.mfu, result.model_flops / 1e15,
-                                 format_bytes(static_cast<double>(result.peak_bytes)));
+  std::string text =
+      fmt::format(" {:>9} {:>11} {:>9} {:>6.1f}% {:>9.3g} {:>10}", format_count(static_cast<double>(point.parameters)),
+                  fmt::format("{:.4g} s", result.step_seconds), format_count(result.tokens_per_second),
+                  100 * result.mfu, result.model_flops / 1e15, format_bytes(static_cast<double>(result.peak_bytes)));
   if (result.cost > 0) text += fmt::format(" {:>9}", format_count(result.cost));
   if (!study.fits(point))
     text += fmt::format("   does not fit: {} missing",
@@ -40,7 +39,7 @@ std::string point_text(const Study& study, const StudyPoint& point) {
   return text;
 }
 
-bool has_price(const Study& study) {
+bool study_has_price(const Study& study) {
   return std::any_of(study.points.begin(), study.points.end(),
                      [](const StudyPoint& point) { return point.result && point.result->cost > 0; });
 }
@@ -50,15 +49,17 @@ bool has_price(const Study& study) {
 std::string study_text(const Study& study) {
   const std::vector<size_t> widths = axis_widths(study);
   std::string text = fmt::format("{}, on {}\n", study.title, study.machine);
+  text += fmt::format("  {}\n", study.error.text());
   if (!study.note.empty()) text += fmt::format("  {}\n", study.note);
   text += "\n ";
   for (size_t axis = 0; axis < widths.size(); ++axis) text += fmt::format(" {:>{}}", study.axes[axis], widths[axis]);
   text += fmt::format(" {:>9} {:>11} {:>9} {:>7} {:>9} {:>10}", "model", "step", "tokens/s", "MFU", "PFLOP/s", "peak");
-  if (has_price(study)) text += fmt::format(" {:>9}", "cost");
+  if (study_has_price(study)) text += fmt::format(" {:>9}", "cost");
   text += "\n";
   for (const StudyPoint& point : study.points) {
     text += " ";
-    for (size_t axis = 0; axis < widths.size(); ++axis) text += fmt::format(" {:>{}}", point.values[axis], widths[axis]);
+    for (size_t axis = 0; axis < widths.size(); ++axis)
+      text += fmt::format(" {:>{}}", point.values[axis], widths[axis]);
     text += point_text(study, point) + "\n";
   }
   return text;
@@ -67,6 +68,8 @@ std::string study_text(const Study& study) {
 std::string study_json(const Study& study) {
   Json json{{"study", kind_names[static_cast<size_t>(study.kind)]},
             {"machine", study.machine},
+            {"expected_error", study.error.share},
+            {"expected_error_source", study.error.source},
             {"title", study.title},
             {"target_memory_bytes", study.room_bytes},
             {"points", Json::array()}};

@@ -22,6 +22,7 @@ struct StudyPoint {
 struct Study {
   enum class Kind : uint8_t { sweep, scale, links, fit } kind;
   std::string machine = {};
+  ExpectedError error = {};
   std::string title = {}, note = {};    // one line each
   std::vector<std::string> axes = {};   // the last one varies the fastest
   int64_t room_bytes = 0;               // of a device

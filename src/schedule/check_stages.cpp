@@ -10,9 +10,9 @@
 namespace gptrain {
 namespace {
 
-class Checker {
+class StagesChecker {
  public:
-  explicit Checker(std::span<const Schedule> stages)
+  explicit StagesChecker(std::span<const Schedule> stages)
       : schedules_(stages), next_(stages.size(), 0), links_(stages.size()) {}
 
   std::string run() {
@@ -151,6 +151,6 @@ class Checker {
 
 }  // namespace
 
-std::string check_stages(std::span<const Schedule> stages) { return Checker(stages).run(); }
+std::string check_stages(std::span<const Schedule> stages) { return StagesChecker(stages).run(); }
 
 }  // namespace gptrain

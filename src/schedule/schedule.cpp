@@ -6,26 +6,45 @@
 namespace gptrain {
 
 std::string_view action_name(ActionKind kind) {
-  constexpr std::array<std::string_view, num_action_kinds> names = {
-      "load",          "forward",      "loss",         "evaluate",           "recompute",
-      "backward_input", "backward_weight", "backward", "gather",             "await_weights",
-      "reduce",        "await_gradients", "send_output", "await_output_sent", "receive_input",
-      "await_input",   "send_d_input", "await_d_input_sent", "receive_d_output", "await_d_output",
-      "sum_tied",      "norm",         "update"};
+  constexpr std::array<std::string_view, num_action_kinds> names = {"load",
+                                                                    "forward",
+                                                                    "loss",
+                                                                    "evaluate",
+                                                                    "recompute",
+                                                                    "backward_input",
+                                                                    "backward_weight",
+                                                                    "backward",
+                                                                    "gather",
+                                                                    "await_weights",
+                                                                    "reduce",
+                                                                    "await_gradients",
+                                                                    "send_output",
+                                                                    "await_output_sent",
+                                                                    "receive_input",
+                                                                    "await_input",
+                                                                    "send_d_input",
+                                                                    "await_d_input_sent",
+                                                                    "receive_d_output",
+                                                                    "await_d_output",
+                                                                    "sum_tied",
+                                                                    "norm",
+                                                                    "update"};
   return names[static_cast<size_t>(kind)];
 }
 
 std::string_view buffer_name(BufferKind kind) {
   constexpr std::array<std::string_view, num_buffer_kinds> names = {
-      "batch",           "stream",  "kept", "saved_for_input",  "saved_for_weight", "gradients",
-      "stream_gradient", "weights", "prepared_weights", "whole_gradients",  "narrow_gradients"};
+      "batch",           "stream",          "kept",    "saved_for_input",  "saved_for_weight",
+      "gradients",       "stream_gradient", "weights", "prepared_weights", "whole_gradients",
+      "narrow_gradients"};
   return names[static_cast<size_t>(kind)];
 }
 
 std::string_view operand_name(Operand operand) {
   constexpr std::array<std::string_view, num_operands> names = {
-      "batch",    "input",   "output",  "kept", "saved_for_input", "saved_for_weight", "gradients",
-      "d_output", "d_input", "weights", "whole_gradients", "prepared_weights", "narrow_gradients"};
+      "batch",           "input",    "output",  "kept",    "saved_for_input", "saved_for_weight",
+      "gradients",       "d_output", "d_input", "weights", "whole_gradients", "prepared_weights",
+      "narrow_gradients"};
   return names[static_cast<size_t>(operand)];
 }
 
@@ -42,7 +61,7 @@ struct Passes {
   UnitPass first;
   bool and_weight = false;
 };
-std::optional<Passes> passes_of(ActionKind kind) {
+std::optional<Passes> passes_of_kind(ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
       return Passes{UnitPass::forward};
@@ -81,7 +100,7 @@ Access access_to_parameters(Passes passes, Operand operand) {
       return weight || passes.and_weight || passes.first == UnitPass::loss ? Access::write : Access::none;
     case Operand::prepared_weights:
       return weight || passes.first == UnitPass::loss || passes.first == UnitPass::evaluate ? Access::none
-                                                                                           : Access::write;
+                                                                                            : Access::write;
     default:
       return Access::none;
   }
@@ -152,7 +171,7 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
     return transfer->begins ? Access::write : Access::read_write;
   }
   const UnitTraits& traits = schedule.traits(unit);
-  const std::optional<Passes> passes = passes_of(kind);
+  const std::optional<Passes> passes = passes_of_kind(kind);
   if (passes.has_value() && operand <= Operand::d_input) return access_by_unit(traits, *passes, operand);
   if (!has_parameters(schedule, traits, operand)) return Access::none;
   if (passes.has_value()) return access_to_parameters(*passes, operand);

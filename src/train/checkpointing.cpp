@@ -11,8 +11,10 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
+#include "config/elastic.h"
 #include "train/signals.h"
 
 namespace gptrain {
@@ -58,8 +60,11 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
   if (checkpoint) {
     const RunProgress progress = load_state(*checkpoint, step_, context_.groups, context_.world);
     started_from_ = checkpoint;
-    saved_step_ = progress.step;
-    if (context_.leads()) print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+    started_step_ = saved_step_ = progress.step;
+    if (context_.leads()) {
+      print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+      say_layout_changes(*checkpoint);
+    }
     return progress;
   }
   if (context_.leads()) {
@@ -78,6 +83,14 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
   }
   if (weights) start_from_weights(*weights);
   return {};
+}
+
+void Checkpointing::say_layout_changes(const fs::path& checkpoint) const {
+  if (!context_.config.parallel.elastic) return;
+  const Manifest manifest = read_manifest(checkpoint);
+  const std::string changes = layout_changes(saved_config(checkpoint, manifest), manifest.world_size, context_.config,
+                                             context_.world.size());
+  if (!changes.empty()) print_out("elastic: {}\n", changes);
 }
 
 void Checkpointing::start_from_weights(const fs::path& checkpoint) {
@@ -102,8 +115,12 @@ std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
     if (context_.leads()) found = list_checkpoints(folder_.out());
     std::erase_if(found, [&](const CheckpointInfo& info) { return info.step >= step; });
   });
-  fs::path chosen = started_from_.value_or(fs::path());
-  if (!found.empty()) chosen = found.back().path;
+  fs::path chosen;
+  if (!found.empty()) {
+    chosen = found.back().path;
+  } else if (started_from_ && started_step_ < step) {
+    chosen = *started_from_;
+  }
   chosen = broadcast_text(context_.all(), chosen.string(), 0);
   if (chosen.empty()) return std::nullopt;
   const RunProgress progress = load_state(chosen, step_, context_.groups, context_.world);

@@ -57,9 +57,9 @@ class Checkpointing {
   // The state when the run ends, finished or stopped, and the report page; what is being written is waited for.
   // Error(checkpoint), too, where the run's folder is lost: says where the state is saved.
   void save_at_end(const RunProgress& progress);
-  // Gives the step the state of the newest checkpoint from before `step`: of the run's folder, or else the one that the
-  // run has begun with. What is being written is waited for, and later ones are renamed. Returns how far that one had
-  // come; nothing, and the state is as it was, where there is none.
+  // Gives the step the state of the newest checkpoint from before `step`: of the run's folder, or else the one that was
+  // resumed. What is being written is waited for, and later ones are renamed. Returns how far that one had come; nothing,
+  // and the state is as it was, where there is none.
   std::optional<RunProgress> go_back(int64_t step);
   // Saves the state of now under its step, where it has been saved before.
   void save_again(const RunProgress& progress);
@@ -85,6 +85,8 @@ class Checkpointing {
     std::string metrics_fault = {};  // what kept them from being synced
   };
 
+  // With parallel.elastic, what the run has otherwise than the one that saved.
+  void say_layout_changes(const std::filesystem::path& checkpoint) const;
   void start_from_weights(const std::filesystem::path& checkpoint);
   Writing begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces, SliceMemory* memory,
                         Clock::time_point began);
@@ -110,7 +112,8 @@ class Checkpointing {
   Reporter& reporter_;
   const std::optional<TokenizerRecord>& tokenizer_;
   std::optional<std::filesystem::path> started_from_;
-  int64_t saved_step_ = -1;  // or being written
+  int64_t started_step_ = 0;               // of that checkpoint
+  int64_t saved_step_ = -1;                // or being written
   bool save_due_ = false;
   bool doubtful_ = false;  // the state after the last step
   int64_t next_look_ = -1;  // the step after which all ranks ask rank 0; -1: not before the first step

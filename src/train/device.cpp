@@ -75,7 +75,10 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   Target target =
       num_devices == 0 ? this_machine(threads_of_rank(config, ranks_of_process, world_size)) : cuda_target(0);
   require_target(config, target, ExitCode::device);
-  if (target.kind != Target::Kind::cpu) target.device_links = has_device_links();
+  if (target.kind != Target::Kind::cpu) {
+    target.device_links = has_device_links();
+    target.num_threads = threads_of_rank(config, ranks_of_process, world_size);
+  }
   target.sharing = 1 + (world_size - 1) / std::max(1, num_devices);
   return target;
 }

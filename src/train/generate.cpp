@@ -105,8 +105,6 @@ std::vector<int32_t> encode_prompt(const Vocabulary& vocabulary, const std::stri
 RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) {
   RunConfig config = saved_config(checkpoint, read_manifest(checkpoint));
   config.parallel = parallel;
-  config.parallel.zero = 0;
-  config.parallel.sequence = false;  // passes over one sequence have few rows
   return config;
 }
 
@@ -136,7 +134,7 @@ class Generator {
     inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
     for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
-    inference_->reserve(static_cast<int64_t>(longest) + options.tokens);
+    inference_->reserve(std::max(static_cast<int64_t>(longest) + options.tokens, options.room));
   }
 
   void go_on(size_t prompt, const std::function<void(std::string_view)>& emit) {

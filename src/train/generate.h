@@ -25,7 +25,8 @@ struct GenerateOptions {
   double temperature = 0.8;  // 0: always the likeliest token
   int64_t top_k = 0;         // 0: all
   uint64_t seed = 1;
-  int threads = 0;  // 0: every core
+  int threads = 0;   // 0: every core
+  int64_t room = 0;  // tokens that there is memory for from the start, or more
 };
 
 // Continues each prompt by up to `tokens` tokens, fewer if the model ends the document; `emit` receives the prompt with

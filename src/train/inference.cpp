@@ -15,6 +15,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Arenas of a pass, beside weights and scratch.
+constexpr MemoryClass pass_classes[] = {MemoryClass::activations, MemoryClass::data, MemoryClass::workspace};
+
+// Passes over one sequence have few rows, and weights that nobody updates.
+RunConfig for_inference(RunConfig config) {
+  config.parallel.zero = 0;
+  config.parallel.sequence = false;
+  return config;
+}
+
 // The tokens of one sequence as a micro-batch of one.
 class OneSequence : public MicroBatchSource {
  public:
@@ -38,7 +48,7 @@ class OneSequence : public MicroBatchSource {
   MicroBatch batch_;
 };
 
-void load_weights(const StepDesign& design, const fs::path& checkpoint, WhichWeights which, std::byte* weights) {
+void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, WhichWeights which, std::byte* weights) {
   if (which == WhichWeights::averaged) require_weights(read_contents(checkpoint), which);
   auto* const start = reinterpret_cast<float*>(weights);
   std::vector<Slice> slices;
@@ -77,7 +87,7 @@ class Inference::Pass {
     memory[MemoryClass::workspace] = frame_bytes_;
     return memory;
   }
-  int64_t scratch_bytes() const { return scratch_bytes_; }
+  int64_t scratch_bytes() const { return align_up(scratch_bytes_); }
 
   // Before the first pass, and whenever the memory has moved.
   void set_memory(std::byte* weights, const std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>& arenas) {
@@ -158,26 +168,35 @@ class Inference::Pass {
 
 Inference::Inference(const RunConfig& config, const fs::path& checkpoint, WhichWeights weights, RankGroups& groups,
                      Backend& backend)
-    : config_(config), groups_(groups), backend_(backend) {
+    : config_(for_inference(config)), groups_(groups), backend_(backend) {
   const StepDesign shortest = design_inference(config_, backend.target(), groups, 1);
   weights_ = backend.allocate(shortest.memory.arenas[MemoryClass::weights]);
-  load_weights(shortest, checkpoint, weights, weights_->data());
+  load_weights_alone(shortest, checkpoint, weights, weights_->data());
 }
 
 Inference::~Inference() = default;
 
-int64_t Inference::length_for(int64_t size) const {
+int64_t Inference::bytes(const RunConfig& config, const Target& target, RankGroups& groups, int64_t size) {
+  PlanBackend backend(target);
+  const Pass pass(for_inference(config), length_for(config, size), groups, backend);
+  const MemoryPlan memory = pass.memory();
+  int64_t bytes = memory[MemoryClass::weights] + pass.scratch_bytes();
+  for (const MemoryClass c : pass_classes) bytes += memory[c];
+  return bytes;
+}
+
+int64_t Inference::length_for(const RunConfig& config, int64_t size) {
   constexpr int64_t step = 64;
-  return std::min((size + step - 1) / step * step, config_.model.sequence_length);
+  return std::min((size + step - 1) / step * step, config.model.sequence_length);
 }
 
 void Inference::reserve(int64_t size) {
-  const int64_t length = length_for(size);
+  const int64_t length = length_for(config_, size);
   if (pass_ && pass_->length() == length) return;
   pass_.reset();
   auto pass = std::make_unique<Pass>(config_, length, groups_, backend_);
   const MemoryPlan memory = pass->memory();
-  for (const MemoryClass c : {MemoryClass::activations, MemoryClass::data, MemoryClass::workspace}) {
+  for (const MemoryClass c : pass_classes) {
     std::unique_ptr<DeviceMemory>& arena = arenas_[static_cast<size_t>(c)];
     if (arena && arena->bytes() >= memory[c]) continue;
     arena.reset();
@@ -185,7 +204,7 @@ void Inference::reserve(int64_t size) {
   }
   if (!scratch_ || scratch_->bytes() < pass->scratch_bytes()) {
     scratch_.reset();
-    scratch_ = backend_.allocate(align_up(pass->scratch_bytes()));
+    scratch_ = backend_.allocate(pass->scratch_bytes());
   }
   backend_.set_scratch(scratch_->data(), scratch_->bytes());
   pass->set_memory(weights_->data(), arenas_);

@@ -21,13 +21,16 @@ namespace gptrain {
 // Everything is collective over these ranks. On a CPU, whose memory the groups work on.
 class Inference {
  public:
-  // Loads the weights. Borrows the backend and the groups, which are those of `config`. Error(checkpoint), and
-  // Error(usage) where the checkpoint has no average.
+  // Loads the weights. Borrows the backend and the groups, which are those of `config`, of which ZeRO and sequence
+  // parallelism do not count. Error(checkpoint), and Error(usage) where the checkpoint has no average.
   Inference(const RunConfig& config, const std::filesystem::path& checkpoint, WhichWeights weights, RankGroups& groups,
             Backend& backend);
   ~Inference();
   Inference(const Inference&) = delete;
   Inference& operator=(const Inference&) = delete;
+
+  // What it takes on a rank after reserve(size), on such a CPU.
+  static int64_t bytes(const RunConfig& config, const Target& target, RankGroups& groups, int64_t size);
 
   // Makes ready for passes over `size` tokens, or as many as the model sees at once. Memory that has been taken is kept;
   // a pass over more tokens takes more.
@@ -40,7 +43,7 @@ class Inference {
   class Pass;
 
   // Lengths grow in steps, so that short texts do not pay for the model's whole length.
-  int64_t length_for(int64_t size) const;
+  static int64_t length_for(const RunConfig& config, int64_t size);
 
   const RunConfig config_;
   RankGroups& groups_;

@@ -47,6 +47,10 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
 
 void Reporter::find_memory() {
   taken_ = step_.taken();
+  // Texts take theirs while one is written.
+  const MemoryPlace host = host_place(context_.backend.target());
+  constexpr auto samples = static_cast<size_t>(MemoryClass::samples);
+  taken_.on(host)[samples] = step_.design().memory.outside.on(host)[samples];
   Communicator* const all = context_.all();
   if (all == nullptr) return;
   static_assert(std::is_trivially_copyable_v<MemoryPlan>);

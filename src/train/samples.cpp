@@ -20,8 +20,20 @@ fs::path sampling_folder(const fs::path& out) { return out / ".sampling"; }
 
 }  // namespace
 
+int64_t most_tokens_of_sample(const RunConfig& config) {
+  constexpr int64_t before_prompt = 2;  // the end of a document, and a space
+  return before_prompt + static_cast<int64_t>(config.run.sample_prompt.size()) + config.run.sample_tokens;
+}
+
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer) {
-  if (config.run.sample_every_steps == 0 || tokenizer.tokenizer) return;
+  if (config.run.sample_every_steps == 0) return;
+  if (tokenizer.tokenizer) {
+    Encoder encoder(tokenizer.tokenizer);
+    const auto tokens = static_cast<int64_t>(encoder.encode(config.run.sample_prompt).size());
+    if (tokens + 1 + config.run.sample_tokens <= most_tokens_of_sample(config)) return;
+    throw Error(ExitCode::usage, "run.sample_prompt = {}: is {} bytes, and normalized {} tokens; choose another",
+                config.run.sample_prompt, config.run.sample_prompt.size(), tokens);
+  }
   if (!tokenizer.record && config.model.vocab_size == bytes_vocabulary) return;  // as generate takes it
   throw Error(ExitCode::usage,
               "run.sample_every_steps = {}: the tokenizer of the data is not known; name it in data.tokenizer",
@@ -65,7 +77,8 @@ void Samples::write_text(const fs::path& checkpoint, int64_t step) {
                                 .prompts = {config.run.sample_prompt},
                                 .tokens = config.run.sample_tokens,
                                 .seed = config.run.seed,
-                                .threads = context_.threads};
+                                .threads = context_.threads,
+                                .room = most_tokens_of_sample(config)};
   const SharedText written = generate_together(options, config.parallel, *groups_, context_.world);
   if (written.text) {
     // A character can be cut off at the end, and a model of bytes writes what it likes.

@@ -14,13 +14,17 @@
 
 namespace gptrain {
 
-// Error(usage) where a run is to write texts and no tokenizer is known.
+// Of one text, its prompt included, as far as memory is planned for it: a byte of the prompt is a token at most, and
+// one may stand before it.
+int64_t most_tokens_of_sample(const RunConfig& config);
+
+// Error(usage) where a run is to write texts and no tokenizer is known, or where the prompt has more tokens than that.
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);
 
 // Every rank has one and calls it alike, while no step is under way. A text is written as `gptrain generate` writes it,
-// on the CPUs of the ranks that share a model, with weights that go through files: of the checkpoint of this step, or of
-// one in OUT/.sampling that holds weights only, and is gone afterwards. Their hosts need memory for their parts of the
-// weights in f32 meanwhile; where there is none, a warning says so and the run goes on.
+// on the CPUs of the ranks that share a model, with weights that go through files: of the checkpoint of this step, or
+// of one in OUT/.sampling that holds weights only, and is gone afterwards. Meanwhile they take the memory that is
+// planned as MemoryClass::samples; where a host beside a device has none, a warning says so and the run goes on.
 class Samples {
  public:
   // Borrows all. Collective over the world.

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "base/units.h"
+#include "report/text_parts.h"
 #include "train/plan_step.h"
 
 namespace gptrain {
@@ -63,8 +63,6 @@ std::string share_of(const Target& target) {
   if (target.sharing == 1) return target.name;
   return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
 }
-
-std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
 }  // namespace
 

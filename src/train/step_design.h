@@ -21,7 +21,7 @@ namespace gptrain {
 // The memory of a rank's step. The workspace is known when the step has run on the `plan` backend.
 struct StepMemory {
   MemoryPlan arenas;
-  MemoryPlan outside;         // of `arenas`, what is not taken with them: see memory_outside; and the snapshot
+  MemoryPlan outside;         // of `arenas`, what is not taken with them: see memory_outside; the snapshot, and samples
   int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
 };

@@ -9,7 +9,7 @@ from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROO
                       tiny_config)
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
-                  "workspace", "data", "communication", "state", "snapshot"]
+                  "workspace", "data", "communication", "state", "snapshot", "samples"]
 TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
 
 

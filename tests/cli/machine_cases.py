@@ -10,8 +10,9 @@ from cli_case import EXECUTABLE, USAGE, CliCase, overrides, tiny_config
 
 SECONDS = "0.2"
 LINEAR_OPS = ["linear_forward", "linear_backward_input", "linear_backward_weight"]
-OTHER_OPS = ["norm_forward", "norm_backward", "embedding_forward", "embedding_backward", "cross_entropy", "adamw",
-             "squared_norm", "activation_forward gelu_tanh", "activation_backward swiglu", "query_key_forward"]
+OTHER_OPS = ["norm_forward layernorm", "norm_backward rmsnorm", "embedding_forward", "embedding_backward",
+             "cross_entropy", "adamw", "squared_norm", "activation_forward gelu_tanh", "activation_backward swiglu",
+             "query_key_forward rotary", "query_key_backward norm"]
 
 
 def figures_of(value, path=""):
@@ -57,6 +58,10 @@ class Machine(CliCase):
                 rows, _ = shares["1"]["ops"][f"{dtype} {name}"]
                 self.assertEqual(len(rows[0]), 4 if name in LINEAR_OPS else 3 if "attention" in name else 2, name)
                 self.assertTrue(all(number > 0 for row in rows for number in row), name)
+            for name in LINEAR_OPS + ["linear_backward_weight bias", "attention_forward", "attention_backward"]:
+                rows, _ = shares["1"]["in_steps"][f"{dtype} {name}"]
+                self.assertTrue(all(flops > 0 and 0.1 < ratio < 100 for flops, ratio in rows), (name, rows))
+        self.assertGreaterEqual(shares["1"]["between_ops_seconds"][0], 0)
         self.assertEqual(list(profile["links"]["threads"]), ["2", "4"])
         self.assertIn("measuring", self.bench.stderr)
         self.assertIn("GFLOP/s in fp32 products", self.bench.stdout)
@@ -93,7 +98,7 @@ class Machine(CliCase):
         links = self.profile()["links"]
         self.assertEqual(list(links["threads"]), ["2", "3", "4"])
         self.assertEqual(sorted(links["threads"]["3"]),
-                         ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "send"])
+                         ["all_gather", "all_reduce", "all_to_all", "broadcast", "hand_over", "reduce_scatter", "send"])
         config = self.write_config(tiny_config(batch={"global": 6}))
         self.plan(config, "--target", "machine.json", "--ranks", "3")
         self.refuse(USAGE, ["has no links between processes", "gptrain bench comm --into FILE"], "train", config,

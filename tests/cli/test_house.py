@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The rules of the house: each folder includes only what stands above it, no file is too long, none names a machine.
+"""The rules of the house: each folder includes only what stands above it, functions of one file have names of their own,
+no file is too long, none names a machine.
 
 Run as test_house.py SOURCE_ROOT. Prints each offending line as PATH:LINE: what is wrong.
 """
@@ -19,6 +20,8 @@ TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".
 # Printing throws where a stream is closed or full, also on the way out of an error: src/base/output.h does not.
 PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+# A function at the start of a line; the heads of the code's functions begin there.
+FUNCTION = re.compile(r"(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{]*?[ &*](\w+)\((?![^;]*: )")
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
@@ -79,6 +82,42 @@ def printing_faults(root):
                 yield f"{path}:{number}: prints by itself, not by base/output.h"
 
 
+def functions_of(path):
+    """(line, name, whether it is its file's own) of each function in a source file."""
+    own = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("namespace {"):
+            own = True
+        elif line == "}  // namespace":
+            own = False
+        elif match := FUNCTION.match(line):
+            yield number, match.group(1), own
+
+
+def name_faults(root):
+    """Files of a folder are compiled together: a function of one file must not take part in the calls of another's."""
+    declared, defined, own_functions = {}, {}, []
+    for path in sorted((root / "src").rglob("*")):
+        room = room_of(path.relative_to(root / "src"))
+        # What is compiled for several instruction sets is a unit of its own.
+        if room is None or "kernels" in path.relative_to(root).as_posix():
+            continue
+        if path.suffix == ".h":
+            for _, name, _ in functions_of(path):
+                declared.setdefault(name, set()).add(room)
+        elif path.suffix == ".cpp":
+            for number, name, own in functions_of(path):
+                defined.setdefault((room, name), set()).add(path)
+                if own:
+                    own_functions.append((path, number, room, name))
+    for path, number, room, name in own_functions:
+        others = defined[room, name] - {path}
+        above = [other for other in declared.get(name, ()) if ROOMS.index(other) <= ROOMS.index(room)]
+        if others or above:
+            where = min(others).name if others else f"a header of {above[0]}"
+            yield f"{path}:{number}: {name} is the name of a function in {where}, too"
+
+
 def file_faults(root):
     for path in repository_files(root):
         if path.suffix not in TEXT_SUFFIXES:
@@ -92,7 +131,8 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *printing_faults(root), *file_faults(root)]
+    return [*include_faults(root), *cuda_include_faults(root), *printing_faults(root), *name_faults(root),
+            *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -107,6 +147,10 @@ def check_that_faults_are_found():
             "src/elsewhere/e.h": "\n",
             "cuda/f.cu": '#include "base/a.h"\n#include "g.h"\n#include "model/d.h"\n',
             "cuda/g.h": "\n",
+            "src/data/h.cpp": "namespace {\nint twice(int x) {\n}\nint shared(int x) {\n}\nint once() {\n}\n}  // namespace\n",
+            "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
+            "src/comm/j.h": "int shared(char x);\n",
+            "src/train/k.h": "int once(int x);\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             "README.md": "see /" + "work/notes and src/work/notes\n",
             "build/made.cpp": '"/' + 'work/"\n',
@@ -116,6 +160,7 @@ def check_that_faults_are_found():
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
+                "src/data/h.cpp:2", "src/data/h.cpp:4",
                 "tests/long.cpp", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")

@@ -68,7 +68,13 @@ class EndToEnd(TextCase):
                                   "sample_prompt": "the quick"})
         self.assertRegex(self.succeed("data", "mix", config), r"corpus +[\d,]+ +100\.00% ")
         self.assertIn("100.00%", self.succeed("train", config, "--dry-run"))
+        planned = json.loads(self.succeed("train", config, "--dry-run", "--json"))
         self.train(config, *overrides("run.out=whole"))
+        taken = json.loads(self.path("whole/run.json").read_text(encoding="utf-8"))
+        self.assertEqual(taken, {key: planned[key] for key in taken})
+        self.assertGreater(taken["samples_bytes"], 0)
+        classes = [key for key in taken if key.endswith("_bytes") and not key.startswith(("peak_", "host_"))]
+        self.assertEqual(taken["peak_bytes"], sum(taken[key] for key in classes))
         self.train(config, "--steps", "30")
         self.train(config, "--resume")
         self.assert_same_checkpoint(self.checkpoint(60), self.checkpoint(60, "whole"))

@@ -2,6 +2,7 @@
 import gzip
 import json
 import lzma
+import os
 import random
 import signal
 import struct
@@ -10,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from cli_case import DATA, EXECUTABLE, USAGE, CliCase, not_of_some_cases
+from cli_case import DATA, EXECUTABLE, USAGE, CliCase, is_sanitized, not_of_some_cases
 
 WORDS = ["the", "quick", "brown", "fox's", "jumps", "over", "12345", "lazy", "dogs", "naïve", "日本語", "\n\n", "  x"]
 
@@ -164,6 +165,32 @@ class Packing(TokenizerCase):
         for threads in ("1", "2", "4"):
             self.assertEqual(self.pack("a.txt", more=["--threads", threads]), expected)
 
+    def test_shards_of_an_earlier_pack_do_not_stay(self):
+        pack = ["data", "pack", "docs.jsonl", "--out", "s/out", "--tokenizer", "t.json"]
+        self.succeed(*pack, "--shards-of", "500")
+        many = sorted(path.name for path in self.path("s").glob("out-*"))
+        self.assertGreater(len(many), 9)
+        others = ["out-1.idx", "out-00001.txt", "out-00001", "outer-00001.idx", "out.idx"]
+        for name in others:
+            self.path(f"s/{name}").touch()
+        self.write_jsonl("bad.jsonl", ["good"])
+        with self.path("bad.jsonl").open("a", encoding="utf-8") as file:
+            file.write("{")
+        self.refuse(DATA, "bad.jsonl, line 2: not valid JSON", "data", "pack", "bad.jsonl", *pack[3:], "--shards-of",
+                    "500")
+        kept = {path.name for path in self.path("s").glob("out-*")} - set(others)
+        self.assertEqual(sorted(kept), many)
+        result = self.run_gptrain(*pack, "--shards-of", "4000")
+        self.assertEqual(result.code, 0, result.err)
+        self.assertIn(f"removed: {len(many) // 3 - 1} shards of an earlier pack", result.err)
+        few = [path.name for path in self.path("s").glob("out-*.idx") if path.name not in others]
+        self.assertIn(f"in {len(few)} shards", result.out)
+        self.assertLess(len(few), 5)
+        for name in others:
+            self.assertTrue(self.path(f"s/{name}").exists(), name)
+        self.succeed("data", "join", *(f"s/{name}" for name in sorted(few)), "--out", "joined")
+        self.assertEqual(bytes_of(self.path("joined")), self.pack("docs.jsonl"))
+
     def test_parts_take_every_nth_file(self):
         for i in range(5):
             self.path(f"{i}.txt").write_text(f"text {i}", encoding="utf-8")
@@ -171,6 +198,21 @@ class Packing(TokenizerCase):
         self.assertEqual(self.documents_of(), ["text 1", "text 4"])
         self.refuse(USAGE, "4/3 is not I/N", "data", "pack", "0.txt", "--out", "x", "--tokenizer", "bytes", "--part",
                     "4/3")
+
+    @unittest.skipIf(is_sanitized(), "a sanitizer's own memory counts as the process's")
+    def test_memory_does_not_grow_with_the_input(self):
+        text = " ".join(documents(3000)) + " "
+        for name, block in [("big.jsonl.gz", json.dumps({"text": text}) + "\n"), ("big.txt.gz", text)]:
+            with gzip.open(self.path(name), "wb", compresslevel=1) as file:
+                for _ in range(160_000_000 // len(block)):
+                    file.write(block.encode())
+            with subprocess.Popen([EXECUTABLE, "data", "pack", name, "--out", "big", "--tokenizer", "t.json", "--threads",
+                                   "4"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                error = process.stderr.read()
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, 0, error)
+            self.assertLess(usage.ru_maxrss * 1024, 160e6)
 
     @not_of_some_cases
     def test_a_killed_pack_goes_on(self):

@@ -14,6 +14,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "checkpoint/files.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/hf_files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "comm/frames.h"
@@ -74,6 +76,34 @@ void read_header(std::string_view bytes) {
   }
 }
 
+// A model's config.json of the transformers library. The keys that it is read into are a config's.
+void read_hf_config_file(std::string_view bytes) {
+  write(scratch() / "config.json", bytes);
+  const HfDescription description = read_hf_config(scratch() / "config.json");
+  Json config = {{"model", description.model}, {"data", {{"train", Json::array({{{"path", "x"}}})}}},
+                 {"batch", {{"global", 1}}},   {"optimizer", {{"lr", 1e-4}}},
+                 {"run", {{"steps", 1}, {"out", "x"}}}};
+  parse_config(json_text(config), {}, "fuzz");
+}
+
+// The bytes are the index of a folder of two files, which are always the same.
+void read_hf_index(std::string_view bytes) {
+  const fs::path folder = scratch() / "sharded";
+  if (fs::create_directories(folder)) {
+    for (const char* name : {"a", "b"}) {
+      const std::string header = fmt::format(R"({{"{}.weight":{{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}}})", name);
+      std::string file(8, '\0');
+      file[0] = static_cast<char>(header.size());
+      write(folder / (std::string(name) + ".safetensors"), file + header + "\1\2\3\4");
+    }
+  }
+  write(folder / "model.safetensors.index.json", bytes);
+  const HfFiles files(folder);
+  for (const auto& [name, place] : files.tensors()) {
+    if (files.read(name).size() != 2 || files.file_of(name).parent_path() != folder) std::abort();
+  }
+}
+
 // The bytes are an index; the tokens are always the same.
 void read_index(std::string_view bytes) {
   write(scratch() / "x.bin", std::string(64, '\1'));
@@ -118,21 +148,30 @@ void read_frames(std::string_view bytes) {
   }
 }
 
-// Documents of whatever format the content has.
+// Documents of JSONL, which the name says, and of whatever format the content has; there with what is not UTF-8
+// replaced.
 void read_documents(std::string_view bytes) {
-  write(scratch() / "in.jsonl", bytes);
-  const std::vector<TextInput> inputs = {{scratch() / "in.jsonl", static_cast<int64_t>(bytes.size()), 0}};
-  BlockReader reader(inputs, "text", [](std::string_view text) { return text.size(); });
-  BlockTexts texts("text", false);
-  while (const auto block = reader.next()) {
-    texts.read(
-        *block,
-        [](std::string_view text, int64_t line) {
-          if (find_invalid_utf8(text) < text.size() || line < 1) std::abort();
-        },
-        [](int64_t, const std::string& reason) {
-          if (reason.empty()) std::abort();
-        });
+  for (const bool by_content : {false, true}) {
+    const fs::path path = scratch() / (by_content ? "in" : "in.jsonl");
+    write(path, bytes);
+    const std::vector<TextInput> inputs = {{path, static_cast<int64_t>(bytes.size()), 0}};
+    try {
+      BlockReader reader(inputs, "text", [](std::string_view text) { return text.size(); });
+      BlockTexts texts("text", by_content);
+      while (const auto block = reader.next()) {
+        texts.read(
+            *block,
+            [](std::string_view text, int64_t line) {
+              if (find_invalid_utf8(text) < text.size() || line < 1) std::abort();
+            },
+            [](int64_t, const std::string& reason) {
+              if (reason.empty()) std::abort();
+            });
+      }
+    } catch (const Error& error) {
+      // Damaged compressed data, say, which the other name may not have.
+      if (*error.what() == '\0') std::abort();
+    }
   }
 }
 
@@ -164,7 +203,8 @@ const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
       {"config", read_config},      {"manifest", read_manifest_file}, {"header", read_header}, {"idx", read_index},
       {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames},
-      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat}};
+      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat},
+      {"hf_config", read_hf_config_file}, {"hf_index", read_hf_index}};
   return all;
 }
 

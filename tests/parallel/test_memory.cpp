@@ -1,16 +1,24 @@
 // Memory of ranks that share a model: closed formulas, the plan, and the bytes that are really touched.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fmt/format.h>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "checkpoint/folder.h"
+#include "comm/world.h"
 #include "model_fixture.h"
 #include "ranks.h"
+#include "train/inference.h"
 #include "train/machine_limits.h"
+#include "train/run_state.h"
+#include "train/samples.h"
 #include "wrappers.h"
 
 using namespace gptrain;
@@ -509,4 +517,82 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
   }
   for (const auto& [schedule, ratio] : largest)
     fmt::print("{}: arenas are at most {:.3f} times what is alive in them\n", schedule, ratio);
+}
+
+namespace {
+
+// A checkpoint of weights as they begin, whatever the layout that reads it.
+std::filesystem::path save_first_weights(const RunConfig& config, const std::filesystem::path& out) {
+  OneRank rank(config);
+  const auto cpu = make_cpu_backend(1);
+  rank.groups.use_memory_of(*cpu, false, config.comm.timeout_seconds);
+  TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
+  step.initialize();
+  save_weights(config, step, {}, rank.groups, *rank.world, out, std::nullopt);
+  return checkpoints_folder(out) / step_folder_name(0);
+}
+
+// One text of the most tokens that are planned for, on memory that shows what was written.
+void check_samples(const RunConfig& config, int64_t world_size, const std::filesystem::path& checkpoint) {
+  std::mutex mutex;
+  run_local_ranks(static_cast<int>(world_size), [&](World& world) {
+    RankGroups groups(config, world);
+    const auto cpu = make_cpu_backend(1);
+    const StepPlan plan = plan_step(config, cpu->target(), world_size, world.rank());
+    const int64_t planned = plan.memory().arenas[MemoryClass::samples];
+    if (groups.copy_rank() > 0) {
+      const std::lock_guard lock(mutex);
+      CHECK(planned == 0);
+      return;
+    }
+    PoisoningBackend backend(*cpu);
+    Inference inference(config, checkpoint, WhichWeights::trained, groups, backend);
+    inference.reserve(most_tokens_of_sample(config));
+    std::vector<int32_t> sequence(1, 5);
+    for (; std::ssize(sequence) <= most_tokens_of_sample(config); sequence.push_back(7))
+      inference.next_logits(sequence, 0);
+    const std::lock_guard lock(mutex);
+    // Weights, activations, data, workspace and scratch. Weights may end with rows that pad the vocabulary, and scratch
+    // is what an op may ask for.
+    REQUIRE(backend.arenas.size() == 5);
+    int64_t taken = 0;
+    for (size_t i = 0; i < backend.arenas.size(); ++i) {
+      INFO("rank " << world.rank() << " arena " << i);
+      taken += backend.arenas[i]->bytes();
+      if (i > 0 && i + 1 < backend.arenas.size())
+        CHECK(touched_bytes(*backend.arenas[i]) == backend.arenas[i]->bytes());
+    }
+    CHECK(planned > 0);
+    CHECK(taken == planned);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("texts during a run take the memory that is planned for them") {
+  std::string name = (std::filesystem::temp_directory_path() / "gptrain-samples-XXXXXX").string();
+  REQUIRE(mkdtemp(name.data()) != nullptr);
+  const std::filesystem::path folder(name);
+  const auto check = [&](Family family, int64_t tensor, int64_t stages, const std::string& length) {
+    const int64_t data = tensor * stages < 4 ? 2 : 1;
+    const Layout layout{tensor, data * stages, data > 1 ? 3 : 0, tensor > 1};
+    const RunConfig config = config_of(
+        family, layout,
+        {length, fmt::format("parallel.pipeline={}", stages), "data.mask_documents=true", "precision.compute=bf16",
+         "run.sample_every_steps=2", "run.sample_prompt=some words", "run.sample_tokens=70"});
+    const std::string heads = fmt::format("model.num_kv_heads={}", config.model.num_kv_heads);
+    INFO((family == Family::gpt2 ? "gpt2 " : "llama ") << layout.name() << ", " << stages << " stages, " << length);
+    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder);
+    check_samples(config, layout.tensor * layout.data, checkpoint);
+    std::filesystem::remove_all(checkpoint);
+  };
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (const int64_t tensor : {1, 2}) {
+      for (const int64_t stages : {1, 2}) {
+        for (const char* length : {"model.sequence_length=18", "model.sequence_length=150"})
+          check(family, tensor, stages, length);
+      }
+    }
+  }
+  std::filesystem::remove_all(folder);
 }

@@ -11,19 +11,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void throw_unreadable(const fs::path& input, const std::string& reason) {
+[[noreturn]] void refuse_input(const fs::path& input, const std::string& reason) {
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
 TextInput input_file(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (error) throw_unreadable(path, error.message());
-  if (!fs::is_regular_file(status)) throw_unreadable(path, "not a regular file");
+  if (error) refuse_input(path, error.message());
+  if (!fs::is_regular_file(status)) refuse_input(path, "not a regular file");
   TextInput file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
-  if (error) throw_unreadable(path, error.message());
+  if (error) refuse_input(path, error.message());
   file.modified = fs::last_write_time(path, error).time_since_epoch().count();
-  if (error) throw_unreadable(path, error.message());
+  if (error) refuse_input(path, error.message());
   return file;
 }
 
@@ -37,8 +37,8 @@ void add_folder(const fs::path& folder, std::vector<TextInput>& files) {
     if (is_hidden && entry->is_directory(error)) entry.disable_recursion_pending();
     if (!is_hidden && entry->is_regular_file(error)) found.push_back(entry->path());
   }
-  if (error) throw_unreadable(folder, error.message());
-  if (found.empty()) throw_unreadable(folder, "the folder holds no file");
+  if (error) refuse_input(folder, error.message());
+  if (found.empty()) refuse_input(folder, "the folder holds no file");
   std::sort(found.begin(), found.end());
   for (const fs::path& path : found) files.push_back(input_file(path));
 }
@@ -49,7 +49,7 @@ void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
   std::vector<std::string> found;
   for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) found.emplace_back(matches.gl_pathv[i]);
   ::globfree(&matches);
-  if (found.empty()) throw_unreadable(pattern, "no file matches");
+  if (found.empty()) refuse_input(pattern, "no file matches");
   for (const std::string& path : found) {
     std::error_code unreadable;  // then opening it says why
     if (fs::is_directory(path, unreadable)) {

@@ -9,10 +9,6 @@ namespace {
 // Up to here looking at all pairs is faster than keeping them in order.
 constexpr size_t short_piece_bytes = 96;
 
-uint64_t key_of(int32_t left, int32_t right) {
-  return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
-}
-
 uint64_t mix(uint64_t key) {
   key *= 0x9E3779B97F4A7C15U;
   return key ^ key >> 32;
@@ -30,7 +26,7 @@ Bpe::Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merge
   filter_mask_ = slots * 8 - 1;
   filter_.resize(slots * 8 / 64);
   for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const uint64_t key = key_of(merges[rank].left, merges[rank].right);
+    const uint64_t key = pair_key(merges[rank].left, merges[rank].right);
     const uint64_t hash = mix(key);
     const uint64_t bit = hash & filter_mask_;
     filter_[bit / 64] |= uint64_t{1} << bit % 64;
@@ -46,7 +42,7 @@ Bpe::Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merge
 }
 
 const Bpe::Pair& Bpe::find(int32_t left, int32_t right) const {
-  const uint64_t key = key_of(left, right);
+  const uint64_t key = pair_key(left, right);
   const uint64_t hash = mix(key);
   const uint64_t bit = hash & filter_mask_;
   if ((filter_[bit / 64] >> bit % 64 & 1) == 0) return missing_;

@@ -18,6 +18,11 @@ struct Merge {
   int32_t result;
 };
 
+// A pair of neighbouring ids as one number.
+constexpr uint64_t pair_key(int32_t left, int32_t right) {
+  return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
+}
+
 // Vocabulary and merges. Immutable; safe from several threads.
 class Bpe {
  public:

@@ -17,10 +17,6 @@ struct Word {
   int64_t count;
 };
 
-uint64_t key_of(int32_t left, int32_t right) {
-  return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
-}
-
 struct KeyHash {
   size_t operator()(uint64_t key) const {
     key *= 0x9E3779B97F4A7C15U;
@@ -66,7 +62,7 @@ class Trainer {
       Word word{{}, count};
       for (const char byte : piece) word.ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
       for (size_t i = 0; i + 1 < word.ids.size(); ++i) {
-        count_pair(key_of(word.ids[i], word.ids[i + 1]), count, static_cast<uint32_t>(words_.size()));
+        count_pair(pair_key(word.ids[i], word.ids[i + 1]), count, static_cast<uint32_t>(words_.size()));
       }
       words_.push_back(std::move(word));
     }
@@ -127,12 +123,12 @@ class Trainer {
           continue;
         }
         if (size > 0) {
-          counts_[key_of(ids[size - 1], left)] -= word.count;
-          count_pair(key_of(ids[size - 1], merged), word.count, index);
+          counts_[pair_key(ids[size - 1], left)] -= word.count;
+          count_pair(pair_key(ids[size - 1], merged), word.count, index);
         }
         if (i + 2 < ids.size()) {
-          counts_[key_of(right, ids[i + 2])] -= word.count;
-          count_pair(key_of(merged, ids[i + 2]), word.count, index);
+          counts_[pair_key(right, ids[i + 2])] -= word.count;
+          count_pair(pair_key(merged, ids[i + 2]), word.count, index);
         }
         ids[size++] = merged;
         ++i;

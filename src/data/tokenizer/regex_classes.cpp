@@ -89,8 +89,8 @@ class Translator {
     if (c == 'p' || c == 'P') return property(in_set, c == 'P');
     if (c == 's' || c == 'S') {
       at_ += 2;
-      const Ranges spaces = ranges_of_classes(space_classes);
-      return put_ranges(in_set, c == 's' ? spaces : complement(spaces));
+      const Ranges blanks = ranges_of_classes(space_classes);
+      return put_ranges(in_set, c == 's' ? blanks : complement(blanks));
     }
     const bool is_letter_or_digit = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
     const bool is_known = c == 'r' || c == 'n' || c == 't' || c == 'f';

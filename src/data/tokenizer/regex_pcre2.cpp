@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-std::string message_of(int code) {
+std::string pcre2_message(int code) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(code, text.data(), text.size());
   return reinterpret_cast<const char*>(text.data());
@@ -44,7 +44,7 @@ Regex::Regex(std::string_view pattern, const std::string& where) : impl_(std::ma
   impl_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
                               PCRE2_UTF | PCRE2_NO_UTF_CHECK, &error, &offset, nullptr);
   if (impl_->code == nullptr) {
-    throw Error(ExitCode::usage, "{}: the pattern is no regular expression: {}", where, message_of(error));
+    throw Error(ExitCode::usage, "{}: the pattern is no regular expression: {}", where, pcre2_message(error));
   }
   impl_->where = where;
   impl_->match = pcre2_match_data_create_from_pattern(impl_->code, nullptr);
@@ -64,7 +64,7 @@ Regex::Match Regex::find(std::string_view text, size_t from) {
                                  PCRE2_NO_UTF_CHECK, impl_->match, impl_->context);
   if (result == PCRE2_ERROR_NOMATCH) return {text.size(), text.size()};
   if (result < 0)
-    throw Error(ExitCode::data, "{}: the pattern cannot be matched: {}", impl_->where, message_of(result));
+    throw Error(ExitCode::data, "{}: the pattern cannot be matched: {}", impl_->where, pcre2_message(result));
   const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(impl_->match);
   if (ends[0] == ends[1]) {
     throw Error(ExitCode::data, "{}: the pattern matches an empty piece of a text, which parts nothing", impl_->where);

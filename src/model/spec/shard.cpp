@@ -1,16 +1,10 @@
 #include "model/spec/shard.h"
 
 #include <fmt/format.h>
-#include <functional>
-#include <numeric>
 #include <stdexcept>
 
 namespace gptrain {
 namespace {
-
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
 
 int64_t quotient(int64_t total, int64_t parts, const TensorSpec& tensor) {
   if (total % parts != 0)
@@ -92,8 +86,8 @@ TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
 
 }  // namespace
 
-int64_t ShardBox::count() const { return product(shape); }
-int64_t TensorShard::count() const { return product(shape); }
+int64_t ShardBox::count() const { return element_count(shape); }
+int64_t TensorShard::count() const { return element_count(shape); }
 
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place) {
   std::vector<TensorShard> shards;

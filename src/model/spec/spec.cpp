@@ -8,10 +8,6 @@
 namespace gptrain {
 namespace {
 
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 class SpecBuilder {
  public:
   explicit SpecBuilder(const ModelConfig& model) : model_(model) {}
@@ -115,7 +111,11 @@ class SpecBuilder {
 
 }  // namespace
 
-int64_t TensorSpec::count() const { return product(shape); }
+int64_t element_count(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t TensorSpec::count() const { return element_count(shape); }
 
 int64_t ModelSpec::parameters() const {
   int64_t sum = 0;

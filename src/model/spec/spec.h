@@ -61,6 +61,8 @@ struct TensorSpec {
   int64_t count() const;  // elements of `shape`
 };
 
+int64_t element_count(const std::vector<int64_t>& shape);
+
 struct ModelSpec {
   std::vector<Unit> units;
   std::vector<TensorSpec> tensors;  // by unit, in a fixed order

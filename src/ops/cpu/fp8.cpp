@@ -19,7 +19,7 @@ int64_t cpu_scratch_bytes(const ScaledProduct&, int) { return 0; }
 namespace {
 
 template <typename T>
-const T* row_of(const Matrix& matrix, int64_t row) {
+const T* scaled_row(const Matrix& matrix, int64_t row) {
   return matrix.as<const T>() + row * matrix.stride;
 }
 
@@ -31,7 +31,7 @@ void quantize(const Quantize& op, int num_threads) {
   parallel_shares(num_threads, op.x.rows, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
       for (int64_t col = 0; col < op.x.cols; ++col) {
-        const T code = to_fp8<T>(to_float(row_of<bf16>(op.x, row)[col]) * scale);
+        const T code = to_fp8<T>(to_float(scaled_row<bf16>(op.x, row)[col]) * scale);
         if (op.rows.given()) op.rows.as<T>()[row * op.rows.stride + col] = code;
         if (op.transposed.given()) op.transposed.as<T>()[col * op.transposed.stride + row] = code;
       }
@@ -60,7 +60,7 @@ void cpu_amax(const Amax& op) {
   constexpr uint16_t infinity = 0x7f80;
   uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
   for (int64_t row = 0; row < op.x.rows; ++row) {
-    const bf16* const from = row_of<bf16>(op.x, row);
+    const bf16* const from = scaled_row<bf16>(op.x, row);
     for (int64_t col = 0; col < op.x.cols; ++col)
       largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
   }
@@ -80,7 +80,8 @@ void cpu_quantize(const Quantize& op, int num_threads) {
   parallel_column_blocks(num_threads, op.x.cols, [&](int64_t first, int64_t end) {
     for (int64_t col = first; col < end; ++col) {
       double sum = 0;
-      for (int64_t row = 0; row < op.x.rows; ++row) sum += static_cast<double>(to_float(row_of<bf16>(op.x, row)[col]));
+      for (int64_t row = 0; row < op.x.rows; ++row)
+        sum += static_cast<double>(to_float(scaled_row<bf16>(op.x, row)[col]));
       op.column_sums.as<double>()[col] = sum;
     }
   });
@@ -93,9 +94,9 @@ void cpu_scaled_product(const ScaledProduct& op, int num_threads) {
   const double scale = static_cast<double>(*op.a_scale.as<float>()) * static_cast<double>(*op.b_scale.as<float>());
   parallel_shares(num_threads, op.a.rows, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
-      const uint8_t* const a = row_of<uint8_t>(op.a, row);
+      const uint8_t* const a = scaled_row<uint8_t>(op.a, row);
       for (int64_t col = 0; col < op.b.rows; ++col) {
-        const uint8_t* const b = row_of<uint8_t>(op.b, col);
+        const uint8_t* const b = scaled_row<uint8_t>(op.b, col);
         double sum = 0;
         for (int64_t k = 0; k < op.a.cols; ++k) sum += static_cast<double>(of_a[a[k]] * of_b[b[k]]);
         sum *= scale;

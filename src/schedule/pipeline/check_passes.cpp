@@ -7,9 +7,9 @@
 namespace gptrain {
 namespace {
 
-class Checker {
+class PassesChecker {
  public:
-  Checker(const PipelineShape& shape, const PipelineSchedule& schedule)
+  PassesChecker(const PipelineShape& shape, const PipelineSchedule& schedule)
       : shape_(shape),
         schedule_(schedule),
         forwards_(static_cast<size_t>(shape.chunks()), 0),
@@ -88,7 +88,7 @@ class Checker {
 
 std::string check_passes(const PipelineShape& shape, const PipelineSchedule& schedule,
                          const std::vector<std::vector<Pass>>& stages) {
-  return Checker(shape, schedule).run(stages);
+  return PassesChecker(shape, schedule).run(stages);
 }
 
 std::string check_passes(const PipelineShape& shape, const PipelineSchedule& schedule) {

@@ -4,7 +4,7 @@ namespace gptrain {
 namespace {
 
 // All forwards, then all backwards.
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> gpipe_passes(const PipelineShape& shape) {
   std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
     std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
@@ -17,6 +17,6 @@ std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
 
 }  // namespace
 
-PipelineSchedule gpipe() { return {.name = "gpipe", .stage_of = stage_in_turn, .passes = passes}; }
+PipelineSchedule gpipe() { return {.name = "gpipe", .stage_of = stage_in_turn, .passes = gpipe_passes}; }
 
 }  // namespace gptrain

@@ -31,7 +31,7 @@ std::vector<Turn> turns(const PipelineShape& shape, bool forward) {
 // 1F1B over these turns. The last stage begins to alternate when the first group reaches its last chunk; each stage
 // before it is two turns further ahead, one for the way there and one for the way back. With one chunk a stage the
 // backward follows at once and one turn is enough: that is 1F1B.
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> interleaved_passes(const PipelineShape& shape) {
   const std::vector<Turn> forwards = turns(shape, true);
   const std::vector<Turn> backwards = turns(shape, false);
   const size_t turns_ahead = shape.chunks_per_stage == 1 ? 1 : 2;
@@ -56,7 +56,7 @@ std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
 }  // namespace
 
 PipelineSchedule interleaved() {
-  return {.name = "interleaved", .most_chunks = 0, .stage_of = stage_in_turn, .passes = passes};
+  return {.name = "interleaved", .most_chunks = 0, .stage_of = stage_in_turn, .passes = interleaved_passes};
 }
 
 }  // namespace gptrain

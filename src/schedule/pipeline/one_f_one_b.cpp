@@ -7,7 +7,7 @@ namespace {
 
 // As many forwards as there are stages behind this one, then a forward and a backward in turn, then the backwards that
 // are left: stage i has at most stages - i micro-batches in flight.
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> one_f_one_b_passes(const PipelineShape& shape) {
   std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
     std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
@@ -25,6 +25,6 @@ std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
 
 int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk) { return chunk % shape.stages; }
 
-PipelineSchedule one_f_one_b() { return {.name = "1f1b", .stage_of = stage_in_turn, .passes = passes}; }
+PipelineSchedule one_f_one_b() { return {.name = "1f1b", .stage_of = stage_in_turn, .passes = one_f_one_b_passes}; }
 
 }  // namespace gptrain

@@ -13,7 +13,7 @@ namespace {
 //
 // A gradient needs a tick more than backward_ticks to come from each later stage, and a stage starts a forward in every
 // tick until then: stage i has at most 1 + (stages - 1 - i) * (1 + backward_ticks) micro-batches in flight.
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> varuna_passes(const PipelineShape& shape) {
   const int32_t backward_ticks = shape.recompute ? 3 : 2;
   PassBoard board(shape, {.forward = 1, .backward = backward_ticks});
   const auto choose = [&board](int32_t stage) -> std::optional<std::pair<PassKind, int32_t>> {
@@ -27,6 +27,6 @@ std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
 
 }  // namespace
 
-PipelineSchedule varuna() { return {.name = "varuna", .stage_of = stage_in_turn, .passes = passes}; }
+PipelineSchedule varuna() { return {.name = "varuna", .stage_of = stage_in_turn, .passes = varuna_passes}; }
 
 }  // namespace gptrain

@@ -11,7 +11,7 @@ namespace {
 // weight gradients, W <= min(F, B) and no fewer micro-batches than stages, a stage is idle for
 // (stages - 1) * (F + B - W). Stage i holds min(stages - i, micro-batches) micro-batches whose input gradients are to
 // come, and up to i more whose weight gradients are: on no stage more than 1F1B on its first.
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> zero_bubble_passes(const PipelineShape& shape) {
   std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
     std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
@@ -32,7 +32,7 @@ std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
 }  // namespace
 
 PipelineSchedule zero_bubble() {
-  return {.name = "zero-bubble", .splits_backward = true, .stage_of = stage_in_turn, .passes = passes};
+  return {.name = "zero-bubble", .splits_backward = true, .stage_of = stage_in_turn, .passes = zero_bubble_passes};
 }
 
 }  // namespace gptrain

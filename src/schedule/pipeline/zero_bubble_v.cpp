@@ -61,7 +61,7 @@ class Rule {
   std::vector<size_t> oldest_;  // by stage: all input gradients before this place have their weight gradients
 };
 
-std::vector<std::vector<Pass>> passes(const PipelineShape& shape) {
+std::vector<std::vector<Pass>> zero_bubble_v_passes(const PipelineShape& shape) {
   PassBoard board(shape, {});
   return std::move(board).play(Rule(shape, board));
 }
@@ -74,7 +74,7 @@ PipelineSchedule zero_bubble_v() {
           .most_chunks = 2,
           .splits_backward = true,
           .stage_of = stage_in_v,
-          .passes = passes};
+          .passes = zero_bubble_v_passes};
 }
 
 }  // namespace gptrain

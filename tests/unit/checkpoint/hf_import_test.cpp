@@ -10,18 +10,13 @@
 #include "checkpoint/hf_export.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
-#include "hf_fixture.h"
+#include "hf_folder.h"
 
 using namespace gptrain;
 using namespace checkpoint_test;
 namespace fs = std::filesystem;
 
 namespace {
-
-using Json = nlohmann::json;
-
-const std::string weights_name = "model.safetensors";
-const std::string index_name = "model.safetensors.index.json";
 
 std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   const Contents contents = read_contents(checkpoint);
@@ -30,86 +25,6 @@ std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
   return values;
 }
-
-// A tensor with its bytes.
-struct Given {
-  SafetensorsTensor tensor;
-  std::vector<std::byte> bytes;
-};
-
-std::vector<Given> read_file(const fs::path& path) {
-  const InputFile file(path);
-  std::vector<Given> all;
-  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
-    all.push_back({entry.tensor, std::vector<std::byte>(static_cast<size_t>(entry.bytes))});
-    file.read(entry.offset, all.back().bytes.data(), entry.bytes);
-  }
-  return all;
-}
-
-void write_file(const fs::path& path, const std::vector<Given>& given) {
-  fs::remove(path);
-  std::vector<SafetensorsTensor> tensors;
-  for (const Given& one : given) tensors.push_back(one.tensor);
-  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
-  for (const Given& one : given) writer.write(one.bytes.data(), std::ssize(one.bytes));
-  writer.finish();
-}
-
-// A folder as transformers writes it.
-class HfFolder {
- public:
-  explicit HfFolder(const Overrides& overrides = {}, DType dtype = DType::f32) : model_(overrides) {
-    export_hf(model_.checkpoint(), path(), dtype);
-  }
-  fs::path path() const { return model_.out(); }
-  fs::path file(const std::string& name) const { return path() / name; }
-  const SavedModel& model() const { return model_; }
-
-  // Into a folder that was not there before.
-  HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
-  fs::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
-  std::string refusal() {
-    const std::string why = error_of([&] { import(); });
-    CHECK(!fs::exists(imported(false)));
-    return why;
-  }
-
-  Json config() const { return Json::parse(read_text(file("config.json"))); }
-  void set_config(const Json& config) { write_text(file("config.json"), config.dump()); }
-  // A null value takes the key out.
-  std::string refusal_with(const std::string& key, const Json& value) {
-    const Json before = config();
-    Json changed = before;
-    changed[key] = value;
-    set_config(changed);
-    const std::string why = refusal();
-    set_config(before);
-    return why;
-  }
-
-  // Two files and their index in place of one file.
-  void shard() {
-    const std::vector<Given> all = read_file(file(weights_name));
-    const auto half = all.begin() + std::ssize(all) / 2;
-    write_file(file("a.safetensors"), {all.begin(), half});
-    write_file(file("b.safetensors"), {half, all.end()});
-    fs::remove(file(weights_name));
-    Json map = Json::object();
-    for (auto one = all.begin(); one != all.end(); ++one)
-      map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
-    write_text(file(index_name), Json{{"metadata", Json::object()}, {"weight_map", map}}.dump());
-  }
-
- private:
-  fs::path imported(bool next) {
-    if (next) ++count_;
-    return model_.folder() / fmt::format("imported-{}", count_);
-  }
-
-  SavedModel model_;
-  int count_ = 0;
-};
 
 const std::vector<Overrides> models = {
     {},
@@ -162,7 +77,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
   HfFolder hf(with(llama, {"model.head_size=6"}));
   hf.import("bf16");
-  const Json section = Json::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
+  const HfJson section = HfJson::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
   CHECK(section["model"]["head_size"] == 6);
   CHECK(section["model"]["positions"] == "rope");
   CHECK(section["model"]["sequence_length"] == 5);
@@ -202,7 +117,7 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
   all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::vector<std::byte>(4 * vocab * hidden)});
   write_file(hf.file(weights_name), all);
-  Json config = hf.config();
+  HfJson config = hf.config();
   for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
     config.erase(key);
   config["n_ctx"] = 5;
@@ -217,8 +132,8 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
 
 TEST_CASE("Angles are read from the keys of older releases and of later ones", "[hf]") {
   HfFolder hf(with(llama, {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4"}));
-  const auto rope = [&](const Json& parameters, const Json& scaling, const Json& theta) {
-    Json config = hf.config();
+  const auto rope = [&](const HfJson& parameters, const HfJson& scaling, const HfJson& theta) {
+    HfJson config = hf.config();
     config["rope_parameters"] = parameters;
     config["rope_scaling"] = scaling;
     config["rope_theta"] = theta;
@@ -226,12 +141,12 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
     hf.import();
     return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.rope();
   };
-  const Json scaling = hf.config()["rope_scaling"];
-  Json without_theta = scaling;
+  const HfJson scaling = hf.config()["rope_scaling"];
+  HfJson without_theta = scaling;
   without_theta.erase("rope_theta");
   const RotaryAngles llama3{300, RopeScaling::llama3, 8, 1, 4, 4};
   CHECK(rope(nullptr, without_theta, 300) == llama3);
-  Json later = scaling;
+  HfJson later = scaling;
   later["rope_theta"] = 300.0;
   CHECK(rope(later, nullptr, nullptr) == llama3);
   CHECK(rope(nullptr, {{"type", "linear"}, {"factor", 2.0}}, nullptr) ==
@@ -239,7 +154,7 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
   CHECK(rope({{"rope_type", "default"}, {"rope_theta", 7.0}}, nullptr, nullptr).theta == 7);
   CHECK(rope(nullptr, nullptr, nullptr) == RotaryAngles{10000, RopeScaling::none, 1, 1, 4, 0});
 
-  const auto refusal = [&](const Json& value) { return hf.refusal_with("rope_parameters", value); };
+  const auto refusal = [&](const HfJson& value) { return hf.refusal_with("rope_parameters", value); };
   CHECK(lacking(refusal({{"rope_type", "dynamic"}, {"factor", 2.0}}),
                 {"config.json cannot be imported", "rope_parameters.rope_type = \"dynamic\": gptrain has default"}) ==
         "");
@@ -252,8 +167,8 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
 }
 
 TEST_CASE("A window counts where a class has it", "[hf]") {
-  const auto window = [](HfFolder& hf, const Json& changes) {
-    Json config = hf.config();
+  const auto window = [](HfFolder& hf, const HfJson& changes) {
+    HfJson config = hf.config();
     config.update(changes);
     hf.set_config(config);
     hf.import();
@@ -270,7 +185,7 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
   CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
   qwen.set_config([&] {
-    Json config = qwen.config();
+    HfJson config = qwen.config();
     config.erase("layer_types");
     return config;
   }());
@@ -280,14 +195,14 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
 
 TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   HfFolder gpt2;
-  const std::vector<std::pair<std::string, Json>> of_gpt2 = {{"scale_attn_weights", false},
+  const std::vector<std::pair<std::string, HfJson>> of_gpt2 = {{"scale_attn_weights", false},
                                                              {"scale_attn_by_inverse_layer_idx", true},
                                                              {"add_cross_attention", true},
                                                              {"activation_function", "relu"},
                                                              {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : of_gpt2)
     CHECK(lacking(gpt2.refusal_with(key, value), {"config.json cannot be imported:\n  " + key + " = "}) == "");
-  CHECK(lacking(gpt2.refusal_with("architectures", Json::array({"GPTNeoXForCausalLM"})),
+  CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GPTNeoXForCausalLM"})),
                 {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, LlamaForCausalLM"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
@@ -314,7 +229,7 @@ TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
   CHECK(lacking(refusal([](auto& given) {
                   given.push_back({{"score.weight", DType::f32, {1}}, std::vector<std::byte>(4)});
                 }),
-                {"\"score.weight\" is no tensor of a LlamaForCausalLM"}) == "");
+                {"\"score.weight\" of model.safetensors is no tensor of a LlamaForCausalLM"}) == "");
   CHECK(lacking(refusal([](auto& given) { std::swap(given[0].tensor.shape[0], given[0].tensor.shape[1]); }),
                 {"has shape [", "its config asks for ["}) == "");
   CHECK(lacking(refusal([](auto& given) { given[0].bytes[3] = given[0].bytes[2] = std::byte{0xff}; }),
@@ -330,22 +245,22 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
   hf.import();
   CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
 
-  const Json index = Json::parse(read_text(hf.file(index_name)));
+  const HfJson index = HfJson::parse(read_text(hf.file(index_name)));
   const auto refusal = [&](const auto& change) {
-    Json changed = index;
+    HfJson changed = index;
     change(changed["weight_map"]);
     write_text(hf.file(index_name), changed.dump());
     return hf.refusal();
   };
   const std::string norm = "model.norm.weight";
-  CHECK(lacking(refusal([&](Json& map) { map[norm] = "../b.safetensors"; }),
+  CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "../b.safetensors"; }),
                 {index_name, "\"../b.safetensors\" is not the name of a file in this folder"}) == "");
   CHECK(
-      lacking(refusal([&](Json& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
+      lacking(refusal([&](HfJson& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
               {index_name, "does not say that \"model.norm.weight\" is in"}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
-  CHECK(lacking(refusal([&](Json& map) { map = Json::array(); }), {index_name, "weight_map"}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map = HfJson::array(); }), {index_name, "weight_map"}) == "");
 }
 
 TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]") {

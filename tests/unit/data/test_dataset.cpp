@@ -16,7 +16,7 @@ using test::RawTokenFile;
 using test::TemporaryFolder;
 using test::write_counting_tokens;
 
-constexpr int64_t vocab_size = 60000;
+constexpr int64_t wide_vocabulary = 60000;
 
 struct Sample {
   std::vector<int32_t> tokens;
@@ -32,7 +32,7 @@ Sample sample_of(const Dataset& dataset, int64_t number, size_t sequence_length)
 TEST_CASE("A sample is T + 1 tokens, and neighbours overlap by one") {
   const TemporaryFolder folder;
   write_counting_tokens(folder / "count", 0, 4 * 10 + 3);
-  const Dataset dataset({{folder / "count", 1}}, 4, vocab_size, 1, false);
+  const Dataset dataset({{folder / "count", 1}}, 4, wide_vocabulary, 1, false);
   REQUIRE(dataset.report(1)[0].samples == 10);
   CHECK(sample_of(dataset, 0, 4).tokens == std::vector<int32_t>{0, 1, 2, 3});
   CHECK(sample_of(dataset, 0, 4).targets == std::vector<int32_t>{1, 2, 3, 4});
@@ -45,7 +45,7 @@ TEST_CASE("Samples run across the ends of documents, in both dtypes") {
   const TemporaryFolder folder;
   for (const int code : {4, 8}) {
     RawTokenFile::of({{1, 2, 256}, {3, 256}, {4, 5, 6, 256}}, code).write(folder / "docs");
-    const Dataset dataset({{folder / "docs", 1}}, 4, vocab_size, 1, false);
+    const Dataset dataset({{folder / "docs", 1}}, 4, wide_vocabulary, 1, false);
     CHECK(sample_of(dataset, 0, 4).tokens == std::vector<int32_t>{1, 2, 256, 3});
     CHECK(sample_of(dataset, 0, 4).targets == std::vector<int32_t>{2, 256, 3, 256});
     CHECK(sample_of(dataset, 1, 4).tokens == std::vector<int32_t>{256, 4, 5, 6});
@@ -80,7 +80,7 @@ TEST_CASE("The starts of documents are those of the index, wherever samples cut 
   raw.write(folder / "docs");
   for (const int64_t length : {1, 2, 5, 8, 16, 79}) {
     INFO(length << " tokens of a sample");
-    const Dataset dataset({{folder / "docs", 1}}, length, vocab_size, 1, false);
+    const Dataset dataset({{folder / "docs", 1}}, length, wide_vocabulary, 1, false);
     std::vector<int32_t> tokens(static_cast<size_t>(length)), targets(tokens), starts(tokens);
     for (int64_t sample = 0; sample < dataset.report(1)[0].samples; ++sample) {
       dataset.read(sample, tokens.data(), targets.data(), starts.data());
@@ -92,7 +92,7 @@ TEST_CASE("The starts of documents are those of the index, wherever samples cut 
 TEST_CASE("A sequence of one token works") {
   const TemporaryFolder folder;
   RawTokenFile::of({{7, 8}}, 8).write(folder / "two");
-  const Dataset dataset({{folder / "two", 1}}, 1, vocab_size, 1, true);
+  const Dataset dataset({{folder / "two", 1}}, 1, wide_vocabulary, 1, true);
   CHECK(sample_of(dataset, 5, 1).tokens == std::vector<int32_t>{7});
   CHECK(sample_of(dataset, 5, 1).targets == std::vector<int32_t>{8});
 }
@@ -100,7 +100,7 @@ TEST_CASE("A sequence of one token works") {
 TEST_CASE("A shuffled epoch holds every sample once") {
   const TemporaryFolder folder;
   write_counting_tokens(folder / "count", 0, 301);
-  const Dataset dataset({{folder / "count", 1}}, 3, vocab_size, 9, true);
+  const Dataset dataset({{folder / "count", 1}}, 3, wide_vocabulary, 9, true);
   // Sample number n is slot p(n) of a cycle of 65,536, so that an epoch's samples lie anywhere in the cycle.
   std::vector<int> times(100);
   for (int64_t n = 0; n < 65536; ++n) {
@@ -123,16 +123,16 @@ TEST_CASE("The order depends on the seed, not on the vocabulary or on what was r
     return tokens;
   };
   const std::vector<DataSource> sources = {{folder / "count", 1}};
-  const auto tokens = first_tokens(Dataset(sources, 5, vocab_size, 3, true), false);
-  CHECK(tokens == first_tokens(Dataset(sources, 5, vocab_size + 1, 3, true), true));
-  CHECK(tokens != first_tokens(Dataset(sources, 5, vocab_size, 4, true), false));
+  const auto tokens = first_tokens(Dataset(sources, 5, wide_vocabulary, 3, true), false);
+  CHECK(tokens == first_tokens(Dataset(sources, 5, wide_vocabulary + 1, 3, true), true));
+  CHECK(tokens != first_tokens(Dataset(sources, 5, wide_vocabulary, 4, true), false));
 }
 
 TEST_CASE("A mixture reads the right file, and the report says how much of each") {
   const TemporaryFolder folder;
   write_counting_tokens(folder / "low", 0, 101);
   write_counting_tokens(folder / "high", 1000, 1001);
-  const Dataset dataset({{folder / "low", 1}, {folder / "high", 2}}, 10, vocab_size, 5, true);
+  const Dataset dataset({{folder / "low", 1}, {folder / "high", 2}}, 10, wide_vocabulary, 5, true);
   int64_t low = 0;
   for (int64_t n = 0; n < 70000; ++n) {
     if (sample_of(dataset, n, 10).tokens[0] < 1000) ++low;
@@ -154,7 +154,7 @@ TEST_CASE("A mixture reads the right file, and the report says how much of each"
 TEST_CASE("What cannot be trained on is refused when it is opened") {
   const TemporaryFolder folder;
   write_counting_tokens(folder / "short", 0, 8);
-  const auto open = [&](const std::vector<DataSource>& sources) { Dataset(sources, 8, vocab_size, 1, true); };
+  const auto open = [&](const std::vector<DataSource>& sources) { Dataset(sources, 8, wide_vocabulary, 1, true); };
   CHECK(contains(error_of(ExitCode::data,
                           [&] {
                             open({{folder / "short", 1}});

@@ -72,16 +72,18 @@ TEST_CASE("A text longer than the reader's chunk is packed whole, with progress"
   std::string text;
   for (int i = 0; text.size() < 3'000'000; ++i) text += std::to_string(i) + ' ';
   write_file(folder / "long.txt", text);
-  std::vector<std::pair<int64_t, int64_t>> reports;
-  pack(options_of({folder / "long.txt"}, folder / "out"),
-       [&](int64_t done, int64_t total) { reports.emplace_back(done, total); });
+  std::vector<PackProgress> reports;
+  pack(options_of({folder / "long.txt"}, folder / "out"), [&](const PackProgress& done) { reports.push_back(done); });
   CHECK(documents_of(folder / "out") == std::vector<std::string>{text});
   REQUIRE(reports.size() >= 3);
   const auto total = static_cast<int64_t>(text.size());
-  CHECK(reports.back() == std::pair{total, total});
+  CHECK(reports.back().done_bytes == total);
+  CHECK(reports.back().tokens == total + 1);
   for (size_t i = 0; i + 1 < reports.size(); ++i) {
-    CHECK(reports[i].first <= reports[i + 1].first);
-    CHECK(reports[i].second == total);
+    CHECK(reports[i].done_bytes <= reports[i + 1].done_bytes);
+    CHECK(reports[i].tokens <= reports[i].done_bytes);
+    CHECK(reports[i].tokens < reports[i + 1].tokens);
+    CHECK(reports[i].total_bytes == total);
   }
 }
 

@@ -31,7 +31,7 @@ const json& golden() {
 
 std::shared_ptr<const Tokenizer> golden_tokenizer(const std::string& pattern) {
   TokenizerParts parts = parse_tokenizer_json(json_text(golden()["tokenizer"]), "golden")->parts();
-  parts.stages = {*pattern_of_name(pattern)};
+  parts.stages = {pattern == "cl100k" ? PatternKind::cl100k : *pattern_of_name(pattern)};
   parts.nfc = pattern == "qwen2";
   return std::make_shared<Tokenizer>(parts);
 }
@@ -43,7 +43,7 @@ std::vector<int32_t> encode(const std::shared_ptr<const Tokenizer>& tokenizer, s
 }
 
 TEST_CASE("Golden ids of every pattern, and back") {
-  for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
+  for (const std::string pattern : {"gpt2", "cl100k", "llama3", "qwen2", "o200k"}) {
     const auto tokenizer = golden_tokenizer(pattern);
     Encoder encoder(tokenizer);
     for (size_t i = 0; i < golden()["texts"].size(); ++i) {
@@ -67,6 +67,28 @@ TEST_CASE("A tokenizer written and read again gives the same ids") {
     const auto text = golden()["texts"][3].get<std::string>();
     CHECK(encode(again, text) == encode(tokenizer, text));
   }
+}
+
+TEST_CASE("A tokenizer.json may write its merges as strings, and leave out what kind of model it holds") {
+  json content = golden()["tokenizer"];
+  json& model = content["model"];
+  for (json& merge : model["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  model.erase("type");
+  const auto again = parse_tokenizer_json(json_text(content), "strings");
+  const auto tokenizer = golden_tokenizer("gpt2");
+  for (const json& text : golden()["texts"])
+    CHECK(encode(again, text.get<std::string>()) == encode(tokenizer, text.get<std::string>()));
+}
+
+TEST_CASE("With ignore_merges a piece that is a token is that token, whatever merges make of it") {
+  TokenizerParts parts;
+  for (int byte = 0; byte < 256; ++byte) parts.tokens.emplace_back(1, static_cast<char>(byte));
+  parts.tokens.insert(parts.tokens.end(), {"ab", "abc"});
+  parts.merges = {{'a', 'b', 256}};
+  parts.stages = {PatternKind::gpt2};
+  CHECK(encode(std::make_shared<Tokenizer>(parts), "abc abc") == std::vector<int32_t>{256, 'c', ' ', 256, 'c'});
+  parts.ignore_merges = true;
+  CHECK(encode(std::make_shared<Tokenizer>(parts), "abc abc") == std::vector<int32_t>{257, ' ', 256, 'c'});
 }
 
 TEST_CASE("White space at the end of a text is one piece to tiktoken's cl100k only") {
@@ -134,7 +156,7 @@ TEST_CASE("Added tokens are found first, the longest of several") {
 }
 
 TEST_CASE("A text cut at a safe place has the same ids") {
-  for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
+  for (const std::string pattern : {"gpt2", "cl100k", "llama3", "qwen2", "o200k"}) {
     const auto tokenizer = golden_tokenizer(pattern);
     std::string text;
     for (const json& part : golden()["texts"]) text += part.get<std::string>() + " it's a word ";

@@ -34,7 +34,7 @@ MeasuredShare share_of(int64_t ranks, int64_t threads, double gflops, double byt
       share.ops.emplace(op_key(name, dtype, {}), RateTable(RateTable::Kind::rate, {{256, 64, gflops * 1e9}}));
     share.ops.emplace(op_key(NormForward::name, dtype, {}),
                       RateTable(RateTable::Kind::seconds, {{1e3, 1e3 * byte_seconds}, {1e6, 1e6 * byte_seconds}}));
-    share.ops.emplace(op_key(ActivationForward::name, dtype, ActivationKind::swiglu),
+    share.ops.emplace(op_key(ActivationForward::name, dtype, {.activation = ActivationKind::swiglu}),
                       RateTable(RateTable::Kind::seconds, {{1e6, 2e6 * byte_seconds}}));
   }
   return share;
@@ -52,6 +52,10 @@ MeasuredMachine machine_of(double gflops = 100) {
                           .storage_bytes_per_second = 5e8,
                           .slow_down_beside_traffic = 0.5};
   machine.shares = {share_of(1, 4, gflops, 1e-10), share_of(4, 1, gflops / 4, 4e-10)};
+  machine.shares[0].in_steps.emplace("bf16 attention_forward", RateTable(RateTable::Kind::ratio, {{1e6, 1}}));
+  machine.shares[1].between_ops_seconds = 2e-6;
+  machine.shares[1].in_steps.emplace("f32 linear_backward_weight bias",
+                                     RateTable(RateTable::Kind::ratio, {{1e6, 1.25}, {1e8, 1}}));
   machine.links[static_cast<size_t>(LinkWay::threads)][2].emplace(
       "all_reduce", RateTable(RateTable::Kind::seconds, {{1024, 1e-5}, {1 << 20, 1e-3}}));
   return machine;
@@ -106,6 +110,10 @@ TEST_CASE("rates are interpolated between sizes, and go on beyond them") {
   const RateTable seconds(RateTable::Kind::seconds, {{100, 1}, {400, 4}});
   CHECK(seconds.at({10}) == Approx(1));
   CHECK(seconds.at({4000}) == Approx(40));
+  const RateTable ratios(RateTable::Kind::ratio, {{100, 1.5}, {400, 1.2}});
+  CHECK(ratios.at({10}) == Approx(1.5));
+  CHECK(ratios.at({200}) == Approx(std::sqrt(1.5 * 1.2)));
+  CHECK(ratios.at({4000}) == Approx(1.2));
   const RateTable grid(RateTable::Kind::rate, {{1, 1, 1}, {1, 4, 16}, {4, 1, 4}, {4, 4, 64}});
   CHECK(grid.at({2, 2}) == Approx(8));
   CHECK(grid.at({1, 4}) == Approx(16));
@@ -131,6 +139,8 @@ TEST_CASE("a measured machine reads back as it was written") {
   REQUIRE(read.shares.size() == 2);
   CHECK(read.shares[1].threads == 1);
   CHECK(read.shares[0].ops.at("f32 linear_forward").at({256, 256, 256}) == Approx(1e11));
+  CHECK(read.shares[1].between_ops_seconds == Approx(2e-6));
+  CHECK(read.shares[1].in_steps.at("f32 linear_backward_weight bias").at({1e6}) == Approx(1.25));
   CHECK(read.links[0].at(2).at("all_reduce").at({1024}) == Approx(1e-5));
 
   const DeviceProfile device = find_device(File::path());
@@ -159,6 +169,7 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
   bad = replaced(bad, "\"f32 attention_forward\": [[[256.0,64.0,100000000000.0]]", "\"f32 attention_forward\": [7");
   bad = replaced(bad, "\"bf16 linear_forward\"", "\"bf16 linear_foreward\"");
   bad = replaced(bad, "    \"4\": {", "    \"four\": {");
+  bad = replaced(bad, "\"bf16 attention_forward\": [[[1000000.0,1.0", "\"bf16 attention_forward bias\": [[[1000000.0,1.0");
   bad = replaced(bad, "all_reduce", "all_reducing");
   const std::string faults = refusal(bad);
   for (const char* fault :
@@ -175,6 +186,39 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
   const File file(std::string(built_in_devices().front().text));
   CHECK(has(message_of([] { find_machine(File::path()); }), "not what gptrain bench device has written"));
   CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read");
+}
+
+TEST_CASE("ops of one name are told apart by what their time depends on") {
+  CHECK(op_key("linear_forward", DType::f16) == "bf16 linear_forward");
+  CHECK(op_key("norm_forward", DType::f32, {.norm = NormKind::rmsnorm}) == "f32 norm_forward rmsnorm");
+  CHECK(op_key("query_key_backward", DType::f32, {.norms_query_key = true}) == "f32 query_key_backward norm");
+  CHECK(op_key("squared_norm", DType::f32, {.norm = NormKind::rmsnorm}) == "f32 squared_norm");
+  CHECK(sizes_of_op("f32 linear_forward") == 3);
+  CHECK(sizes_of_op("bf16 attention_backward") == 2);
+  CHECK(sizes_of_op("f32 norm_backward layernorm") == 1);
+  CHECK(sizes_of_op("f32 query_key_forward rotary") == 1);
+  for (const char* key : {"f32 norm_backward", "f32 norm_backward swiglu", "f32 adamw layernorm", "f64 adamw", "adamw",
+                          "f32 activation_forward", "f32 linear_forward layernorm", "f32 query_key_forward true"}) {
+    INFO(key);
+    CHECK(sizes_of_op(key) == 0);
+  }
+}
+
+TEST_CASE("ops with products take longer in a step than alone") {
+  const MeasuredMachine machine = machine_of();
+  constexpr int64_t matrix = 4 * 256 * 256;
+  Event op{.name = LinearBackwardWeight::name,
+           .executed_flops = 1'000'000,
+           .bytes_moved = 4 * matrix,  // two factors; the gradient is read and written
+           .products = {.kind = ProductShape::Kind::plain, .m = 256, .n = 256, .k = 256}};
+  const RankShare share = share_of_rank(machine, 4, 1);
+  const double alone = *measured_op_seconds(share, op, DType::f32, {});
+  CHECK(in_step_key(op) == "f32 linear_backward_weight");
+  op.bytes_moved += 2 * 4 * 256;
+  CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1.25 * alone));
+  CHECK(in_step_key(op) == "f32 linear_backward_weight bias");
+  op.executed_flops = 1'000'000'000;
+  CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1000 * alone));
 }
 
 TEST_CASE("ranks share what was measured of the machine") {
@@ -204,6 +248,9 @@ TEST_CASE("collectives beyond what was measured") {
   CHECK(seconds(2, 8) == Approx(2e-3));
   CHECK(seconds(4, 4) == Approx(2e-3));
   CHECK(seconds(2, 2, Operation::barrier) == Approx(1e-3));
+  MeasuredMachine handing = machine;
+  handing.links[0][2].emplace(hand_over_key, RateTable(RateTable::Kind::seconds, {{1, 5e-5}}));
+  CHECK(measured_collective_seconds(handing, LinkWay::threads, 2, 2, Operation::all_reduce, 1 << 20) == Approx(1.05e-3));
 }
 
 double predicted_seconds(const MeasuredMachine& measured, const std::vector<std::string>& overrides = {},
@@ -230,6 +277,16 @@ TEST_CASE("predictions change with the profile") {
   slow_links.links[0][2].insert_or_assign("all_reduce",
                                           RateTable(RateTable::Kind::seconds, {{1024, 1e-2}, {1 << 20, 1}}));
   CHECK(predicted_seconds(slow_links, {}, 2) > predicted_seconds(machine_of(), {}, 2) + 0.5);
+}
+
+TEST_CASE("lanes take turns where they have no cores of their own") {
+  MeasuredMachine machine = machine_of();
+  machine.links[0][2].insert_or_assign("all_reduce", RateTable(RateTable::Kind::seconds, {{1024, 1e-2}, {1 << 20, 1e-1}}));
+  machine.cores = 8;  // four compute, and each rank has one for its lanes
+  const std::vector<std::string> overrides = {"parallel.tensor=2", "parallel.zero=0", "run.threads=1"};
+  const double alone = predicted_seconds(machine, overrides, 4);
+  machine.cores = 7;
+  CHECK(predicted_seconds(machine, overrides, 4) > 1.05 * alone);
 }
 
 TEST_CASE("ranks without measured links are refused") {

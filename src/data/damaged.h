@@ -1,0 +1,20 @@
+// What is wrong with a file of tokens, and where.
+#pragma once
+
+#include <cstdint>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "data/mapped_file.h"
+
+namespace gptrain {
+
+// Throws Error(data), naming file and byte.
+template <typename... Args>
+[[noreturn]] void damaged(const MappedFile& file, int64_t byte, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace gptrain

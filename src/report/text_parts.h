@@ -1,0 +1,21 @@
+// Parts that several reports in words are made of.
+#pragma once
+
+#include <cstdint>
+#include <fmt/format.h>
+#include <string>
+#include <string_view>
+
+#include "base/units.h"
+
+namespace gptrain {
+
+// A line of a table: label, value, remark.
+inline std::string text_row(std::string_view label, const std::string& value, const std::string& remark = "") {
+  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
+}
+
+inline std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+inline std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
+
+}  // namespace gptrain
