@@ -36,7 +36,7 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
     forecast.rank_bytes = std::max(forecast.rank_bytes, of_rank);
     forecast.node_bytes = std::max(forecast.node_bytes, node);
   }
-  // Each rank's share is at most as large as that of the first: together they are no more than there is.
+  // The shares of all are taken for as large as that of the first, but together they are no more than there is.
   forecast.node_bytes = std::min(forecast.node_bytes, bytes);
   if (bytes_per_second > 0) forecast.seconds = static_cast<double>(forecast.node_bytes) / bytes_per_second;
   return forecast;

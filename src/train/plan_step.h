@@ -42,7 +42,7 @@ struct WorldPlan {
   std::vector<StagePlan> stages;
   OpTable ops{};  // of all ranks
   // Of a checkpoint's tensors, by a rank: of stage s and tensor rank t, of T, number s T + t. That of the first data
-  // rank, which writes the most.
+  // rank: the others' shares differ by the padding between tensors.
   std::vector<int64_t> written_bytes;
 };
 // `of_rank(rank, plan)`, if given, gets each plan that was made.

@@ -71,6 +71,7 @@ class Rollback(RollbackCase):
 
     def test_ranks_and_kinds_of_saves(self):
         for number, (layout, saves) in enumerate(((["parallel.zero=1"], []), (["parallel.zero=3"], []),
+                                                  (["parallel.pipeline=2", "model.num_layers=2", "model.dropout=0.1"], []),
                                                   (["parallel.tensor=2"], ["checkpoint.asynchronous=false"]))):
             with self.subTest(layout=layout):
                 common = [*layout, *saves, "optimizer.ema=0.9"]
@@ -137,6 +138,8 @@ class LeftOut(RollbackCase):
                 ('{"skip_samples": 8, "spikes": 3}', 'run.rollback.spikes = 3: unknown key (try run.rollback.spike)')):
             with self.subTest(value=value):
                 self.refuse(USAGE, rule, "config", "check", self.config, *overrides(f"run.rollback={value}"))
+        self.refuse(USAGE, "run.rollback = {...}: has no effect unless checkpoint.every_steps or checkpoint.every_seconds is",
+                    "config", "check", self.config, *overrides(SPIKE[1], "checkpoint.every_steps=0"))
         self.refuse(USAGE, "data.skip_samples[1].count = 0: must be at least 1", "config", "check", self.config,
                     *overrides('data.skip_samples=[{"first": 1, "count": 1}, {"first": 9, "count": 0}]'))
         self.assertIn('"rollback": {}', self.succeed("config", "show", self.config))

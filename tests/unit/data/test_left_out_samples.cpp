@@ -28,7 +28,7 @@ TEST_CASE("Samples that are left out have no number, whatever their ranges look 
   CHECK(join({{1, 2}}, {{3, 1}, {9, 1}}) == std::vector<SampleRange>{{1, 3}, {9, 1}});
 }
 
-std::vector<int32_t> first_tokens(const Dataset& data, int64_t count) {
+std::vector<int32_t> firsts_of(const Dataset& data, int64_t count) {
   std::vector<int32_t> firsts;
   for (int64_t sample = 0; sample < count; ++sample) {
     std::vector<int32_t> tokens(4), targets(4);
@@ -44,11 +44,11 @@ TEST_CASE("A dataset without some samples gives the others in their order") {
   write_counting_tokens(folder / "b", 1000, 4 * 10 + 1);
   const std::vector<DataSource> sources = {{folder / "a", 3}, {folder / "b", 1}};
   Dataset data(sources, 4, 60000, 5, true);
-  std::vector<int32_t> expected = first_tokens(data, 60);
+  std::vector<int32_t> expected = firsts_of(data, 60);
   data.leave_out(LeftOutSamples({{10, 5}, {30, 1}}));
   expected.erase(expected.begin() + 30);
   expected.erase(expected.begin() + 10, expected.begin() + 15);
-  CHECK(first_tokens(data, 54) == expected);
+  CHECK(firsts_of(data, 54) == expected);
   // The report counts what is seen.
   for (const int64_t seen : {0, 8, 12, 25, 26, 54}) {
     int64_t of_b = 0;
@@ -58,7 +58,7 @@ TEST_CASE("A dataset without some samples gives the others in their order") {
     CHECK(report[0].taken == seen - of_b);
   }
   data.leave_out({});
-  CHECK(first_tokens(data, 11)[10] != expected[10]);
+  CHECK(firsts_of(data, 11)[10] != expected[10]);
 }
 
 TEST_CASE("A source that ends is used up sooner where samples are left out") {
