@@ -70,7 +70,7 @@ class Rollback(RollbackCase):
         self.assert_same_checkpoint(self.checkpoint(20, "back"), self.checkpoint(20, "without"))
 
     def test_ranks_and_kinds_of_saves(self):
-        for number, (layout, saves) in enumerate(((["parallel.zero=1"], []), (["parallel.zero=3"], []),
+        for number, (layout, saves) in enumerate(((["parallel.zero=3"], []),
                                                   (["parallel.pipeline=2", "model.num_layers=2", "model.dropout=0.1"], []),
                                                   (["parallel.tensor=2"], ["checkpoint.asynchronous=false"]))):
             with self.subTest(layout=layout):
