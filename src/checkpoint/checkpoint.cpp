@@ -16,6 +16,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/transfers.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;
@@ -49,89 +50,12 @@ auto with_hint(const fs::path& checkpoint, Read read) {
   try {
     return read();
   } catch (const Error& e) {
-    throw Error(e.code(), "{}{}", e.what(), other_checkpoint_hint(checkpoint));
+    throw with_way_out(e, checkpoint);
   }
-}
-
-bool holds_weights_alone(const Contents& contents) {
-  return std::all_of(contents.tensors.begin(), contents.tensors.end(),
-                     [](const auto& tensor) { return tensor.first.starts_with(weight_prefix); });
-}
-
-// The slices asked for, by tensor, after checking that the checkpoint can fill each one.
-std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& contents,
-                                                              const std::vector<Slice>& slices) {
-  std::map<std::string, std::vector<const Slice*>> wanted;
-  for (const Slice& slice : slices) {
-    const auto tensor = contents.tensors.find(slice.name);
-    if (tensor == contents.tensors.end()) {
-      if (holds_weights_alone(contents) && !slice.name.starts_with(weight_prefix)) {
-        throw Error(ExitCode::checkpoint, "{} holds weights alone: a run begins with them by train --init-from",
-                    contents.checkpoint.string());
-      }
-      throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\": it was saved by another model",
-                  contents.checkpoint.string(), slice.name);
-    }
-    if (tensor->second.global_shape != slice.global_shape) {
-      throw Error(ExitCode::checkpoint, "tensor \"{}\" has shape {} in {}, but {} in this model", slice.name,
-                  format_shape(tensor->second.global_shape), contents.checkpoint.string(),
-                  format_shape(slice.global_shape));
-    }
-    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32) {
-      throw Error(ExitCode::checkpoint, "tensor \"{}\" is {} in {}, but {} in this run, which would round it",
-                  slice.name, dtype_name(tensor->second.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
-    }
-    const Box box{slice.offset, slice.shape};
-    if (!is_inside(box, slice.global_shape)) {
-      throw Error(ExitCode::checkpoint, "a slice asked of tensor \"{}\" does not lie in its shape {}", slice.name,
-                  format_shape(slice.global_shape));
-    }
-    const int64_t elements = *num_elements(slice.shape);
-    const int64_t covered = covered_elements(tensor->second, box);
-    if (covered != elements) {
-      throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements asked of tensor \"{}\"",
-                  contents.checkpoint.string(), covered, elements, slice.name);
-    }
-    wanted[slice.name].push_back(&slice);
-  }
-  return wanted;
 }
 
 fs::path temporary_folder(const fs::path& out, int64_t step) {
   return checkpoints_folder(out) / temporary_folder_name(step);
-}
-
-// One box of the checkpoint and the copies that it feeds.
-struct Transfer {
-  const StoredBox* stored;
-  std::vector<BoxCopy> copies;
-};
-
-// Reads and checks every box, in the order in which they lie on the disk.
-void run_transfers(const Contents& contents, std::vector<Transfer> transfers) {
-  const auto place = [](const Transfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
-  std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
-  std::optional<InputFile> file;
-  for (size_t i = 0; i < transfers.size(); ++i) {
-    const StoredBox& stored = *transfers[i].stored;
-    if (i == 0 || stored.file != transfers[i - 1].stored->file) {
-      file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
-    }
-    const DType dtype = stored.entry.tensor.dtype;
-    std::vector<float> wide;
-    read_box(*file, stored, [&](const std::byte* data, int64_t offset, int64_t bytes) {
-      const int64_t first = offset / dtype_bytes(dtype);
-      const int64_t count = bytes / dtype_bytes(dtype);
-      const auto is_same = [&](const BoxCopy& copy) { return copy.dtype() == dtype; };
-      if (!std::all_of(transfers[i].copies.begin(), transfers[i].copies.end(), is_same)) {
-        const auto* const narrow = reinterpret_cast<const bf16*>(data);
-        wide.resize(static_cast<size_t>(count));
-        std::transform(narrow, narrow + count, wide.begin(), [](bf16 value) { return to_float(value); });
-      }
-      for (BoxCopy& copy : transfers[i].copies)
-        copy.feed(first, is_same(copy) ? static_cast<const void*>(data) : wide.data(), count);
-    });
-  }
 }
 
 // The manifest's tokenizer with its text, where the checkpoint has it.
@@ -149,6 +73,10 @@ std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::pat
 }
 
 }  // namespace
+
+Error with_way_out(const Error& error, const fs::path& checkpoint) {
+  return {error.code(), "{}{}", error.what(), other_checkpoint_hint(checkpoint)};
+}
 
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
   std::set<std::string> tensors;
@@ -178,14 +106,16 @@ void begin_checkpoint(const fs::path& out, int64_t step) {
 }
 
 std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t rank, const std::vector<Slice>& slices) {
-  return format_file_record(write_rank_file(temporary_folder(out, step), rank, slices));
+  return format_file_records(write_rank_files(temporary_folder(out, step), rank, slices));
 }
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
                         const std::vector<std::string>& parts) {
   const fs::path temporary = temporary_folder(out, manifest.step);
   StoredManifest stored{manifest, num_tensors, {}};
-  for (const std::string& part : parts) stored.files.push_back(parse_file_record(part));
+  for (const std::string& part : parts) {
+    for (FileRecord& record : parse_file_records(part)) stored.files.push_back(std::move(record));
+  }
   if (manifest.tokenizer && !manifest.tokenizer->text.empty() && !manifest.tokenizer->is_bytes()) {
     const std::string& text = manifest.tokenizer->text;
     SyncedFile file(temporary / tokenizer_name);
@@ -233,7 +163,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
                     covered, elements, name);
       }
     }
-    std::vector<Transfer> transfers;
+    std::vector<BoxTransfer> transfers;
     for (const auto& [name, tensor] : contents.tensors) {
       for (const StoredBox& stored : tensor.boxes) transfers.push_back({&stored, {}});
     }
@@ -247,17 +177,7 @@ std::optional<TokenizerRecord> read_tokenizer(const fs::path& checkpoint) {
 }
 
 void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
-  std::vector<Transfer> transfers;
-  for (const auto& [name, targets] : match_slices(contents, slices)) {
-    for (const StoredBox& stored : contents.tensors.at(name).boxes) {
-      Transfer transfer{&stored, {}};
-      for (const Slice* target : targets) {
-        BoxCopy copy(stored.box, {target->offset, target->shape}, target->dtype, target->data, target->memory);
-        if (copy.pending()) transfer.copies.push_back(std::move(copy));
-      }
-      if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
-    }
-  }
+  std::vector<BoxTransfer> transfers = transfers_to(contents, slices);
   with_hint(contents.checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
 }
 

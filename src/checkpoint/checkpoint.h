@@ -2,7 +2,8 @@
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
-//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__
+//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__.
+//                            Where they are more than 1 GiB, rank-00000-00000.safetensors and so on
 //   tokenizer.json           of the data, where one is known that is not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
@@ -23,6 +24,7 @@
 
 #include "base/loss_scale.h"
 #include "checkpoint/boxes.h"
+#include "config/run_config.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -40,6 +42,12 @@ struct Slice {
   void* data = nullptr;
   SliceMemory* memory = nullptr;  // null: the host's
   DType dtype = DType::f32;
+};
+
+// Losses of a run that goes back where they spike (run.rollback), the oldest first.
+struct LossHistory {
+  std::vector<double> window;  // that the next one is compared with
+  std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
 };
 
 // What a checkpoint says about the run beside the tensors.
@@ -60,6 +68,11 @@ struct Manifest {
   // "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
   bool has_tokenizer_file = false;  // as read; saving looks at the text
+  // Of a run that goes back where its loss spikes: how often it has, and what it has left out for that, beside
+  // data.skip_samples.
+  LossHistory losses = {};
+  int64_t rollbacks = 0;
+  std::vector<SampleRange> left_out = {};
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)

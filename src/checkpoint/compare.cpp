@@ -67,7 +67,17 @@ class AveragedTensor final : public SliceMemory {
   AveragedTensor(const std::vector<Contents>& all, const std::vector<double>& shares, std::string name, DType dtype)
       : all_(all), shares_(shares), name_(std::move(name)), dtype_(dtype) {}
 
-  void read(const std::byte*, int64_t, const Take& take) override {
+  // The tensor's bytes begin at 0. A large one is written to several files, one after the other.
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    const auto first = reinterpret_cast<uintptr_t>(from);
+    if (average_.empty()) average();
+    take(average_.data() + first, bytes);
+    if (first + static_cast<uintptr_t>(bytes) == average_.size()) average_ = {};
+  }
+  void write(std::byte*, const std::byte*, int64_t) override {}
+
+ private:
+  void average() {
     std::vector<double> sums;
     for (size_t i = 0; i < all_.size(); ++i) {
       const std::vector<float> values = load_tensor(all_[i], name_);
@@ -75,28 +85,24 @@ class AveragedTensor final : public SliceMemory {
       for (size_t k = 0; k < values.size(); ++k) sums[k] += shares_[i] * values[k];
     }
     if (dtype_ == DType::bf16) {
-      give(
-          sums, [](double sum) { return to_bf16(static_cast<float>(sum)); }, take);
+      keep(sums, [](double sum) { return to_bf16(static_cast<float>(sum)); });
     } else {
-      give(
-          sums, [](double sum) { return static_cast<float>(sum); }, take);
+      keep(sums, [](double sum) { return static_cast<float>(sum); });
     }
   }
-  void write(std::byte*, const std::byte*, int64_t) override {}
 
- private:
   template <typename Round>
-  static void give(const std::vector<double>& sums, const Round& round, const Take& take) {
-    std::vector<decltype(round(0.0))> rounded(sums.size());
-    std::transform(sums.begin(), sums.end(), rounded.begin(), round);
-    take(reinterpret_cast<const std::byte*>(rounded.data()),
-         static_cast<int64_t>(rounded.size() * sizeof(rounded.front())));
+  void keep(const std::vector<double>& sums, const Round& round) {
+    using Value = decltype(round(0.0));
+    average_.resize(sums.size() * sizeof(Value));
+    std::transform(sums.begin(), sums.end(), reinterpret_cast<Value*>(average_.data()), round);
   }
 
   const std::vector<Contents>& all_;
   const std::vector<double>& shares_;
   const std::string name_;
   const DType dtype_;
+  std::vector<std::byte> average_;  // from the first byte's read to the last one's
 };
 
 void require_one_model(const std::vector<Contents>& all) {

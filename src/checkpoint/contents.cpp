@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -130,9 +131,29 @@ void add_file(Contents& contents, size_t index) {
   }
 }
 
+int64_t slice_bytes(const Slice& slice) { return *num_elements(slice.shape) * dtype_bytes(slice.dtype); }
+
+// Adds the slice, in pieces that lie one after the other in its memory where it is larger than `most_bytes`.
+void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& pieces) {
+  const auto dim = static_cast<size_t>(
+      std::find_if(slice.shape.begin(), slice.shape.end(), [](int64_t n) { return n > 1; }) - slice.shape.begin());
+  if (slice_bytes(slice) <= most_bytes || dim == slice.shape.size()) return pieces.push_back(slice);
+  const int64_t rows = slice.shape[dim];
+  const int64_t row_bytes = slice_bytes(slice) / rows;
+  const int64_t of_piece = std::max<int64_t>(most_bytes / row_bytes, 1);
+  for (int64_t row = 0; row < rows; row += of_piece) {
+    Slice piece = slice;
+    piece.offset[dim] += row;
+    piece.shape[dim] = std::min(of_piece, rows - row);
+    // In numbers, as memory of its own may begin at 0.
+    piece.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slice.data) + static_cast<uintptr_t>(row * row_bytes));
+    cut_slice(piece, most_bytes, pieces);
+  }
+}
+
 // Returns the data's checksum.
 uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
-  const int64_t bytes = *num_elements(slice.shape) * dtype_bytes(slice.dtype);
+  const int64_t bytes = slice_bytes(slice);
   if (slice.memory == nullptr) return writer.write(slice.data, bytes);
   uint32_t crc = 0;
   slice.memory->read(static_cast<const std::byte*>(slice.data), bytes,
@@ -140,14 +161,7 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
   return crc;
 }
 
-}  // namespace
-
-FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vector<Slice>& given) {
-  check_slices(given);
-  // Large elements first: other readers want each tensor at a multiple of its elements' size.
-  std::vector<Slice> slices = given;
-  std::stable_sort(slices.begin(), slices.end(),
-                   [](const Slice& a, const Slice& b) { return dtype_bytes(a.dtype) > dtype_bytes(b.dtype); });
+FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices) {
   std::vector<SafetensorsTensor> tensors;
   SafetensorsMetadata metadata;
   for (const Slice& slice : slices) {
@@ -159,15 +173,45 @@ FileRecord write_rank_file(const fs::path& folder, int64_t rank, const std::vect
     }
   }
   FileRecord record;
-  record.name = rank_file_name(rank);
-  SafetensorsWriter writer(folder / record.name, tensors, metadata);
-  for (size_t i = 0; i < slices.size(); ++i) {
-    record.slices_crc32c[tensors[i].name] = write_slice(slices[i], writer);
-  }
+  record.name = name;
+  SafetensorsWriter writer(folder / name, tensors, metadata);
+  for (size_t i = 0; i < slices.size(); ++i) record.slices_crc32c[tensors[i].name] = write_slice(slices[i], writer);
   writer.finish();
   record.bytes = writer.file_bytes();
   record.header_crc32c = writer.header_crc32c();
   return record;
+}
+
+}  // namespace
+
+std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, const std::vector<Slice>& given,
+                                         int64_t part_bytes) {
+  check_slices(given);
+  std::vector<Slice> slices;
+  for (const Slice& slice : given) cut_slice(slice, part_bytes, slices);
+  // Large elements first: other readers want each tensor at a multiple of its elements' size.
+  std::stable_sort(slices.begin(), slices.end(),
+                   [](const Slice& a, const Slice& b) { return dtype_bytes(a.dtype) > dtype_bytes(b.dtype); });
+  std::vector<size_t> ends;  // of each part
+  int64_t bytes = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const int64_t more = slice_bytes(slices[i]);
+    if (bytes > 0 && more > part_bytes - bytes) {
+      ends.push_back(i);
+      bytes = 0;
+    }
+    bytes += more;
+  }
+  ends.push_back(slices.size());
+  std::vector<FileRecord> records;
+  size_t begin = 0;
+  for (size_t part = 0; part < ends.size(); ++part) {
+    const std::string name =
+        ends.size() == 1 ? rank_file_name(rank) : rank_part_name(rank, static_cast<int64_t>(part));
+    records.push_back(write_file(folder, name, {slices.data() + begin, ends[part] - begin}));
+    begin = ends[part];
+  }
+  return records;
 }
 
 StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
@@ -212,7 +256,11 @@ Contents read_contents(const fs::path& checkpoint) {
 }
 
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece) {
-  if (stream_tensor(file, stored.entry, piece) != stored.crc32c) {
+  check_box(file, stored, stream_tensor(file, stored.entry, piece));
+}
+
+void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc) {
+  if (crc != stored.crc32c) {
     throw Error(
         ExitCode::checkpoint,
         damage_text(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",

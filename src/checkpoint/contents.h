@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/boxes.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
@@ -14,10 +15,16 @@
 
 namespace gptrain {
 
-// Writes one rank's slices to FOLDER/rank-RRRRR.safetensors and returns what the manifest says of that file. A tensor
-// that is one slice is stored under its own name, another slice as NAME@OFFSET. Throws Error(checkpoint), also for
-// slices that do not lie in their tensor, overlap, or disagree on its shape.
-FileRecord write_rank_file(const std::filesystem::path& folder, int64_t rank, const std::vector<Slice>& slices);
+// Of the tensors in a file; one of them is larger only where a single element is.
+inline constexpr int64_t usual_part_bytes = int64_t{1} << 30;
+
+// Writes one rank's slices to FOLDER/rank-RRRRR.safetensors, or where they are more than `part_bytes` to parts of at most
+// so many, rank-RRRRR-00000.safetensors and so on; returns what the manifest says of these files. A slice that is larger
+// than a part is stored as several. A tensor that is one slice is stored under its own name, another slice as
+// NAME@OFFSET. Throws Error(checkpoint), also for slices that do not lie in their tensor, overlap, or disagree on its
+// shape.
+std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, int64_t rank,
+                                         const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes);
 
 struct StoredBox {
   size_t file = 0;  // in the manifest's list
@@ -38,6 +45,9 @@ struct Contents {
   std::map<std::string, StoredTensor> tensors;
 };
 
+// The error, and which other checkpoint of the same run there is: the newest older one that is sound.
+Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
+
 // Reads manifest and headers and checks them against each other: everything but the tensors' bytes. Throws
 // Error(checkpoint) naming the damaged file.
 Contents read_contents(const std::filesystem::path& checkpoint);
@@ -45,6 +55,8 @@ Contents read_contents(const std::filesystem::path& checkpoint);
 // Reads one box in pieces and throws Error(checkpoint) if its bytes do not have the manifest's checksum. `file` is the
 // open file that holds it.
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);
+// Error(checkpoint) unless `crc` is the checksum of the box.
+void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc);
 
 // Fills every slice asked for; see load_slices in checkpoint.h. For callers that load a checkpoint in several parts.
 void load_slices(const Contents& contents, const std::vector<Slice>& slices);

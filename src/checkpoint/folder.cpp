@@ -19,6 +19,9 @@ std::string step_folder_name(int64_t step) { return fmt::format("step-{:08}", st
 std::string temporary_folder_name(int64_t step) { return std::string(temporary_prefix) + step_folder_name(step); }
 
 std::string rank_file_name(int64_t rank) { return fmt::format("rank-{:05}.safetensors", rank); }
+std::string rank_part_name(int64_t rank, int64_t part) {
+  return fmt::format("rank-{:05}-{:05}.safetensors", rank, part);
+}
 
 std::filesystem::path plain_path(const std::filesystem::path& path) {
   const auto plain = without_trailing_slash(path.lexically_normal());

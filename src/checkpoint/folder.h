@@ -18,6 +18,7 @@ std::filesystem::path checkpoints_folder(const std::filesystem::path& out);  // 
 std::string step_folder_name(int64_t step);                                  // "step-00000120"
 std::string temporary_folder_name(int64_t step);                             // ".tmp-step-00000120"
 std::string rank_file_name(int64_t rank);                                    // "rank-00000.safetensors"
+std::string rank_part_name(int64_t rank, int64_t part);                      // "rank-00000-00000.safetensors"
 
 // The path in the form PARENT/NAME, without dots and trailing slash, relative if it was and can be.
 std::filesystem::path plain_path(const std::filesystem::path& path);

@@ -82,7 +82,10 @@ HfFiles::HfFiles(const fs::path& folder) {
   const std::map<std::string, std::string> map = read_index(index);
   std::set<std::string> names;
   for (const auto& [tensor, name] : map) names.insert(name);
-  for (const std::string& name : names) add(folder / name);
+  for (const std::string& name : names) {
+    if (!may_be_there(folder / name)) refuse_file(index, "\"{}\", which it names, is not there", name);
+    add(folder / name);
+  }
   for (const auto& [tensor, place] : tensors_) {
     const auto listed = map.find(tensor);
     if (listed == map.end() || folder / listed->second != files_[place.file])

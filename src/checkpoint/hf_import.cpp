@@ -49,26 +49,47 @@ class ZeroMemory final : public SliceMemory {
   const Progressed& progressed_;
 };
 
-// One of gptrain's tensors, put together from transformers' as it is read.
+// One of gptrain's tensors, put together from transformers' as it is read. Its bytes begin at 0.
 class ImportedTensor final : public SliceMemory {
  public:
   ImportedTensor(const HfFiles& files, const Progressed& progressed) : files_(files), progressed_(progressed) {}
   void add(HfTensor part) { parts_.push_back(std::move(part)); }
-  void read(const std::byte*, int64_t, const Take& take) override {
-    for (const HfTensor& part : parts_) {
-      std::vector<float> values = files_.read(part.name);
-      if (part.transposed) values = transpose(values.data(), part.shape[0], part.shape[1]);
-      const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
-      take(reinterpret_cast<const std::byte*>(values.data()), bytes);
-      progressed_(bytes);
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(from));
+    int64_t begin = 0;  // of the part
+    for (size_t part = 0; part < parts_.size(); ++part) {
+      const int64_t end = begin + *num_elements(parts_[part].shape) * dtype_bytes(DType::f32);
+      const int64_t low = std::max(first, begin), high = std::min(first + bytes, end);
+      if (low < high) {
+        load(part);
+        take(reinterpret_cast<const std::byte*>(values_.data()) + (low - begin), high - low);
+        progressed_(high - low);
+        if (high == end) unload();
+      }
+      begin = end;
     }
   }
   void write(std::byte*, const std::byte*, int64_t) override {}
 
  private:
+  // A large part is written to several files, one after the other.
+  void load(size_t part) {
+    if (loaded_ == part) return;
+    const HfTensor& tensor = parts_[part];
+    values_ = files_.read(tensor.name);
+    if (tensor.transposed) values_ = transpose(values_.data(), tensor.shape[0], tensor.shape[1]);
+    loaded_ = part;
+  }
+  void unload() {
+    loaded_.reset();
+    values_ = {};
+  }
+
   const HfFiles& files_;
   const Progressed& progressed_;
   std::vector<HfTensor> parts_;  // in the order of their rows
+  std::optional<size_t> loaded_;
+  std::vector<float> values_;  // of that part
 };
 
 RunConfig config_of(const HfDescription& description, const fs::path& file, const std::string& precision) {
@@ -107,8 +128,9 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
     if (found == files.tensors().end()) {
       faults.push_back(fmt::format("\"{}\" is missing", tensor.name));
     } else if (const SafetensorsTensor& stored = found->second.entry.tensor; stored.shape != tensor.shape) {
-      faults.push_back(fmt::format("\"{}\" has shape {}, its config asks for {}", tensor.name,
-                                   format_shape(stored.shape), format_shape(tensor.shape)));
+      faults.push_back(fmt::format("\"{}\" of {} has shape {}, its config asks for {}", tensor.name,
+                                   files.file_of(tensor.name).filename().string(), format_shape(stored.shape),
+                                   format_shape(tensor.shape)));
     }
   }
   for (const auto& [name, place] : files.tensors()) {
@@ -117,7 +139,8 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
       notes.push_back("lm_head.weight is left behind: with tie_word_embeddings the head is the token table");
       continue;
     }
-    faults.push_back(fmt::format("\"{}\" is no tensor of a {}", printable(name), hf.name));
+    faults.push_back(fmt::format("\"{}\" of {} is no tensor of a {}", printable(name),
+                                 files.file_of(name).filename().string(), hf.name));
   }
   if (faults.empty()) return;
   constexpr size_t max_listed = 8;

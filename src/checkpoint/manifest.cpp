@@ -1,8 +1,11 @@
 #include "checkpoint/manifest.h"
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <fmt/format.h>
+#include <limits>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -88,6 +91,43 @@ void parse_tokenizer(const json& object, Manifest& manifest) {
   manifest.has_tokenizer_file = true;
 }
 
+ordered_json rollback_object(const Manifest& manifest) {
+  ordered_json left_out = ordered_json::array();
+  for (const SampleRange& range : manifest.left_out) left_out.push_back({{"first", range.first}, {"count", range.count}});
+  return {{"count", manifest.rollbacks},
+          {"left_out", std::move(left_out)},
+          {"losses", manifest.losses.window},
+          {"above", manifest.losses.above}};
+}
+
+// What is not finite is null in JSON.
+std::vector<double> losses_of(const json& object, const std::string& key) {
+  const json& list = member(object, key);
+  if (!list.is_array()) fault("\"{}\" is not a list", key);
+  std::vector<double> losses;
+  for (const json& loss : list) {
+    if (!loss.is_number() && !loss.is_null()) fault("one of \"{}\" is not a number", key);
+    losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
+  }
+  return losses;
+}
+
+void parse_rollback(const json& object, Manifest& manifest) {
+  manifest.rollbacks = count_of(object, "count");
+  const json& left_out = member(object, "left_out");
+  if (!left_out.is_array()) fault("\"left_out\" is not a list");
+  for (const json& range : left_out) {
+    manifest.left_out.push_back({count_of(range, "first"), count_of(range, "count")});
+    constexpr int64_t most = int64_t{1} << 60;  // so that sums of them are numbers, too
+    if (manifest.left_out.back().first > most || manifest.left_out.back().count > most)
+      fault("\"left_out\" is beyond any data");
+  }
+  manifest.losses.window = losses_of(object, "losses");
+  manifest.losses.above = losses_of(object, "above");
+  if (std::any_of(manifest.losses.window.begin(), manifest.losses.window.end(), [](double x) { return std::isnan(x); }))
+    fault("one of \"losses\" is not a number");
+}
+
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
@@ -149,6 +189,7 @@ StoredManifest parse_manifest(const std::string& text) {
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
   if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
   if (root.contains("tokenizer")) parse_tokenizer(root["tokenizer"], manifest);
+  if (root.contains("rollback")) parse_rollback(root["rollback"], manifest);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -161,13 +202,19 @@ StoredManifest parse_manifest(const std::string& text) {
 
 }  // namespace
 
-std::string format_file_record(const FileRecord& record) { return json_text(file_object(record)); }
+std::string format_file_records(const std::vector<FileRecord>& records) {
+  ordered_json list = ordered_json::array();
+  for (const FileRecord& record : records) list.push_back(file_object(record));
+  return json_text(list);
+}
 
-FileRecord parse_file_record(const std::string& text) {
+std::vector<FileRecord> parse_file_records(const std::string& text) {
   try {
-    return parse_file(parse_json(text));
+    std::vector<FileRecord> records;
+    for (const json& record : parse_json(text)) records.push_back(parse_file(record));
+    return records;
   } catch (const json::exception& e) {
-    throw Error(ExitCode::checkpoint, "a rank's record of its file is not valid JSON: {}", e.what());
+    throw Error(ExitCode::checkpoint, "a rank's record of its files is not valid JSON: {}", e.what());
   }
 }
 
@@ -190,6 +237,7 @@ std::string format_manifest(const StoredManifest& stored) {
                           {"good_steps", manifest.loss_scale->good_steps}};
   }
   if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
+  if (manifest.rollbacks > 0 || !manifest.losses.window.empty()) root["rollback"] = rollback_object(manifest);
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));

@@ -26,9 +26,9 @@ struct StoredManifest {
   std::vector<FileRecord> files;
 };
 
-// One file's record as text, for the rank that writes the manifest. parse_file_record throws Error(checkpoint).
-std::string format_file_record(const FileRecord& record);
-FileRecord parse_file_record(const std::string& text);
+// A rank's files as text, for the rank that writes the manifest. parse_file_records throws Error(checkpoint).
+std::string format_file_records(const std::vector<FileRecord>& records);
+std::vector<FileRecord> parse_file_records(const std::string& text);
 
 // JSON that ends with the CRC-32C of all that stands before it. Throws Error(checkpoint) for what cannot be
 // read again: text that is not UTF-8, a negative count.

@@ -267,7 +267,10 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
-  command->callback([arguments, command] { plan(*command, *arguments); });
+  command->callback([arguments, command] {
+    arguments->overrides.emplace_back("parallel.elastic=false");  // a plan is for all devices: none idles
+    plan(*command, *arguments);
+  });
 }
 
 }  // namespace gptrain

@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/numbers.h"
 #include "comm/bootstrap.h"
+#include "config/elastic.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
@@ -37,6 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* latest = "latest";
+constexpr double giga = 1e9;
 
 struct TrainArguments {
   std::string config;
@@ -50,7 +52,8 @@ struct TrainArguments {
   std::string target;
   std::string cluster;
   double tokens_per_second = 0;
-  double price = 0;  // not given
+  double price = 0;         // not given
+  double storage_gbps = 0;  // not given
   std::string trace;
   std::string timeline;
   bool dry_run = false;
@@ -163,6 +166,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   } else {
     const DeviceProfile device = find_device(arguments.target);
     machine.rates = Machine{device, cluster_of(device, arguments.cluster)};
+    if (arguments.storage_gbps > 0) machine.rates->cluster.storage_bytes_per_second = arguments.storage_gbps * giga;
     machine.target = target_of(device, machine.rates->cluster, config, world_size);
     if (arguments.ranks == 0) machine.rates->way = way_of_processes(machine.rates->cluster);
     require_links(*machine.rates, world_size);
@@ -196,9 +200,16 @@ void refuse_one_file_for_both(const std::string& trace, const std::string& timel
     throw Error(ExitCode::usage, fmt::format("--trace and --timeline name the same file: {}", trace));
 }
 
+// Bytes per second that a node writes; 0: not known.
+double storage_rate(const TrainArguments& arguments, const PlannedMachine& machine) {
+  if (arguments.storage_gbps > 0) return arguments.storage_gbps * giga;
+  return machine.rates ? machine.rates->cluster.storage_bytes_per_second : 0;
+}
+
 void dry_run(const TrainArguments& arguments) {
-  const int64_t world_size = planned_world_size(arguments);
-  const RunConfig config = load_config(arguments.config, arguments.overrides, world_size);
+  const int64_t started = planned_world_size(arguments);
+  const RunConfig config = load_config(arguments.config, arguments.overrides, started);
+  const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   const Target& target = machine.target;
   refuse_one_file_for_both(arguments.trace, arguments.timeline);
@@ -240,6 +251,8 @@ void dry_run(const TrainArguments& arguments) {
                     .spec = plan.spec,
                     .memory = plan.largest.arenas,
                     .ops = plan.ops,
+                    .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
+                                                      target.ranks_per_node, storage_rate(arguments, machine)),
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {mesh, plan.traffic, plan.largest_rank},
@@ -247,6 +260,7 @@ void dry_run(const TrainArguments& arguments) {
                     .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas),
                     .price = arguments.price};
+  if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
   if (machine.rates) {
     if (pipelined) input.pipeline = step.pipeline;
     input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config),
@@ -275,7 +289,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
     throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
-  make_mesh(config, num_ranks, launch.size > 1 ? ExitCode::device : ExitCode::usage);
+  make_mesh(config, training_ranks(config, num_ranks), launch.size > 1 ? ExitCode::device : ExitCode::usage);
   return config;
 }
 
@@ -286,7 +300,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
   // Wide enough for most names and what they need, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(42);
+  formatter->column_width(44);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
@@ -294,7 +308,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
           ->default_str(latest)  // where nothing follows
-          ->type_name("[latest|DIR]");
+          ->type_name("[DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
                                        "start with a checkpoint's weights, where none is resumed")
@@ -336,6 +350,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
+  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for the time of a checkpoint")
+      ->check(positive_number())
+      ->type_name("R")
+      ->needs(dry);
   command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
       ->check(positive_number())
       ->type_name("R")

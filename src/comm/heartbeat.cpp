@@ -57,9 +57,11 @@ bool lost(const Member& member) { return member.condition >= Condition::failed; 
 
 class Heartbeat::Watch {
  public:
-  Watch(Meeting meeting, int rank, const Timeout& timeout, std::shared_ptr<const Activity> activity, End end)
+  Watch(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<const Activity> activity,
+        End end)
       : meeting_(std::move(meeting)),
         rank_(rank),
+        needed_(static_cast<size_t>(needed)),
         timeout_text_(describe(timeout)),
         timeout_(seconds_duration(timeout.seconds)),
         interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),
@@ -179,11 +181,22 @@ class Heartbeat::Watch {
     size_t num_closed = 0;
     for (size_t rank = 1; rank < members_.size(); ++rank) {
       note_silence(members_[rank]);
+      if (rank >= needed_) {
+        if (lost(members_[rank])) let_go(rank);
+        continue;
+      }
       if (lost(members_[rank])) due = due || Clock::now() - members_[rank].changed >= patience(members_[rank]);
       if (members_[rank].condition == Condition::closed) ++num_closed;
     }
     if (was_stopped && num_closed > 0) end_after_stop();
     if (due) report_and_end(0);
+  }
+
+  void let_go(size_t rank) {
+    print_err("warning: rank {} ({}), which idles, {}: the run goes on without it\n", rank, meeting_.peers[rank].host,
+              fate(members_[rank]));
+    members_[rank].condition = Condition::finished;
+    meeting_.channels[rank] = FrameChannel(Socket());
   }
 
   static Clock::duration patience(const Member& member) {
@@ -267,6 +280,7 @@ class Heartbeat::Watch {
 
   Meeting meeting_;
   int rank_;
+  size_t needed_;
   std::string timeout_text_;
   Clock::duration timeout_;
   Clock::duration interval_;
@@ -279,9 +293,9 @@ class Heartbeat::Watch {
   std::thread thread_;
 };
 
-Heartbeat::Heartbeat(Meeting meeting, int rank, const Timeout& timeout, std::shared_ptr<const Activity> activity,
-                     End end)
-    : watch_(std::make_unique<Watch>(std::move(meeting), rank, timeout, std::move(activity), std::move(end))) {}
+Heartbeat::Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout,
+                     std::shared_ptr<const Activity> activity, End end)
+    : watch_(std::make_unique<Watch>(std::move(meeting), rank, needed, timeout, std::move(activity), std::move(end))) {}
 
 Heartbeat::~Heartbeat() = default;
 

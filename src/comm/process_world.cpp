@@ -73,10 +73,16 @@ class Limit {
 
 class ProcessWorld final : public World {
  public:
-  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const Timeout& timeout)
-      : launch_(launch), timeout_(timeout), rank_(launch.rank), size_(launch.size), links_(std::move(links)) {
+  // The run ends with the first `needed` of the processes.
+  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const WorldOptions& options,
+               int needed)
+      : launch_(launch),
+        timeout_(options.timeout),
+        rank_(launch.rank),
+        size_(options.ranks > 0 ? options.ranks : launch.size),
+        links_(std::move(links)) {
     for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
-    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, timeout, activity_,
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, needed, timeout_, activity_,
                                              [links = links_.get()](bool reporter) { links->end_process(reporter); });
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
@@ -89,7 +95,7 @@ class ProcessWorld final : public World {
     bool finished = std::uncaught_exceptions() == exceptions_at_start_;
     try {
       // Nobody may leave while another still needs it, or the heartbeat.
-      if (finished) all_->barrier();
+      if (finished && all_) all_->barrier();
     } catch (const Error&) {
       finished = false;
     }
@@ -110,7 +116,7 @@ class ProcessWorld final : public World {
   const std::string& host(int rank) const override { return hosts_[static_cast<size_t>(rank)]; }
 
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use) override {
-    check_group(ranks, size_);
+    check_group(ranks, launch_.size);
     return connect(ranks, use);
   }
 
@@ -138,7 +144,7 @@ class ProcessWorld final : public World {
   std::vector<std::string> hosts_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Heartbeat> heartbeat_;
-  std::unique_ptr<Communicator> all_;  // for the end
+  std::unique_ptr<Communicator> all_;  // for the end; null on processes that are no ranks
   int num_groups_ = 0;
 };
 
@@ -166,7 +172,8 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   Meeting meeting =
       meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout, doors);
   auto links = make_tcp_links(meeting, launch.rank, options.timeout.seconds);
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
+  const int needed = options.ranks > 0 ? options.ranks : launch.size;
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options, needed);
 }
 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
@@ -197,7 +204,7 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   meeting_place.master_port = shared.at("port");
   doors.secret = Secret(shared.at("secret"));
   Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout, doors);
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options.timeout);
+  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options, launch.size);
 }
 
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options) {

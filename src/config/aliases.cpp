@@ -78,6 +78,7 @@ std::span<const Aliases> key_aliases() {
       {"parallel.sequence", {"sequence_parallel"}},
       {"parallel.zero", {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp"}},
       {"parallel.zero = 1", {"use_distributed_optimizer"}},
+      {"parallel.elastic = true", {"elasticity", "elastic_training"}},
       {"precision.compute", {"dtype", "torch_dtype", "params_dtype", "mixed_precision", "precision"}},
       {R"(precision.compute = "bf16")", {"bf16"}},
       {R"(precision.compute = "fp16")", {"fp16"}},
@@ -108,6 +109,7 @@ std::span<const Aliases> key_aliases() {
         "train_steps", "num_train_epochs", "epochs", "max_epochs"}},
       {"run.out", {"out_dir", "output_dir", "save_dir", "save"}},
       {"run.threads", {"num_threads"}},
+      {"run.rollback", {"loss_spike", "spike_rollback", "rollback_on_spike"}},
       {"run.validate_every_steps", {"eval_interval", "eval_steps", "eval_every", "val_check_interval"}},
       {"run.validation_samples", {"eval_iters"}},
   };

@@ -310,6 +310,14 @@ class Settler {
     const bool has_global = is_given("batch.global");
     const bool has_micro = is_given("batch.micro");
     const bool has_accumulation = is_given("batch.accumulation");
+    if (config_.parallel.elastic && has_accumulation) {
+      return fault("batch.accumulation", "follows from the ranks that are there, as parallel.elastic is true",
+                   "leaving it out");
+    }
+    if (config_.parallel.elastic && !has_global) {
+      return faults_.add("batch.global", "", "must be given, as parallel.elastic is true",
+                         find_field("batch.global")->example);
+    }
     if (!has_global && !(has_micro && has_accumulation)) {
       return faults_.add("batch.global", "", "must be given, or both batch.micro and batch.accumulation",
                          find_field("batch.global")->example);
@@ -539,9 +547,26 @@ class Settler {
   Faults& faults_;
 };
 
+// The most of `world_size` ranks for which the config has no fault. Where there are none: as few as hold one model, of
+// whose faults none is the number's.
+int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::string>& given, int64_t world_size,
+                                 const Faults& faults) {
+  const int64_t of_model = config.parallel.tensor * config.parallel.pipeline;
+  if (!faults.empty() || world_size < of_model) return world_size;
+  for (int64_t data = std::min(world_size / of_model, config.batch.global); data > 1; --data) {
+    if (config.batch.global % data != 0) continue;
+    RunConfig settled = config;
+    Faults found;
+    Settler(settled, given, data * of_model, found).run();
+    if (found.empty()) return data * of_model;
+  }
+  return of_model;
+}
+
 }  // namespace
 
 void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults) {
+  if (config.parallel.elastic) world_size = most_ranks_without_fault(config, given, world_size, faults);
   Settler(config, given, world_size, faults).run();
 }
 

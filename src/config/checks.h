@@ -10,8 +10,8 @@
 namespace gptrain {
 
 // `given`: the paths that the file or an override sets. Fills in what was not given, adds the faults between keys, and
-// sets keys that have no effect to their defaults; the batch is settled for `world_size` ranks. Keys that `faults`
-// already concerns take no part.
+// sets keys that have no effect to their defaults; the batch is settled for `world_size` ranks, or with parallel.elastic
+// for the most of them over which it divides. Keys that `faults` already concerns take no part.
 void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults);
 
 }  // namespace gptrain

@@ -28,9 +28,11 @@ bool Faults::concern(const std::string& path) const {
   for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1)) {
     if (paths_.contains(path.substr(0, dot))) return true;
   }
-  const std::string element = path + "[";
-  const auto next = paths_.lower_bound(element);
-  return paths_.contains(path) || (next != paths_.end() && next->starts_with(element));
+  const auto concerns_part = [&](const std::string& part) {
+    const auto next = paths_.lower_bound(part);
+    return next != paths_.end() && next->starts_with(part);
+  };
+  return paths_.contains(path) || concerns_part(path + "[") || concerns_part(path + ".");
 }
 
 std::string Faults::text() const {

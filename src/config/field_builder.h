@@ -32,6 +32,21 @@ inline Json value_json(const std::vector<DataPhase>& phases) {
   return array;
 }
 
+inline Json value_json(const std::vector<SampleRange>& ranges) {
+  Json array = Json::array();
+  for (const SampleRange& range : ranges) array.push_back({{"first", range.first}, {"count", range.count}});
+  return array;
+}
+
+inline Json value_json(const RollbackConfig& rollback) {
+  if (!rollback.is_on()) return Json::object();
+  return {{"spike", rollback.spike},
+          {"window", rollback.window},
+          {"skip_samples", rollback.skip_samples},
+          {"steps", rollback.steps},
+          {"limit", rollback.limit}};
+}
+
 template <typename Value>
 void set_value(const Json& json, Value& value) {
   value = json.get<Value>();
@@ -50,6 +65,18 @@ inline void set_value(const Json& json, std::vector<DataPhase>& phases) {
   phases.clear();
   for (const Json& phase : json)
     phases.push_back({phase.at("until_step").get<int64_t>(), phase.at("weights").get<std::vector<double>>()});
+}
+
+inline void set_value(const Json& json, std::vector<SampleRange>& ranges) {
+  ranges.clear();
+  for (const Json& range : json) ranges.push_back({range.at("first").get<int64_t>(), range.at("count").get<int64_t>()});
+}
+
+inline void set_value(const Json& json, RollbackConfig& rollback) {
+  const RollbackConfig usual;
+  rollback = {json.value("spike", usual.spike), json.value("window", usual.window),
+              json.value("skip_samples", usual.skip_samples), json.value("steps", usual.steps),
+              json.value("limit", usual.limit)};
 }
 
 // Puts the words of a field together row by row.

@@ -74,6 +74,11 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
                 "weights of the training data until given steps, after the last of which their own weights hold")
               .usually(R"([{"until_step": 1000, "weights": [1, 2]}])"),
+          field("data.skip_samples", &RunConfig::data, &DataConfig::skip_samples, SampleRangesRule{},
+                "ranges of samples that the run leaves out, by their places in the order of the training data, from 0; "
+                "on resume only what lies ahead may change")
+              .usually(R"([{"first": 1000, "count": 64}])")
+              .changeable(),
           field("data.tokenizer", &RunConfig::data, &DataConfig::tokenizer, TextRule{},
                 "tokenizer of the data, named as in `data pack`; auto: the one that PREFIX.meta.json of the sources "
                 "holds; sources of another are refused")
@@ -157,6 +162,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "the tensor ranks also share the rows of norms, dropout and the residual stream")
               .only_with({"parallel.tensor", "parallel.tensor is greater than 1",
                           [](const RunConfig& config) { return config.parallel.tensor > 1; }})
+              .changeable(),
+          field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
+                "of the ranks that are there, the most train over which batch.global divides, and the others idle; "
+                "batch.accumulation follows, so that a run may go on with fewer or more ranks")
               .changeable(),
           compute_field(dtypes, refused),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
@@ -368,6 +377,14 @@ void add_run(std::vector<Field>& table) {
               .changeable(),
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
+              .changeable(),
+          field("run.rollback", section, &R::rollback, RollbackRule{},
+                "where the loss spikes, the run goes back to its last checkpoint and leaves the next samples out; {}: "
+                "never")
+              .usually(R"({"spike": 4.0, "window": 100, "skip_samples": 4096})")
+              .only_with({"checkpoint.every_steps",
+                          "checkpoint.every_steps or checkpoint.every_seconds is greater than 0",
+                          [](const RunConfig& config) { return config.checkpoint.saves_on_the_way(); }})
               .changeable(),
           field("run.validate_every_steps", section, &R::validate_every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one validation to the next; 0: at the end only")

@@ -30,7 +30,8 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
 
 // Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
 // order of the table. Derived values are printed too; keys without effect under the other values, which load_config
-// refuses, are not. `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size.
+// refuses, are not. `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size;
+// with parallel.elastic it is never there.
 enum class ConfigText : uint8_t { every_value, for_any_ranks };
 std::string show_config(const RunConfig& config, ConfigText text = ConfigText::every_value);
 

@@ -62,11 +62,20 @@ struct DataPhase {
   std::vector<double> weights;
 };
 
+// Samples of the order in which the training data come, counted from 0.
+struct SampleRange {
+  int64_t first = 0;
+  int64_t count = 0;  // above 0
+
+  bool operator==(const SampleRange&) const = default;
+};
+
 struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;  // may be empty
   double temperature = 0;              // weights are those of `train` times size^(1 / temperature); 0: times nothing
   std::vector<DataPhase> phases;       // one after the other, from the first step on
+  std::vector<SampleRange> skip_samples;  // of `train`, which the run leaves out; in any order
   std::string tokenizer = "auto";      // its name as in `data pack`; auto: as PREFIX.meta.json of the data says
   bool checksums = true;               // compare data with PREFIX.meta.json, where there is one, as it is first read
   bool mask_documents = false;         // a token attends to its own document only
@@ -88,6 +97,7 @@ struct ParallelConfig {
   std::vector<int64_t> layers_per_stage;  // by chunk, in forward order; empty: spread to balance their times
   int64_t zero = 0;
   bool sequence = false;  // sequence parallelism over the tensor axis
+  bool elastic = false;   // as many data ranks as there are, and as the batch divides over; the other ranks idle
 };
 
 struct PrecisionConfig {
@@ -153,6 +163,17 @@ struct CommConfig {
   int64_t compare_every_steps = 100;  // steps from one comparison of the replicas' weights to the next; 0: never
 };
 
+// When the loss spikes, the run goes back to the checkpoint before and leaves samples out.
+struct RollbackConfig {
+  double spike = 4;          // standard deviations above the mean of the window
+  int64_t window = 100;      // steps
+  int64_t skip_samples = 0;  // that are left out from the checkpoint on; 0: there is no going back
+  int64_t steps = 3;         // in a row that are above
+  int64_t limit = 5;         // times in a run
+
+  bool is_on() const { return skip_samples > 0; }
+};
+
 struct RunSettings {
   int64_t steps = 0;
   uint64_t seed = 1;
@@ -162,6 +183,7 @@ struct RunSettings {
   bool thread_independent = false;       // same bits for any number of threads
   std::string algorithm_cache = "auto";  // folder of the algorithms that were timed; auto: the user's; none
   int64_t max_skipped_steps = 10;        // in a row; more end the run with exit 6
+  RollbackConfig rollback;
   int64_t validate_every_steps = 0;      // 0: at the end only
   int64_t validation_samples = 64;       // sequences per validation
   bool validate_ema = false;             // validations are of the weights' average

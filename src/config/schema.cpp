@@ -60,6 +60,35 @@ Json rule_schema(const PhasesRule&) {
             {"additionalProperties", false}}}};
 }
 
+Json rule_schema(const SampleRangesRule&) {
+  const Json properties = {{"first", {{"type", "integer"}, {"minimum", 0}}},
+                           {"count", {{"type", "integer"}, {"minimum", 1}}}};
+  return {{"type", "array"},
+          {"items",
+           {{"type", "object"},
+            {"properties", properties},
+            {"required", Json::array({"first", "count"})},
+            {"additionalProperties", false}}}};
+}
+
+Json rule_schema(const RollbackRule&) {
+  Json properties = Json::object();
+  Json required = Json::array();
+  for (const RollbackKey& key : rollback_keys()) {
+    properties[key.key] = value_schema(key.rule);
+    properties[key.key]["description"] = key.description;
+    if (key.required) {
+      required.push_back(key.key);
+    } else {
+      properties[key.key]["default"] = Json::parse(key.example);
+    }
+  }
+  return {{"type", "object"},
+          {"properties", properties},
+          {"anyOf", Json::array({{{"maxProperties", 0}}, {{"required", required}}})},
+          {"additionalProperties", false}};
+}
+
 Json value_schema(const ValueRule& rule) {
   return std::visit([](const auto& alternative) { return rule_schema(alternative); }, rule);
 }

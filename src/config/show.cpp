@@ -33,7 +33,8 @@ std::string show_config(const RunConfig& config, ConfigText text) {
       if (field.section() != section || !field.get || !field.used(config)) continue;
       const Json value = field.get(config);
       if (field.path == "model.preset" && config.model.preset.empty()) continue;
-      if (field.path == "batch.accumulation" && text == ConfigText::for_any_ranks) continue;
+      const bool for_any_ranks = text == ConfigText::for_any_ranks || config.parallel.elastic;
+      if (field.path == "batch.accumulation" && for_any_ranks) continue;
       lines.push_back(fmt::format("    \"{}\": {}", field.key(), json_text(value)));
     }
     sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, join(lines, ",\n")));

@@ -179,7 +179,58 @@ void check(const PhasesRule&, const Subject& subject) {
     check_phase(fmt::format("{}[{}]", subject.path, i), subject.value[i], subject.faults);
 }
 
+void check(const SampleRangesRule&, const Subject& subject) {
+  if (!subject.value.is_array()) return subject.fault("must be an array of ranges of samples", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i) {
+    const std::string path = fmt::format("{}[{}]", subject.path, i);
+    const Json& range = subject.value[i];
+    if (!range.is_object() || range.size() != 2 || !range.contains("first") || !range.contains("count")) {
+      subject.faults.add(path, show_value(range), "must be an object with first and count",
+                         R"({"first": 1000, "count": 64})");
+      continue;
+    }
+    constexpr uint64_t most = uint64_t{1} << 50;
+    check_value(IntegerRule{0, most, {}}, path + ".first", range["first"], "1000", subject.faults);
+    check_value(IntegerRule{1, most, {}}, path + ".count", range["count"], "64", subject.faults);
+  }
+}
+
+void check(const RollbackRule&, const Subject& subject) {
+  if (!subject.value.is_object()) return subject.fault("must be an object", subject.example);
+  std::vector<std::string> names;
+  for (const RollbackKey& known : rollback_keys()) names.push_back(known.key);
+  for (const auto& [key, value] : subject.value.items()) {
+    const std::string path = subject.path + "." + key;
+    const auto known = std::find_if(rollback_keys().begin(), rollback_keys().end(),
+                                    [&, &name = key](const RollbackKey& candidate) { return candidate.key == name; });
+    if (known == rollback_keys().end()) {
+      subject.faults.add(path, show_value(value), "unknown key", subject.path + "." + nearest_word(key, names));
+    } else {
+      check_value(known->rule, path, value, known->example, subject.faults);
+    }
+  }
+  for (const RollbackKey& known : rollback_keys()) {
+    if (!subject.value.empty() && known.required && !subject.value.contains(known.key))
+      subject.faults.add(subject.path + "." + known.key, "", "must be given", known.example);
+  }
+}
+
 }  // namespace
+
+const std::vector<RollbackKey>& rollback_keys() {
+  static const std::vector<RollbackKey> keys = {
+      {"spike", "standard deviations above the mean of the window", NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
+       false, "4.0"},
+      {"window", "steps before, of whose losses mean and deviation are; none is above while there are fewer",
+       IntegerRule{2, 100'000, {}}, false, "100"},
+      {"skip_samples", "samples that are left out, from where the checkpoint stands",
+       IntegerRule{1, uint64_t{1} << 50, {}}, true, "4096"},
+      {"steps", "steps in a row whose loss must be above", IntegerRule{1, 1000, {}}, false, "3"},
+      {"limit", "times that a run goes back; where it would once more it ends with exit 6",
+       IntegerRule{1, 1'000'000, {}}, false, "5"},
+  };
+  return keys;
+}
 
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {

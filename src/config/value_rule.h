@@ -60,8 +60,25 @@ struct SourcesRule {
 // An array of {"until_step", "weights"}.
 struct PhasesRule {};
 
+// An array of {"first", "count"}.
+struct SampleRangesRule {};
+
+// An object with some keys of rollback_keys(), or none.
+struct RollbackRule {};
+
 using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
-                               SourcesRule, PhasesRule>;
+                               SourcesRule, PhasesRule, SampleRangesRule, RollbackRule>;
+
+// A member of the object that is the value of run.rollback.
+struct RollbackKey {
+  std::string key;
+  std::string description;
+  ValueRule rule;
+  bool required;        // where the object is not empty
+  std::string example;  // JSON text: the default, where there is one
+};
+
+const std::vector<RollbackKey>& rollback_keys();
 
 struct SourceKey {
   std::string key;

@@ -133,10 +133,28 @@ struct Dataset::Impl {
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
+  LeftOutSamples left_out;
 
   // Targets that count of one sample.
   int64_t targets_of(const TokenFile& file, int64_t sample) const {
     return file.best_fit_length() > 0 ? file.sample(sample).count - 1 : sequence_length;
+  }
+
+  // Of the first `num_samples` samples of the run, how many each source gives.
+  std::vector<int64_t> taken_by(int64_t num_samples) const {
+    const int64_t end = num_samples > 0 ? left_out.place_of(num_samples - 1) + 1 : 0;
+    std::vector<int64_t> taken = order.taken_by(end);
+    for (const SampleRange& range : left_out.ranges()) {
+      if (range.first >= end) break;
+      const std::vector<int64_t> before = order.taken_by(range.first), after = order.taken_by(range.first + range.count);
+      for (size_t i = 0; i < taken.size(); ++i) taken[i] -= after[i] - before[i];
+    }
+    return taken;
+  }
+
+  // The sample at that place, or the next one that is not left out.
+  std::optional<int64_t> sample_at(std::optional<int64_t> place) const {
+    return place ? std::optional(*place - left_out.before(*place)) : std::nullopt;
   }
 };
 
@@ -147,8 +165,12 @@ Dataset::Dataset(const std::vector<DataSource>& sources, int64_t sequence_length
 Dataset::~Dataset() = default;
 Dataset::Dataset(Dataset&&) noexcept = default;
 
+void Dataset::leave_out(LeftOutSamples samples) { impl_->left_out = std::move(samples); }
+
+const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
+
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-  const SampleLocation location = impl_->order.locate(sample);
+  const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
   const TokenFile& file = impl_->files[location.source];
   const int64_t length = impl_->sequence_length;
   const TokenFile::Range sample_tokens = file.best_fit_length() > 0
@@ -173,7 +195,7 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
     return count * impl_->sequence_length;
   int64_t targets = 0;
   for (int64_t sample = first; sample < first + count; ++sample) {
-    const SampleLocation location = impl_->order.locate(sample);
+    const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
     targets += impl_->targets_of(files[location.source], location.index);
   }
   if (targets > 0) return targets;
@@ -184,7 +206,7 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   const SampleOrder& order = impl_->order;
   const double weight_sum = std::accumulate(impl_->weights.begin(), impl_->weights.end(), 0.0);
-  const std::vector<int64_t> taken = order.taken_by(num_samples);
+  const std::vector<int64_t> taken = impl_->taken_by(num_samples);
   std::vector<SourceReport> reports;
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
     const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
@@ -201,7 +223,7 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
                        .padding = file.best_fit_length() > 0 ? 1 - targets / places : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
-                       .first_repeat = order.number_of(i, impl_->samples[i])});
+                       .first_repeat = impl_->sample_at(order.number_of(i, impl_->samples[i]))});
   }
   return reports;
 }
@@ -217,20 +239,20 @@ int64_t Dataset::count_bytes(int64_t num_samples, const std::vector<int32_t>& by
   return sum;
 }
 
-int64_t Dataset::num_samples() const { return impl_->order.num_samples(); }
+int64_t Dataset::num_samples() const {
+  const int64_t places = impl_->order.num_samples();
+  return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
+}
 
 Dataset open_training_data(const RunConfig& config) {
   check_documents(config.data.train, config.data.mask_documents);
   Mixture mixture{config.data.temperature, {}};
   for (const DataPhase& phase : config.data.phases)
     mixture.phases.push_back({phase.until_step * config.batch.global, phase.weights});
-  return {config.data.train,
-          config.model.sequence_length,
-          config.model.vocab_size,
-          config.run.seed,
-          true,
-          config.data.checksums,
-          mixture};
+  Dataset data(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true,
+               config.data.checksums, mixture);
+  data.leave_out(LeftOutSamples(config.data.skip_samples));
+  return data;
 }
 
 Dataset open_validation_data(const RunConfig& config) {

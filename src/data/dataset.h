@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "data/left_out_samples.h"
 #include "data/sample_order.h"
 #include "model/micro_batch.h"
 
@@ -17,7 +18,7 @@ namespace gptrain {
 // How the sources of a run are mixed, beside their own weights.
 struct Mixture {
   double temperature = 0;            // see DataConfig
-  std::vector<MixturePhase> phases;  // those of the config, in samples
+  std::vector<MixturePhase> phases;  // those of the config, in places of the order
 };
 
 // A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
@@ -30,6 +31,8 @@ struct Mixture {
 // Of a source whose documents lie in samples (TokenFile::best_fit_length) a sample is one of these: up to T + 1 tokens,
 // no neighbour's among them. What is left of its T places is padding: token 0, of a document of its own, and a target
 // that does not count.
+//
+// Samples that are left out have no number; the others keep their places in that order.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
@@ -39,6 +42,10 @@ class Dataset {
           bool shuffle, bool checksums = true, const Mixture& mixture = {});
   ~Dataset();
   Dataset(Dataset&&) noexcept;
+
+  // Leaves these samples out, and no others, from here on. While nobody reads.
+  void leave_out(LeftOutSamples samples);
+  const LeftOutSamples& left_out() const;
 
   // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T, or -1 where that does not count. Safe from several threads.
   // Throws Error(data) naming file and byte for a token >= vocab_size. Does not allocate. Where `document_starts` is
@@ -60,7 +67,7 @@ class Dataset {
     double padding;   // share of their places
     double epochs;    // seen by `num_samples` samples of the run
     int64_t taken;    // of those samples
-    std::optional<int64_t> first_repeat;  // the sample that the source gives a second time first, if one ever is
+    std::optional<int64_t> first_repeat;  // the sample from which on the source gives some again, if it ever does
   };
   std::vector<SourceReport> report(int64_t num_samples) const;
   // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads

@@ -70,6 +70,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   if (layout.is_balanced) changed.parallel.layers_per_stage = balanced_layers(changed);
   changed.parallel.rank_order = layout.rank_order;
   changed.parallel.zero = layout.zero;
+  changed.parallel.elastic = false;  // the layout has the ranks that it has
   changed.batch.micro = layout.micro;
   changed.batch.accumulation = layout.accumulation;
   changed.memory.recompute = layout.recompute;

@@ -296,7 +296,6 @@ Json forecast_json(const DryRunInput& input) {
   for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
   json["gpu_hours"] = speed.gpu_hours;
   if (input.price > 0) json["cost"] = input.price * speed.gpu_hours / forecast.goodput;
-  json["checkpoint_seconds"] = forecast.checkpoint_seconds;
   json["checkpoint_cost_seconds"] = forecast.checkpoint_cost_seconds;
   json["best_checkpoint_every_seconds"] = forecast.best_checkpoint_interval;
   json["goodput"] = forecast.goodput;
@@ -380,7 +379,8 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                 "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
                 "it by what gptrain bench device measured");
   }
-  text += text_row("checkpoint", format_bytes(static_cast<double>(checkpoint_bytes(input.spec, input.config))));
+  text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
+                   checkpoint_remark(input.checkpoint));
   return text;
 }
 
@@ -420,17 +420,6 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
-  int64_t bytes = 0;
-  const StateColumns columns = optimizer_columns(config.optimizer);
-  for (const TensorSpec& tensor : spec.tensors) {
-    const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
-    bytes += tensor.count() * dtype_bytes(narrow ? DType::bf16 : DType::f32);
-    for (const StateColumn& column : columns) bytes += column_bytes(column, tensor.count());
-  }
-  return bytes;
-}
-
 std::string dry_run_text(const DryRunInput& input) {
   const Totals totals(input);
   std::string text =
@@ -465,10 +454,10 @@ std::string dry_run_json(const DryRunInput& input) {
   json["steps"] = input.config.run.steps;
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
-  json["checkpoint_bytes"] = checkpoint_bytes(input.spec, input.config);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
   if (input.forecast) json.update(forecast_json(input));
+  json.update(checkpoint_json(input.checkpoint));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =
         to_double(totals.run_flops) / matrix_rate(input) / static_cast<double>(input.world.mesh.world_size());

@@ -13,6 +13,7 @@
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "report/checkpoint_forecast.h"
 #include "report/forecast.h"
 #include "report/planned_pipeline.h"
 #include "report/step_log.h"
@@ -52,6 +53,7 @@ struct DryRunInput {
   ModelSpec spec;
   MemoryPlan memory;  // of the rank that takes the most
   OpTable ops;        // of one step, all ranks
+  CheckpointForecast checkpoint;
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
@@ -70,8 +72,5 @@ std::string dry_run_json(const DryRunInput& input);
 // The part of the JSON that a real run repeats in OUT/run.json: parameters, and the bytes of each arena
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
-
-// Bytes of one checkpoint's tensors: weights, f32 (with bf16-pure bf16 but for norms), and the optimizer's columns.
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
 
 }  // namespace gptrain

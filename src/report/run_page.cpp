@@ -125,6 +125,12 @@ std::string render_summary(const RunHistory& history) {
   out += summary_term("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
   out += summary_term("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
   out += summary_term("Skipped steps", format_grouped(skipped));
+  if (!history.rollbacks.empty()) {
+    const RunHistory::Rollback& last = history.rollbacks.back();
+    out += summary_term("Rollbacks", format_grouped(std::ssize(history.rollbacks)),
+                        fmt::format("the last from step {} to {}, {} samples left out", format_grouped(last.from_step),
+                                    format_grouped(last.step), format_grouped(last.left_out)));
+  }
   return out + "</dl>\n";
 }
 
@@ -216,7 +222,10 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
   for (std::string line; std::getline(in, line);) {
     const json record = parse_json_or_discard(line);
     if (!record.is_object() || !record.contains("step")) continue;
-    if (record.contains("validation_loss")) {
+    if (record.contains("rollback")) {
+      history.rollbacks.push_back(
+          {integer(record, "step"), integer(record, "from_step"), integer(record, "left_out")});
+    } else if (record.contains("validation_loss")) {
       history.validations.push_back(
           {integer(record, "step"), number(record, "validation_loss"), number(record, "bits_per_byte")});
     } else {

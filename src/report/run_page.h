@@ -27,12 +27,18 @@ struct RunHistory {
     double loss = 0;
     double bits_per_byte = 0;  // NaN where it is not known
   };
+  struct Rollback {
+    int64_t step = 0;  // that the run has gone back to
+    int64_t from_step = 0;
+    int64_t left_out = 0;  // samples
+  };
   struct Sample {
     int64_t step = 0;
     std::string prompt, text;
   };
   std::vector<Step> steps;
   std::vector<Validation> validations;
+  std::vector<Rollback> rollbacks;
   std::vector<Sample> samples;
 };
 

@@ -11,8 +11,10 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
+#include "config/elastic.h"
 #include "train/signals.h"
 
 namespace gptrain {
@@ -57,8 +59,12 @@ Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, Tra
 RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, const std::optional<fs::path>& weights) {
   if (checkpoint) {
     const RunProgress progress = load_state(*checkpoint, step_, context_.groups, context_.world);
-    saved_step_ = progress.step;
-    if (context_.leads()) print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+    started_from_ = checkpoint;
+    started_step_ = saved_step_ = progress.step;
+    if (context_.leads()) {
+      print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
+      say_layout_changes(*checkpoint);
+    }
     return progress;
   }
   if (context_.leads()) {
@@ -79,6 +85,14 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
   return {};
 }
 
+void Checkpointing::say_layout_changes(const fs::path& checkpoint) const {
+  if (!context_.config.parallel.elastic) return;
+  const Manifest manifest = read_manifest(checkpoint);
+  const std::string changes = layout_changes(saved_config(checkpoint, manifest), manifest.world_size, context_.config,
+                                             context_.world.size());
+  if (!changes.empty()) print_out("elastic: {}\n", changes);
+}
+
 void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   const std::vector<std::string> changes = load_weights(checkpoint, step_, context_.groups, context_.world);
   if (!context_.leads()) return;
@@ -92,6 +106,38 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
 void Checkpointing::set_later_aside(int64_t step) const {
   for (const std::string& name : set_aside_later_checkpoints(folder_.out(), step))
     print_out("later checkpoint set aside: {}\n", name);
+}
+
+std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
+  finish_writing_or_move();
+  std::vector<CheckpointInfo> found;
+  agree_on(context_.all(), context_.world, [&] {
+    if (context_.leads()) found = list_checkpoints(folder_.out());
+    std::erase_if(found, [&](const CheckpointInfo& info) { return info.step >= step; });
+  });
+  fs::path chosen;
+  if (!found.empty()) {
+    chosen = found.back().path;
+  } else if (started_from_ && started_step_ < step) {
+    chosen = *started_from_;
+  }
+  chosen = broadcast_text(context_.all(), chosen.string(), 0);
+  if (chosen.empty()) return std::nullopt;
+  const RunProgress progress = load_state(chosen, step_, context_.groups, context_.world);
+  agree_on(context_.all(), context_.world, [&] {
+    if (context_.leads()) set_later_aside(progress.step);
+  });
+  // Steps are counted again from here on.
+  save_due_ = false;
+  next_look_ = -1;
+  looked_step_ = 0;
+  return progress;
+}
+
+void Checkpointing::save_again(const RunProgress& progress) {
+  saved_step_ = -1;
+  doubtful_ = false;
+  save_now(progress);
 }
 
 bool Checkpointing::is_due(int64_t step) const {
@@ -119,14 +165,14 @@ bool Checkpointing::is_time(int64_t step) {
   return told == 0;
 }
 
-void Checkpointing::step_is_over(const RunProgress& progress, bool skipped, bool last) {
+void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, bool last) {
   const int64_t every = context_.config.checkpoint.every_steps;
   if (is_look(progress.step) && is_time(progress.step)) save_due_ = true;
   if (every > 0 && progress.step % every == 0) save_due_ = true;
-  last_skipped_ = skipped;
+  doubtful_ = doubtful;
   if (writing_ && work_->is_over() && !work_->has_failed()) finish_writing();
-  // After a skipped step the weights may be what makes it fail: such a checkpoint must not push out a good one.
-  if (work_ == nullptr || last || skipped || !save_due_ || saved_step_ == progress.step) return;
+  // After a skipped step or a high loss the weights may be what is wrong: such a checkpoint must not push out a good one.
+  if (work_ == nullptr || last || doubtful || !save_due_ || saved_step_ == progress.step) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
   if (writing_) {
@@ -144,7 +190,7 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
   if (copied_) {
     writing_ = std::move(copied_);
     work_->start([this] { write(*writing_, group_.get()); });
-  } else if (work_ == nullptr && save_due_ && !last_skipped_) {
+  } else if (work_ == nullptr && save_due_ && !doubtful_) {
     save_now(progress);
   }
 }
@@ -157,8 +203,8 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   save_due_ = false;
   return {.save = make_state_save(context_.config, step_, progress, folder_.out(), tokenizer_,
                                   slices_of(step_, pieces, StatePart::all, memory)),
-          // After a skipped step the weights may be what makes it fail: no good checkpoint is given up for them.
-          .retains = !last_skipped_ && progress.skipped_in_a_row == 0,
+          // No good checkpoint is given up for what may be wrong.
+          .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .began = began};
 }
 

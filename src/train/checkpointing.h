@@ -49,14 +49,20 @@ class Checkpointing {
   // whether checkpoint.every_seconds does. Not collective.
   bool is_due(int64_t step) const;
   // First thing after each step, which `progress` counts. Where a checkpoint is due that is written beside the steps,
-  // waits for the one before, and copies the state. None is due after a skipped step, which leaves it due, nor after the
-  // `last` of this call, after which save_at_end comes.
-  void step_is_over(const RunProgress& progress, bool skipped, bool last);
+  // waits for the one before, and copies the state. None is due after a step that leaves the state `doubtful`, which
+  // leaves it due, nor after the `last` of this call, after which save_at_end comes.
+  void step_is_over(const RunProgress& progress, bool doubtful, bool last);
   // Saves the checkpoint that is due, or has it written from here on.
   void save_if_due(const RunProgress& progress);
   // The state when the run ends, finished or stopped, and the report page; what is being written is waited for.
   // Error(checkpoint), too, where the run's folder is lost: says where the state is saved.
   void save_at_end(const RunProgress& progress);
+  // Gives the step the state of the newest checkpoint from before `step`: of the run's folder, or else the one that was
+  // resumed. What is being written is waited for, and later ones are renamed. Returns how far that one had come; nothing,
+  // and the state is as it was, where there is none.
+  std::optional<RunProgress> go_back(int64_t step);
+  // Saves the state of now under its step, where it has been saved before.
+  void save_again(const RunProgress& progress);
   // Whether what is written beside the steps has failed, as far as this rank knows. Not collective.
   bool has_failed() const { return work_ && work_->has_failed(); }
   // Waits for what is being written, where the run ends with another error; a warning says what has failed. Not
@@ -79,6 +85,8 @@ class Checkpointing {
     std::string metrics_fault = {};  // what kept them from being synced
   };
 
+  // With parallel.elastic, what the run has otherwise than the one that saved.
+  void say_layout_changes(const std::filesystem::path& checkpoint) const;
   void start_from_weights(const std::filesystem::path& checkpoint);
   Writing begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces, SliceMemory* memory,
                         Clock::time_point began);
@@ -103,9 +111,11 @@ class Checkpointing {
   TrainingStep& step_;
   Reporter& reporter_;
   const std::optional<TokenizerRecord>& tokenizer_;
-  int64_t saved_step_ = -1;  // or being written
+  std::optional<std::filesystem::path> started_from_;
+  int64_t started_step_ = 0;               // of that checkpoint
+  int64_t saved_step_ = -1;                // or being written
   bool save_due_ = false;
-  bool last_skipped_ = false;
+  bool doubtful_ = false;  // the state after the last step
   int64_t next_look_ = -1;  // the step after which all ranks ask rank 0; -1: not before the first step
   // Of rank 0: when the last save began, and the last look.
   Clock::time_point saved_at_ = Clock::now();

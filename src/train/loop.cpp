@@ -1,13 +1,9 @@
 #include "train/loop.h"
 
 #include <filesystem>
-#include <fmt/format.h>
-#include <string>
 #include <utility>
 
 #include "base/output.h"
-#include "base/units.h"
-#include "checkpoint/checkpoint.h"
 #include "comm/agree.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
@@ -29,6 +25,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
       step_(make_step(std::move(design), context.backend, context.groups, context.world)),
       reporter_(context, folder_, *step_, limits_, start_.last_step),
       checkpoints_(context, folder_, *step_, reporter_, data_.tokenizer.record),
+      losses_(context, folder_, checkpoints_, reporter_, data_.train),
       samples_(context, folder_, *step_, reporter_, data_.tokenizer) {
   const Target& target = context.backend.target();
   rings_ = step_->allocate_host(all_rings_bytes(context.config, target));
@@ -37,6 +34,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
   progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
+  losses_.begin(progress_);
   reporter_.find_memory();
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
@@ -70,11 +68,7 @@ ExitCode TrainingLoop::train() {
   }
   const bool validated = validation_->run(progress_.step);
   checkpoints_.save_at_end(progress_);
-  if (progress_.skipped_in_a_row > 0) {
-    throw diverged(fmt::format("in the last {}; earlier checkpoints in {} are kept",
-                               format_counted(progress_.skipped_in_a_row, "step"),
-                               (folder_.out() / "checkpoints").string()));
-  }
+  losses_.end_if_skipped_last(progress_);
   if (!validated) return stopped();
   if (context_.leads()) {
     print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step,
@@ -84,14 +78,24 @@ ExitCode TrainingLoop::train() {
 }
 
 void TrainingLoop::run_steps() {
-  PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
-                            prefetch_ring(context_.config, context_.backend.target()), rings_->data());
-  while (begun_steps() < start_.last_step && !is_stopping()) {
-    begin_step(batches);
-    const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
-    while (step_->begun() > ahead) end_step();
-  }
-  while (step_->begun() > 0) end_step();
+  do {
+    PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
+                              prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+    while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
+      begin_step(batches);
+      const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
+      while (step_->begun() > ahead) end_step();
+    }
+    while (step_->begun() > 0) end_step();
+  } while (go_back());
+}
+
+// Where the loss has spiked. Whether it has.
+bool TrainingLoop::go_back() {
+  if (!losses_.has_spiked()) return false;
+  progress_ = losses_.go_back(progress_);
+  validation_->forget();
+  return true;
 }
 
 void TrainingLoop::begin_step(PrefetchedBatches& batches) {
@@ -116,7 +120,8 @@ void TrainingLoop::end_step() {
   begun_.pop_front();
   stop_.note(result.stop);
   count(result);
-  checkpoints_.step_is_over(progress_, result.skipped, is_last());
+  losses_.look(progress_, result);
+  checkpoints_.step_is_over(progress_, losses_.is_doubtful(), is_last());
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
     profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().stages);
@@ -139,17 +144,7 @@ void TrainingLoop::count(const StepResult& result) {
 
 void TrainingLoop::do_what_is_due() {
   const RunConfig& config = context_.config;
-  if (progress_.skipped_in_a_row > config.run.max_skipped_steps) {
-    folder_.record([&] { reporter_.write_page(); });
-    checkpoints_.settle();
-    const std::string checkpoints =
-        context_.leads() && list_checkpoints(folder_.out()).empty()
-            ? "no checkpoint was saved before"
-            : fmt::format("the last checkpoint in {} is untouched", (folder_.out() / "checkpoints").string());
-    throw diverged(fmt::format("for {} in a row (run.max_skipped_steps = {}); {}",
-                               format_counted(progress_.skipped_in_a_row, "step"), config.run.max_skipped_steps,
-                               checkpoints));
-  }
+  losses_.end_if_diverged(progress_);
   const int64_t compare_every = config.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, *step_, progress_.step);
   if (!is_last() && validation_->is_due(progress_.step)) validation_->run(progress_.step);
@@ -192,12 +187,6 @@ ExitCode TrainingLoop::stopped() const {
   print_out("stopped by {} after step {}; the state is saved, go on with --resume latest\n", stop_.cause(),
             progress_.step);
   return ExitCode::requeue;
-}
-
-// What has happened on all ranks alike is said by one.
-Error TrainingLoop::diverged(const std::string& when) const {
-  return {ExitCode::diverged,
-          context_.leads() ? "training diverged: loss or gradients were not finite " + when : std::string()};
 }
 
 }  // namespace gptrain

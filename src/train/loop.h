@@ -10,6 +10,7 @@
 #include "train/batches.h"
 #include "train/checkpointing.h"
 #include "train/folder.h"
+#include "train/loss_watch.h"
 #include "train/machine_limits.h"
 #include "train/reporter.h"
 #include "train/run.h"
@@ -43,6 +44,7 @@ class TrainingLoop {
   ExitCode train();
   ExitCode find_nothing_to_do();
   void run_steps();
+  bool go_back();
   bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
   void begin_step(PrefetchedBatches& batches);
@@ -53,7 +55,6 @@ class TrainingLoop {
   bool is_last() const { return progress_.step == start_.last_step; }
   int64_t begun_steps() const { return progress_.step + step_->begun(); }
   ExitCode stopped() const;
-  Error diverged(const std::string& when) const;
 
   const RunContext& context_;
   const int64_t profile_step_;  // 0: none
@@ -61,12 +62,13 @@ class TrainingLoop {
   const Start start_;
   FolderWatch folder_;
   StopRequest stop_;
-  const RunData data_;
+  RunData data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
   std::unique_ptr<DeviceMemory> rings_;  // before the step, which may be copying from it until its end
   const std::unique_ptr<TrainingStep> step_;
   Reporter reporter_;
   Checkpointing checkpoints_;
+  LossWatch losses_;
   Samples samples_;
   std::optional<Validation> validation_;  // from the constructor's end on
   RunProgress progress_;

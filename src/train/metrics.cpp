@@ -232,6 +232,16 @@ void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metr
   if (metrics.bits_per_byte) impl_->tensorboard.write(step, {{"bits_per_byte", *metrics.bits_per_byte}});
 }
 
+void MetricsWriter::write_rollback(int64_t step, const RollbackMetrics& metrics) {
+  impl_->begin(step);
+  impl_->add("rollback", metrics.number);
+  impl_->add("from_step", metrics.from_step);
+  impl_->add("spike_loss", metrics.loss);
+  impl_->add("first_left_out", metrics.first_left_out);
+  impl_->add("left_out", metrics.left_out);
+  impl_->end();
+}
+
 void MetricsWriter::write_sample(int64_t step, const std::string& prompt, const std::string& text) {
   const nlohmann::ordered_json record = {{"step", step}, {"prompt", prompt}, {"text", text}};
   OutputFile file(impl_->out / samples_file_name, OutputFile::Mode::append);

@@ -38,6 +38,13 @@ struct ValidationMetrics {
   bool ema = false;  // of the weights' average
 };
 
+struct RollbackMetrics {
+  int64_t number = 0;  // of the run's rollbacks, from 1
+  int64_t from_step = 0;
+  double loss = 0;  // of from_step
+  int64_t first_left_out = 0, left_out = 0;  // samples
+};
+
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
 // GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. Then,
 // where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3 s`.
@@ -59,6 +66,8 @@ class MetricsWriter {
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
   void write_validation(int64_t step, const ValidationMetrics& metrics);
+  // The run has gone back to `step`.
+  void write_rollback(int64_t step, const RollbackMetrics& metrics);
   // A text that the model wrote after `step`, to samples.jsonl.
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
   // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no

@@ -9,6 +9,7 @@
 
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
+#include "report/checkpoint_forecast.h"
 #include "train/inference.h"
 #include "train/samples.h"
 
@@ -125,6 +126,17 @@ RankKind kind_of(const RunConfig& config, TensorPlace place) {
           place.rank % kv_replicas(config.model, place.size) == 0};
 }
 
+int64_t written_bytes(const TrainingStep& step, const RunConfig& config) {
+  const StateColumns& columns = step.parameters().columns();
+  int64_t bytes = 0;
+  for (const StatePiece& piece : step.parameters().state(true)) {
+    const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    bytes += piece.count() * weight_bytes(tensor, config.precision);
+    for (const StateColumn& column : columns) bytes += column_bytes(column, piece.count());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
@@ -135,6 +147,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   struct Planned {
     StepMemory memory;
     OpTable ops{};
+    int64_t written_bytes = 0;
   };
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   std::map<RankKind, Planned> plans;       // of a stage
@@ -150,7 +163,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     Planned& plan = entry->second;
     if (is_new) {
       StepPlan step = plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program);
-      plan = {step.memory(), step.ops};
+      plan = {step.memory(), step.ops, step.written_bytes};
       if (tensor_rank == 0) {
         program = step.design->training;
         world.stages.push_back(stage_plan(step.design->stages, rank));
@@ -162,6 +175,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
       }
       if (of_rank) of_rank(rank, std::move(step));
     }
+    world.written_bytes.push_back(plan.written_bytes);
     StagePlan& stage = world.stages.back();
     if (tensor_rank == 0 || plan.memory.arenas.total() > stage.memory.arenas.total()) {
       stage.rank = rank;
@@ -204,6 +218,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   step.evaluate(1, source);
   plan.warnings = backend.take_warnings();
+  plan.written_bytes = written_bytes(step, config);
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;

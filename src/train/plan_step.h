@@ -18,6 +18,7 @@ struct StepPlan {
   OpTable ops{};          // of the log
   LaneTraffic traffic{};  // of the log: what the rank sends
   std::string warnings;   // lines, as of Backend::take_warnings
+  int64_t written_bytes = 0;  // of a checkpoint's tensors, by this rank
 
   const StepMemory& memory() const { return design->memory; }
   OpTotals total() const;
@@ -40,6 +41,9 @@ struct WorldPlan {
   StepMemory largest;
   std::vector<StagePlan> stages;
   OpTable ops{};  // of all ranks
+  // Of a checkpoint's tensors, by a rank: of stage s and tensor rank t, of T, number s T + t. That of the first data
+  // rank: the others' shares differ by the padding between tensors.
+  std::vector<int64_t> written_bytes;
 };
 // `of_rank(rank, plan)`, if given, gets each plan that was made.
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,

@@ -172,6 +172,21 @@ void Reporter::report_sample(int64_t step, const std::string& prompt, const std:
   print_out("sample after step {}: {}\n", step, printable(prompt + text, shown_bytes));
 }
 
+void Reporter::report_rollback(const RollbackReport& report) {
+  if (!context_.leads()) return;
+  folder_.record([&] {
+    open(report.to_step);
+    metrics_->write_rollback(report.to_step, {.number = report.number,
+                                              .from_step = report.from_step,
+                                              .loss = report.loss,
+                                              .first_left_out = report.left_out.first,
+                                              .left_out = report.left_out.count});
+  });
+  print_out("{}: back to step {}, samples {} to {} of the data are left out (rollback {} of at most {})\n", report.reason,
+            report.to_step, report.left_out.first, report.left_out.first + report.left_out.count - 1, report.number,
+            context_.config.run.rollback.limit);
+}
+
 void Reporter::report_profile(const StepProfile& profile) const {
   std::string events;
   write_trace_events(profile, [&](std::string_view text) { events += text; });

@@ -22,6 +22,15 @@ struct BegunStep {
   double data_seconds;  // waiting for data
 };
 
+// A run that has gone back.
+struct RollbackReport {
+  int64_t number;  // of the run's rollbacks, from 1
+  int64_t from_step, to_step;
+  double loss;  // of from_step
+  SampleRange left_out;
+  std::string reason;
+};
+
 // Every rank has one and calls it alike; only rank 0 writes. Files go to where the folder is (FolderWatch::out). What
 // cannot be added to the metrics becomes the folder's fault, and the run goes on to its next chance to stop; other
 // files that cannot be written are an Error(usage).
@@ -49,6 +58,8 @@ class Reporter {
   void report_validation(int64_t step, const ValidationMetrics& metrics, int64_t sequences);
   // A text that the model wrote after a step, the prompt apart.
   void report_sample(int64_t step, const std::string& prompt, const std::string& text);
+  // A line and a record; the records of later steps than the one that it goes back to are dropped.
+  void report_rollback(const RollbackReport& report);
   // A table on standard output, and trace-stepN.json. Error(usage).
   void report_profile(const StepProfile& profile) const;
 

@@ -1,15 +1,19 @@
 #include "train/run.h"
 
+#include <algorithm>
 #include <atomic>
 #include <fmt/format.h>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "base/output.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
+#include "config/elastic.h"
 #include "config/load.h"
 #include "train/device.h"
+#include "train/idle_ranks.h"
 #include "train/loop.h"
 #include "train/plan_step.h"
 #include "train/run_context.h"
@@ -62,11 +66,16 @@ std::string config_fact(const RunConfig& config, const TrainOptions& options) {
 ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, const StopSignals& signals,
                           const Launch& launch) {
   try {
-    const auto world = make_process_world(launch, {.facts = {{config_fact_name, config_fact(config, options)}},
-                                                   .same_instruction_set = !config.comm.mixed_machines,
-                                                   .timeout = {.seconds = config.comm.timeout_seconds},
-                                                   .interface = config.comm.interface});
-    return run_rank(config, options, signals, *world);
+    WorldOptions world_options;
+    world_options.facts.push_back({config_fact_name, config_fact(config, options)});
+    world_options.same_instruction_set = !config.comm.mixed_machines;
+    world_options.timeout.seconds = config.comm.timeout_seconds;
+    world_options.interface = config.comm.interface;
+    world_options.ranks = static_cast<int>(training_ranks(config, launch.size));
+    const auto world = make_process_world(launch, world_options);
+    const IdleRanks idle(*world, launch.size);
+    if (idle.is_one()) return idle.wait();
+    return idle.tell([&] { return run_rank(config, options, signals, *world); });
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();
     throw;
@@ -78,12 +87,17 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch) {
   // First of all: a request to stop that comes while the run is being set up is honoured too.
   const StopSignals signals;
+  const int64_t started = std::max<int64_t>(launch.size, options.ranks);
+  const std::string elastic = elastic_line(config, started);
+  if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
-  const auto ranks = static_cast<int>(options.ranks);
-  if (ranks == 1) return run_rank(config, options, signals, *make_local_world(1).front());
+  TrainOptions of_threads = options;
+  of_threads.ranks = training_ranks(config, options.ranks);
+  const auto ranks = static_cast<int>(of_threads.ranks);
+  if (ranks == 1) return run_rank(config, of_threads, signals, *make_local_world(1).front());
   std::atomic<ExitCode> code = ExitCode::finished;
   run_local_ranks(ranks, [&](World& world) {
-    const ExitCode own = run_rank(config, options, signals, world);
+    const ExitCode own = run_rank(config, of_threads, signals, world);
     if (world.rank() == 0) code = own;
   });
   return code;

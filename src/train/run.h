@@ -16,7 +16,7 @@ struct TrainOptions {
       resume;  // "latest" or a folder; not given: from scratch, refused where run.out holds checkpoints
   std::optional<std::string> init_from;  // a checkpoint whose weights the run starts with where it resumes none
   std::optional<int64_t> steps;         // run this many and stop as at the end
-  int64_t ranks = 1;                    // threads of this process, each a rank
+  int64_t ranks = 1;                    // threads of this process, each a rank where it is needed
   std::optional<int64_t> profile_step;  // time this step op by op: a table on standard output, and a trace in run.out
 };
 
@@ -27,7 +27,8 @@ struct TrainOptions {
 [[noreturn]] void refuse_together(const Launch& launch, const Error& error);
 
 // Trains, as the process that `launch` says, or where this process is alone on options.ranks threads of it. The config
-// was loaded for as many ranks. Rank 0 writes the step lines to standard output and everything else to config.run.out.
+// was loaded for as many ranks; with parallel.elastic some may be left over (config/elastic.h). Rank 0 writes the step
+// lines to standard output and everything else to config.run.out.
 // Returns finished, or requeue after a stop by signal (the state is then saved). Throws Error with the code and the
 // message for the user otherwise.
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch);

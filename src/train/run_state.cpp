@@ -1,15 +1,20 @@
 #include "train/run_state.h"
 
 #include <algorithm>
+#include <exception>
 #include <fmt/format.h>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "base/amount.h"
 #include "base/error.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/model_check.h"
+#include "checkpoint/shared_load.h"
 #include "comm/agree.h"
 #include "config/load.h"
+#include "data/left_out_samples.h"
 
 namespace gptrain {
 namespace {
@@ -25,6 +30,33 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
 }
 
+// Fills the slices that `wanted` names; what data ranks have in common, one of them reads. Returns what the checkpoint
+// holds. Collective over the world.
+Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
+                     const std::function<std::vector<Slice>(const Contents&)>& wanted) {
+  Communicator* const all = groups.group(GroupKind::world);
+  Contents contents;
+  std::vector<BoxTransfer> transfers;
+  agree_on(all, world, [&] {
+    try {
+      contents = read_contents(checkpoint);
+    } catch (const Error& error) {
+      throw with_way_out(error, checkpoint);
+    }
+    transfers = transfers_to(contents, wanted(contents));
+  });
+  const SharedLoad loaded = load_together(contents, std::move(transfers), groups.group(GroupKind::copies));
+  agree_on(all, world, [&] {
+    if (!loaded.fault) return;
+    try {
+      std::rethrow_exception(loaded.fault);
+    } catch (const Error& error) {
+      throw with_way_out(error, checkpoint);
+    }
+  });
+  return contents;
+}
+
 // A run that begins to keep an average of its weights begins it with those of the checkpoint.
 void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const fs::path& checkpoint) {
   if (saved_config(checkpoint, manifest).optimizer.ema > 0) return;
@@ -32,6 +64,26 @@ void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const f
   for (Slice& slice : slices) {
     if (slice.name.starts_with(average)) slice.name.replace(0, average.size(), "weight/");
   }
+}
+
+// Samples that were seen stay seen, and those that were left out stay left out.
+std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest) {
+  const LeftOutSamples before(join(saved.data.skip_samples, manifest.left_out));
+  const LeftOutSamples now(join(asked.data.skip_samples, manifest.left_out));
+  constexpr int64_t most = int64_t{1} << 61;  // so that places are numbers, whatever the manifest says
+  const int64_t last = std::min(manifest.samples, most) - 1;
+  if (last < 0) return "";
+  const int64_t end = before.place_of(last) + 1;
+  const auto up_to_end = [end](const LeftOutSamples& left_out) {
+    std::vector<SampleRange> ranges;
+    for (const SampleRange& range : left_out.ranges()) {
+      if (range.first < end) ranges.push_back({range.first, std::min(range.count, end - range.first)});
+    }
+    return ranges;
+  };
+  if (up_to_end(before) == up_to_end(now)) return "";
+  return fmt::format("data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to",
+                     end);
 }
 
 }  // namespace
@@ -54,32 +106,31 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
-  Manifest manifest;
   const auto memory = make_slice_memory(step.backend());
-  agree_on(groups.group(GroupKind::world), world, [&] {
-    manifest = read_manifest(checkpoint);
+  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
     step.clear_state();
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
-    begin_average(slices, manifest, checkpoint);
-    load_slices(checkpoint, slices);
+    begin_average(slices, stored.stored.manifest, checkpoint);
+    return slices;
   });
+  const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
-  return {manifest.step, manifest.samples, manifest.updates, manifest.skipped, manifest.skipped_in_a_row};
+  return {manifest.step,   manifest.samples,   manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
+          manifest.losses, manifest.rollbacks, manifest.left_out};
 }
 
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                                       const World& world) {
   std::vector<std::string> changes;
   const auto memory = make_slice_memory(step.backend());
-  agree_on(groups.group(GroupKind::world), world, [&] {
-    const Contents contents = read_contents(checkpoint);
+  load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
     changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
     for (Slice& slice : slices) keep_stored_rows(slice, contents);
     std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
-    load_slices(contents, slices);
+    return slices;
   });
   step.weights_changed();
   return changes;
@@ -132,7 +183,9 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
     throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
                 (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
   }
-  const std::string conflicts = resume_conflicts(saved, config);
+  std::string conflicts = resume_conflicts(saved, config);
+  if (const std::string of_samples = left_out_conflict(saved, config, manifest); !of_samples.empty())
+    conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
   }

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "train/run_state.h"
@@ -51,7 +52,7 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
-  return fmt::format("of step {}, checksum {:08x}", read_manifest(checkpoint).step, crc32c(text.data(), text.size()));
+  return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.step, crc32c(text.data(), text.size()));
 }
 
 // What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
@@ -72,7 +73,8 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
   return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
 }
 
-// Refuses a run that goes on when every source has been seen as often as it may be.
+}  // namespace
+
 void check_length(const RunConfig& config, const Dataset& data) {
   const int64_t steps = data.num_samples() / config.batch.global;
   if (steps >= config.run.steps) return;
@@ -82,8 +84,6 @@ void check_length(const RunConfig& config, const Dataset& data) {
       "or a larger max_epochs",
       config.run.steps, format_counted(steps, "step"), steps);
 }
-
-}  // namespace
 
 int ranks_on_this_host(const World& world) {
   int count = 0;
@@ -105,7 +105,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
                              }).front();
   if (!chosen.empty()) (chosen[0] == resumed ? start.checkpoint : start.weights) = chosen.substr(1);
   const std::vector<std::string> seen = agree(all, world, [&] {
-    const int64_t done = start.checkpoint ? read_manifest(*start.checkpoint).step : 0;
+    const int64_t done = start.checkpoint ? load_manifest(*start.checkpoint).manifest.step : 0;
     start.last_step = last_step_of_call(config, options, done);
     if (start.lock) start.warning = warning_of_room(config, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);
@@ -158,7 +158,7 @@ void choose_algorithms(TrainingStep& step, const std::optional<fs::path>& checkp
   Backend& backend = step.backend();
   if (backend.algorithms().empty()) return;
   if (checkpoint) {
-    const std::string saved = read_manifest(*checkpoint).algorithms;
+    const std::string saved = load_manifest(*checkpoint).manifest.algorithms;
     if (!saved.empty()) backend.use_algorithms(saved);
   }
   step.choose_algorithms();

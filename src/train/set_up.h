@@ -42,6 +42,9 @@ struct RunData {
 RunData open_data(const RunConfig& config, const std::optional<std::filesystem::path>& checkpoint, Communicator* all,
                   const World& world);
 
+// Error(usage): the run goes on when every source has been seen as often as it may be.
+void check_length(const RunConfig& config, const Dataset& data);
+
 // Error(device): no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                                         const World& world);

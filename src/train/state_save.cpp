@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "comm/agree.h"
+#include "comm/texts.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
 
@@ -98,7 +99,10 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                        .build = version,
                        .algorithms = step.backend().algorithms(),
                        .loss_scale = step.loss_scale(),
-                       .tokenizer = tokenizer},
+                       .tokenizer = tokenizer,
+                       .losses = progress.losses,
+                       .rollbacks = progress.rollbacks,
+                       .left_out = progress.left_out},
           .slices = std::move(slices),
           .num_tensors = static_cast<int64_t>(step.spec().tensors.size() * (1 + columns))};
 }
@@ -111,8 +115,10 @@ void write_state(const StateSave& save, Communicator* all, const World& world,
     if (leads) begin_checkpoint(save.out, step);
   });
   try {
-    const std::vector<std::string> parts =
-        agree(all, world, [&] { return write_checkpoint_part(save.out, step, world.rank(), save.slices); });
+    std::string part;
+    agree_on(all, world, [&] { part = write_checkpoint_part(save.out, step, world.rank(), save.slices); });
+    std::vector<std::string> parts;  // on rank 0, which reads no file for the manifest
+    pass_texts_to_first(all, part, [&](const std::string& text) { parts.push_back(text); });
     // The manifest is written after every rank has written and synced its part.
     agree_on(all, world, [&] {
       if (!leads) return;

@@ -21,6 +21,9 @@ struct RunProgress {
   int64_t updates = 0;
   int64_t skipped = 0;
   int64_t skipped_in_a_row = 0;
+  LossHistory losses = {};
+  int64_t rollbacks = 0;  // how often the run has gone back (run.rollback)
+  std::vector<SampleRange> left_out = {};  // for that
 };
 
 enum class StatePart { all, weights };

@@ -188,6 +188,7 @@ void TrainingStep::choose_algorithms() {
 }
 
 void TrainingStep::clear_state() {
+  groups_.wait_all();
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
     zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }

@@ -64,6 +64,7 @@ class TrainingStep {
   // Initial weights, zero optimizer state, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
   // Zero weights and optimizer state, padding too, which no tensor's values reach. Before they are written from outside.
+  // Waits for what is still being gathered.
   void clear_state();
   // Call after the state's weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();

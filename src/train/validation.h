@@ -30,6 +30,8 @@ class Validation {
   // nothing where that was done before, by this object. False if a stop left it out; whoever resumes that step makes up for it. Collective over the world,
   // while no step is under way.
   bool run(int64_t step);
+  // The run has gone back: what was evaluated may come again.
+  void forget() { validated_step_ = -1; }
 
  private:
   std::optional<double> evaluate();

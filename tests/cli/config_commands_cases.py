@@ -36,6 +36,10 @@ FAULTS = [
     ("optimizer.type", '"adam"', 'must be one of adamw, sgd, lion (try "adamw")'),
     ("optimizer.momentum", "0.8", "has no effect unless optimizer.type is sgd (try leaving it out)"),
     ("optimizer.nesterov", "true", "has no effect unless optimizer.type is sgd and momentum greater than 0 (try leaving it out)"),
+    ("optimizer.ema", "1", "must be at least 0 and less than 1 (try 0.999)"),
+    ("data.skip_samples", "4", "must be an array of ranges of samples (try"),
+    ("run.validate_ema", "true", "has no effect unless optimizer.ema is greater than 0 and data.validation names a source"),
+    ("run.rollback", "4.0", "must be an object (try"),
     ("optimizer.lr", "0", "must be greater than 0 and at most 10 (try"),
     ("optimizer.lr", '"high"', "must be a number (try"),
     ("optimizer.betas", "[0.9]", "must be an array of two numbers (try [0.9,0.95])"),
@@ -215,7 +219,7 @@ class Show(CliCase):
                           "ffn_hidden_size": 3072, "vocab_size": 50257, "tied_head": True})
         self.assertEqual(shown["batch"], {"global": 6, "micro": 2, "accumulation": 3})
         self.assertEqual(shown["optimizer"]["betas"], [0.9, 0.95])
-        self.assertEqual(shown["parallel"], {"tensor": 1, "pipeline": 1, "zero": 0})
+        self.assertEqual(shown["parallel"], {"tensor": 1, "pipeline": 1, "zero": 0, "elastic": False})
 
     def test_overrides_win_and_the_last_one_counts(self):
         config = self.write_config(tiny_config())

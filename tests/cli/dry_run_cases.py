@@ -38,6 +38,27 @@ class DryRun(CliCase):
         self.assertEqual(plan["total_parameters"], 124_439_808)
         self.assertEqual(plan["checkpoint_bytes"], 3 * 4 * 124_439_808)
 
+    def test_a_checkpoint_has_the_bytes_that_were_announced(self):
+        config = self.write_run(model={"hidden_size": 64}, parallel={"tensor": 2, "zero": 1}, run={"steps": 1})
+        plan = self.plan(config, "--ranks", 4, "--storage-gbps", "0.002")
+        self.train(config, "--ranks", 4)
+        written = []
+        for path in self.checkpoint(1).glob("rank-*.safetensors"):
+            with path.open("rb") as file:
+                written.append(path.stat().st_size - 8 - int.from_bytes(file.read(8), "little"))
+        self.assertEqual(len(written), 4)
+        # The share of the first data rank: padding between tensors makes another's a little larger.
+        self.assertAlmostEqual(max(written) / plan["checkpoint_bytes_per_rank"], 1, delta=0.02)
+        self.assertEqual(sum(written), plan["checkpoint_bytes"])
+        self.assertEqual(plan["checkpoint_bytes_per_node"], plan["checkpoint_bytes"])  # all are on this machine
+        self.assertAlmostEqual(plan["checkpoint_seconds"], plan["checkpoint_bytes"] / 2e6)
+        self.assertNotIn("checkpoint_seconds", self.plan(config, "--ranks", 4))
+        # A target's cluster has a rate of its own.
+        of_target = self.plan(config, "--target", "a100-80g", "--world-size", 8, *overrides("batch.micro=1"))
+        self.assertGreater(of_target["checkpoint_seconds"], 0)
+        self.assertLess(of_target["checkpoint_bytes_per_rank"], plan["checkpoint_bytes_per_rank"])
+        self.refuse(USAGE, "--storage-gbps requires --dry-run", "train", config, "--storage-gbps", "2")
+
     def test_text_has_every_section(self):
         text = self.succeed("train", self.write_config(tiny_config()), "--dry-run", "--tokens-per-second", "1000")
         for heading in ["model", "parameters", "memory", "FLOPs of one step", "run", "data"]:

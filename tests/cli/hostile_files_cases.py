@@ -119,6 +119,12 @@ class ForeignConfig(HostileCase):
         self.refuse_by_all(["manifest.json cannot be used: its config is not valid:\nmodel.hidden_size = -3: must be"])
 
 
+def rollback(**members):
+    """A change of a manifest: that of a run that goes back where its loss spikes."""
+    text = json.dumps({"count": 0, "left_out": [], "losses": [3.5], "above": [None]} | members)
+    return lambda body: body.replace('"tensors"', f'"rollback": {text}, "tensors"')
+
+
 class Contradictions(HostileCase):
     """Manifests and headers that say two things."""
 
@@ -133,6 +139,12 @@ class Contradictions(HostileCase):
             (lambda body: re.sub(r'"updates": \d+', f'"updates": {2**63 - 1}', body), "are not 6 steps", self.READERS[3:]),
             (lambda body: re.sub(r'"updates": \d+', '"updates": 5', body), "5 updates and 0 skipped steps", self.READERS[3:]),
             (lambda body: re.sub(r'"skipped_in_a_row": \d+', '"skipped_in_a_row": 1', body), "1 in a row", self.READERS[3:]),
+            (rollback(count=-1), '"count" is -1, which is not a count', self.READERS),
+            (rollback(losses=["3"]), 'one of "losses" is not a number', self.READERS),
+            (rollback(losses=[None]), 'one of "losses" is not a number', self.READERS),
+            (rollback(above=3), '"above" is not a list', self.READERS),
+            (rollback(left_out=[{"first": 3}]), '"count" is missing', self.READERS),
+            (rollback(left_out=[{"first": 2**62, "count": 2**62}]), '"left_out" is beyond any data', self.READERS),
         ]:
             (self.checkpoint(6) / "manifest.json").write_bytes(sound)
             self.edit_manifest(change)

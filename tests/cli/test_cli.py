@@ -12,7 +12,7 @@ from pathlib import Path
 
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "training", "checkpoints",
            "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text",
-           "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "plan", "machine"]
+           "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "rollback", "plan", "machine", "elastic"]
 
 
 def main():

@@ -14,6 +14,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "checkpoint/files.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/hf_files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "comm/frames.h"
@@ -71,6 +73,34 @@ void read_header(std::string_view bytes) {
   const InputFile file(scratch() / "header");
   for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
     stream_tensor(file, entry, [](const std::byte*, int64_t, int64_t) {});
+  }
+}
+
+// A model's config.json of the transformers library. The keys that it is read into are a config's.
+void read_hf_config_file(std::string_view bytes) {
+  write(scratch() / "config.json", bytes);
+  const HfDescription description = read_hf_config(scratch() / "config.json");
+  Json config = {{"model", description.model}, {"data", {{"train", Json::array({{{"path", "x"}}})}}},
+                 {"batch", {{"global", 1}}},   {"optimizer", {{"lr", 1e-4}}},
+                 {"run", {{"steps", 1}, {"out", "x"}}}};
+  parse_config(json_text(config), {}, "fuzz");
+}
+
+// The bytes are the index of a folder of two files, which are always the same.
+void read_hf_index(std::string_view bytes) {
+  const fs::path folder = scratch() / "sharded";
+  if (fs::create_directories(folder)) {
+    for (const char* name : {"a", "b"}) {
+      const std::string header = fmt::format(R"({{"{}.weight":{{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}}})", name);
+      std::string file(8, '\0');
+      file[0] = static_cast<char>(header.size());
+      write(folder / (std::string(name) + ".safetensors"), file + header + "\1\2\3\4");
+    }
+  }
+  write(folder / "model.safetensors.index.json", bytes);
+  const HfFiles files(folder);
+  for (const auto& [name, place] : files.tensors()) {
+    if (files.read(name).size() != 2 || files.file_of(name).parent_path() != folder) std::abort();
   }
 }
 
@@ -173,7 +203,8 @@ const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
       {"config", read_config},      {"manifest", read_manifest_file}, {"header", read_header}, {"idx", read_index},
       {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames},
-      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat}};
+      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat},
+      {"hf_config", read_hf_config_file}, {"hf_index", read_hf_index}};
   return all;
 }
 

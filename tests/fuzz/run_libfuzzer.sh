@@ -13,7 +13,8 @@ clang++ -fsanitize=fuzzer "$work/probe.cpp" -o "$work/probe" 2>/dev/null || exit
 json_texts=plain json_library=()
 if pkg-config --exists simdjson; then json_texts=simdjson json_library=(-lsimdjson); fi
 sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*.cpp "$build/src/base/version.cpp"
-  "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes}.cpp
+  "$root"/src/comm/{socket,frames}.cpp "$root"/src/checkpoint/{manifest,safetensors,files,folder,boxes,hf_files,hf_keys,hf_names,hf_read_config}.cpp
+  "$root"/src/model/spec/spec.cpp
   "$root"/src/data/{token_file,flat_tokens,mapped_file,token_meta}.cpp
   "$root"/src/data/tokenizer/{bpe,byte_level,encoder,files,nfc,no_sentencepiece,patterns,record,regex_classes,regex_pcre2,tokenizer,tokenizer_json,unicode}.cpp
   "$root"/src/data/ingest/{block_texts,blocks,byte_source,gzip,no_parquet,xz,zstd}.cpp "$root/src/data/ingest/json_texts_$json_texts.cpp" "$root"/src/train/{metrics,tensorboard}.cpp
@@ -29,7 +30,7 @@ objects=()
 for source in "${sources[@]}"; do objects+=("$(object_of "$source")"); done
 clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$work/fuzz" -lsodium -lpcre2-8 -lz -lzstd -llzma "${json_library[@]}"
 
-[[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames documents tokenizer flat
+[[ $# -gt 0 ]] || set -- config manifest header idx meta metrics frames documents tokenizer flat hf_config hf_index
 for target in "$@"; do
   mkdir -p "$work/found-$target"
   echo "== $target"

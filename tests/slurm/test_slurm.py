@@ -30,6 +30,9 @@ ENDLESS = 1_000_000  # steps of a run until the scenario knows where it is to en
 REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 ONE_NODE = ("--cpus-per-task=2",)
+# Of 6 ranks on three nodes 5 train, of 4 on two nodes 2.
+ELASTIC = ("--nodes=2-3", "--cpus-per-task=2")
+ELASTIC_KEYS = ("--set", "parallel.elastic=true", "--set", "batch.global=20")
 
 
 def check(holds, message):
@@ -77,6 +80,7 @@ class Job:
         self.folder.mkdir()
         (self.folder / "tools").symlink_to(place.source / "tools")
         self.out = self.folder / "out"
+        self.layouts = None  # (ranks that train, the step until which) of a job whose ranks change
         self.end_at(steps)
 
     def end_at(self, steps):
@@ -147,10 +151,13 @@ class Job:
         left = list(map(command_line, self.cluster.processes(self.id)))
         check(not left, f"job {self.id} left processes: {left}")
 
+    def resumed_at(self):
+        return re.findall(r"^resumed from .* \(step (\d+)\)", self.log(), re.MULTILINE)
+
     def check_nothing_lost(self):
         """After a stop: the run was saved where it stopped, and went on from there."""
         stops = re.findall(r"^stopped by .* after step (\d+); the state is saved", self.log(), re.MULTILINE)
-        starts = re.findall(r"^resumed from .* \(step (\d+)\)", self.log(), re.MULTILINE)
+        starts = self.resumed_at()
         check(starts and starts == stops[:len(starts)], f"stopped after {stops}, resumed at {starts}")
 
 
@@ -274,19 +281,42 @@ def drained_node(place, name, transport):
 
 
 def lost_node(place, name, transport):
-    """Slurm itself ends the job of a node that is down, and queues it again."""
-    job = Job(place, name, "preemptible", transport)
+    """Slurm itself ends the jobs of a node that is down, and queues them again: one on two of the nodes that are left,
+    the other on as many as there are, and then on all of them."""
+    job, elastic = Job(place, name, "preemptible", transport), Job(place, f"{name}, elastic", "preemptible", "none")
+    elastic.submit(*ELASTIC, "--partition=unsafe", arguments=ELASTIC_KEYS, RANKS_PER_NODE="2")
     job.submit(*TWO_NODES, "--partition=unsafe")
-    job.wait_for(job.saved, "with a checkpoint")
+    for one in (job, elastic):
+        one.wait_for(one.saved, "with a checkpoint")
     saved, lost = job.saved(), job.nodes()[-1]
     job.cluster.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
-    job.wait_for(lambda: job.field("Restarts") == "1", "queued again")
+    for one in (job, elastic):
+        one.wait_for(lambda one=one: one.field("Restarts") == "1", "queued again")
     job.end_soon()
     job.wait_for_end("COMPLETED", 0)
     check(lost not in job.nodes(), f"the job came back to {lost}")
     resumed = int(re.search(r"^resumed from .* \(step (\d+)\)", job.log(), re.MULTILINE).group(1))
     check(resumed >= saved, f"saved {saved}, resumed {resumed}")
-    return [job]
+    return [job, goes_on_with_more_nodes(elastic, lost)]
+
+
+def goes_on_with_more_nodes(job, node):
+    """The job of ELASTIC, which has lost that node; the node comes back."""
+    job.wait_for_text("elastic: data ranks 5 -> 2, batch.accumulation 2 -> 5; batch.global stays 20")
+    check("elastic: 2 of 4 ranks train, ranks 2 to 3 idle; " in job.log(), job.log()[-3000:])
+    resumed = int(job.resumed_at()[-1])
+    job.wait_for_step(resumed + 5)
+    job.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+    job.signal("--signal=USR1")
+    job.wait_for_text("exit 75: queued again")
+    job.end_soon()
+    job.wait_for_end("COMPLETED", 0)
+    check("elastic: data ranks 2 -> 5, batch.accumulation 5 -> 2; batch.global stays 20" in job.log(), job.log()[-3000:])
+    check(job.log().count("elastic: 5 of 6 ranks train, rank 5 idles; ") == 2, job.log()[-3000:])
+    starts = list(map(int, job.resumed_at()))
+    job.layouts = list(zip((5, 2, 5), (*starts, job.steps)))
+    check(len(starts) == 2, f"resumed at {starts}")
+    return job
 
 
 def scenarios(transports):
@@ -307,19 +337,42 @@ def scenarios(transports):
 
 
 def compare_with_undisturbed(place, jobs):
+    for job in jobs:
+        if job.layouts:
+            compare_with_configured(place, job)
+    compare_two_ranks(place, [job for job in jobs if not job.layouts])
+
+
+def compare_with_configured(place, job):
+    """A run of threads that has, for each of the job's layouts, those ranks from that step on."""
+    reference = Job(place, f"{job.folder.name} by hand", "one-node", steps=job.steps)
+    done = 0
+    for ranks, end in job.layouts:
+        place.gptrain("train", reference.folder / "config.json", "--ranks", ranks, "--resume", "--steps", end - done,
+                      "--set", "batch.global=20")
+        done = end
+    compare(job, reference)
+
+
+def compare(job, reference):
+    where = f"{job.folder.name}, step {job.steps}"
+    check(job.records() == reference.records()[:job.steps], f"{where}: the metrics are not those of {reference.folder.name}")
+    checkpoints = [run.out / "checkpoints" / f"step-{job.steps:08}" for run in (job, reference)]
+    tensors = [{path.name: path.read_bytes() for path in folder.glob("*.safetensors")} for folder in checkpoints]
+    check(len(tensors[0]) == (job.layouts[-1][0] if job.layouts else 2), f"{where}: {len(tensors[0])} files")
+    check(tensors[0] == tensors[1], f"{where}: weights and moments are not those of {reference.folder.name}")
+
+
+def compare_two_ranks(place, jobs):
     """One run of two threads, which was never stopped, against all."""
+    if not jobs:
+        return
     reference = Job(place, "undisturbed", "one-node", steps=max(job.steps for job in jobs))
     config = place.config(reference.out, reference.steps, keep_every=SAVE_EVERY)
     (reference.folder / "config.json").write_text(config)
     place.gptrain("train", reference.folder / "config.json", "--ranks", "2")
-    expected = reference.records()
     for job in jobs:
-        where = f"{job.folder.name}, step {job.steps}"
-        check(job.records() == expected[:job.steps], f"{where}: the metrics are not those of an undisturbed run")
-        checkpoints = [run.out / "checkpoints" / f"step-{job.steps:08}" for run in (job, reference)]
-        tensors = [{path.name: path.read_bytes() for path in folder.glob("*.safetensors")} for folder in checkpoints]
-        check(len(tensors[0]) == 2, f"{where}: {len(tensors[0])} files of two ranks")
-        check(tensors[0] == tensors[1], f"{where}: weights and moments are not those of an undisturbed run")
+        compare(job, reference)
 
 
 def play(place, chosen):

@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <sys/resource.h>
 
@@ -35,12 +36,14 @@ Parts empty_parts(const std::vector<Tensor>& tensors) {
 }
 
 // A checkpoint of several rank files, as later layouts write them.
-fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_t num_tensors) {
+fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_t num_tensors,
+                    int64_t part_bytes = usual_part_bytes) {
   const fs::path folder = out / "checkpoints" / "step-00000009";
   create_folders(folder);
   StoredManifest stored{make_manifest(9), num_tensors, {}};
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    stored.files.push_back(write_rank_file(folder, static_cast<int64_t>(rank), ranks[rank].slices));
+    for (FileRecord& file : write_rank_files(folder, static_cast<int64_t>(rank), ranks[rank].slices, part_bytes))
+      stored.files.push_back(std::move(file));
   }
   write_manifest(folder, stored);
   return folder;
@@ -74,6 +77,12 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   REQUIRE(manifest.loss_scale);
   CHECK(manifest.loss_scale->value == expected.loss_scale->value);
   CHECK(manifest.loss_scale->good_steps == expected.loss_scale->good_steps);
+  CHECK(manifest.losses.window == expected.losses.window);
+  REQUIRE(manifest.losses.above.size() == 2);
+  CHECK(std::isnan(manifest.losses.above[0]));
+  CHECK(manifest.losses.above[1] == 1e300);
+  CHECK(manifest.rollbacks == expected.rollbacks);
+  CHECK(manifest.left_out == expected.left_out);
 
   verify_checkpoint(listed[0].path);
   Parts loaded = empty_parts(tensors);
@@ -150,6 +159,33 @@ TEST_CASE("Flat shards (part of a row, rows, part of a row) load as other flat s
         REQUIRE(same_bits(expected, loaded));
       }
     }
+  }
+}
+
+TEST_CASE("What is more than a part goes to several files, and is read as ever", "[checkpoint]") {
+  const Tensor wide = make_tensor("weight/wide", {3, 50}), tall = make_tensor("weight/tall", {40, 4});
+  const Tensor flat = make_tensor("weight/flat", {33}), one = make_tensor("weight/one", {1});
+  Parts saved;
+  for (const Tensor& tensor : {wide, tall, flat, one}) add_part(saved, tensor, whole(tensor));
+  constexpr int64_t usual = usual_part_bytes;
+  for (const int64_t part_bytes : {usual, int64_t{800}, int64_t{400}, int64_t{100}, int64_t{12}}) {
+    const TempFolder out;
+    const auto path = save_ranks(out.path(), {saved}, 4, part_bytes);
+    INFO("parts of " << part_bytes);
+    verify_checkpoint(path);
+    Parts loaded;
+    for (const Tensor& tensor : {wide, tall, flat, one}) add_empty_part(loaded, tensor, whole(tensor));
+    load_slices(path, loaded.slices);
+    CHECK(same_bits(saved, loaded));
+    const Contents contents = read_contents(path);
+    const auto& files = contents.stored.files;
+    CHECK(files.front().name == (part_bytes == usual ? "rank-00000.safetensors" : "rank-00000-00000.safetensors"));
+    std::vector<int64_t> bytes(files.size());
+    for (const auto& [name, tensor] : contents.tensors) {
+      for (const StoredBox& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
+    }
+    for (const int64_t of_file : bytes) CHECK((of_file > 0 && of_file <= part_bytes));
+    if (part_bytes == 800) CHECK(files.size() == 2);  // of 600 and of 640 + 132 + 4 bytes
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -147,6 +148,9 @@ Manifest make_manifest(int64_t step) {
   manifest.build = "0.1.0";
   manifest.algorithms = "{\n  \"device\": \"a\"\n}";
   manifest.loss_scale = {4096, 17};
+  manifest.losses = {{3.25, 0.1}, {std::numeric_limits<double>::quiet_NaN(), 1e300}};
+  manifest.rollbacks = 2;
+  manifest.left_out = {{640, 64}, {9000, 1}};
   return manifest;
 }
 

@@ -10,18 +10,13 @@
 #include "checkpoint/hf_export.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
-#include "hf_fixture.h"
+#include "hf_folder.h"
 
 using namespace gptrain;
 using namespace checkpoint_test;
 namespace fs = std::filesystem;
 
 namespace {
-
-using HfJson = nlohmann::json;
-
-const std::string weights_name = "model.safetensors";
-const std::string index_name = "model.safetensors.index.json";
 
 std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   const Contents contents = read_contents(checkpoint);
@@ -30,86 +25,6 @@ std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
   return values;
 }
-
-// A tensor with its bytes.
-struct Given {
-  SafetensorsTensor tensor;
-  std::vector<std::byte> bytes;
-};
-
-std::vector<Given> read_file(const fs::path& path) {
-  const InputFile file(path);
-  std::vector<Given> all;
-  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
-    all.push_back({entry.tensor, std::vector<std::byte>(static_cast<size_t>(entry.bytes))});
-    file.read(entry.offset, all.back().bytes.data(), entry.bytes);
-  }
-  return all;
-}
-
-void write_file(const fs::path& path, const std::vector<Given>& given) {
-  fs::remove(path);
-  std::vector<SafetensorsTensor> tensors;
-  for (const Given& one : given) tensors.push_back(one.tensor);
-  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
-  for (const Given& one : given) writer.write(one.bytes.data(), std::ssize(one.bytes));
-  writer.finish();
-}
-
-// A folder as transformers writes it.
-class HfFolder {
- public:
-  explicit HfFolder(const Overrides& overrides = {}, DType dtype = DType::f32) : model_(overrides) {
-    export_hf(model_.checkpoint(), path(), dtype);
-  }
-  fs::path path() const { return model_.out(); }
-  fs::path file(const std::string& name) const { return path() / name; }
-  const SavedModel& model() const { return model_; }
-
-  // Into a folder that was not there before.
-  HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
-  fs::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
-  std::string refusal() {
-    const std::string why = error_of([&] { import(); });
-    CHECK(!fs::exists(imported(false)));
-    return why;
-  }
-
-  HfJson config() const { return HfJson::parse(read_text(file("config.json"))); }
-  void set_config(const HfJson& config) { write_text(file("config.json"), config.dump()); }
-  // A null value takes the key out.
-  std::string refusal_with(const std::string& key, const HfJson& value) {
-    const HfJson before = config();
-    HfJson changed = before;
-    changed[key] = value;
-    set_config(changed);
-    const std::string why = refusal();
-    set_config(before);
-    return why;
-  }
-
-  // Two files and their index in place of one file.
-  void shard() {
-    const std::vector<Given> all = read_file(file(weights_name));
-    const auto half = all.begin() + std::ssize(all) / 2;
-    write_file(file("a.safetensors"), {all.begin(), half});
-    write_file(file("b.safetensors"), {half, all.end()});
-    fs::remove(file(weights_name));
-    HfJson map = HfJson::object();
-    for (auto one = all.begin(); one != all.end(); ++one)
-      map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
-    write_text(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
-  }
-
- private:
-  fs::path imported(bool next) {
-    if (next) ++count_;
-    return model_.folder() / fmt::format("imported-{}", count_);
-  }
-
-  SavedModel model_;
-  int count_ = 0;
-};
 
 const std::vector<Overrides> models = {
     {},
@@ -314,7 +229,7 @@ TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
   CHECK(lacking(refusal([](auto& given) {
                   given.push_back({{"score.weight", DType::f32, {1}}, std::vector<std::byte>(4)});
                 }),
-                {"\"score.weight\" is no tensor of a LlamaForCausalLM"}) == "");
+                {"\"score.weight\" of model.safetensors is no tensor of a LlamaForCausalLM"}) == "");
   CHECK(lacking(refusal([](auto& given) { std::swap(given[0].tensor.shape[0], given[0].tensor.shape[1]); }),
                 {"has shape [", "its config asks for ["}) == "");
   CHECK(lacking(refusal([](auto& given) { given[0].bytes[3] = given[0].bytes[2] = std::byte{0xff}; }),

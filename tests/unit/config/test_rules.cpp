@@ -1,4 +1,5 @@
 // Faults between keys, derived values, and what may change on resume.
+#include "config/elastic.h"
 #include "support.h"
 
 namespace gptrain::config_test {
@@ -404,6 +405,39 @@ TEST_CASE("resume accepts what changes neither") {
             .empty());
   const RunConfig preset = parse({"model.preset=gpt2-124m", "model.vocab_size=257", "model.sequence_length=256"});
   CHECK(resume_conflicts(parse({}), preset).empty());
+}
+
+TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
+  const auto elastic = [](int64_t ranks, Overrides overrides) {
+    overrides.emplace_back("parallel.elastic=true");
+    return parse(overrides, base, ranks);
+  };
+  struct Expected {
+    int64_t started, training, accumulation;
+  };
+  // 16 sequences in micro-batches of 2, which leave 8 of them.
+  for (const Expected& expected : {Expected{1, 1, 8}, {2, 2, 4}, {3, 2, 4}, {7, 4, 2}, {8, 8, 1}, {3072, 8, 1}}) {
+    const RunConfig config = elastic(expected.started, {"batch.micro=2"});
+    CAPTURE(expected.started);
+    CHECK(training_ranks(config, expected.started) == expected.training);
+    CHECK(config.batch.accumulation == expected.accumulation);
+    CHECK(config.batch.global == 16);
+    // Read again for those that train it is the same; so is the text that a checkpoint keeps.
+    CHECK(show_config(parse_config(show_config(config), {}, "shown", expected.training)) == show_config(config));
+  }
+  const RunConfig in_pairs = elastic(7, {"parallel.tensor=2", "batch.micro=2"});
+  CHECK(training_ranks(in_pairs, 7) == 4);
+  CHECK(training_ranks(elastic(1, {"parallel.tensor=2"}), 1) == 1);  // of which no mesh is made
+  CHECK(training_ranks(parse({"batch.micro=2"}, base, 4), 4) == 4);
+  CHECK(training_ranks(elastic(5, {"batch.micro=null"}), 5) == 4);
+  CHECK(elastic(5, {"batch.micro=null"}).batch.micro == 4);
+  CHECK(fault({"parallel.elastic=true", "batch.accumulation=2"}) ==
+        "batch.accumulation = 2: follows from the ranks that are there, as parallel.elastic is true (try leaving it out)");
+  CHECK(fault({"parallel.elastic=true", "batch.micro=3"}) ==
+        "batch.micro = 3: must divide batch.global = 16 (try 4 or 2)");
+  CHECK(layout_changes(parse({"batch.micro=2"}, base, 4), 4, in_pairs, 4) ==
+        "parallel.tensor 1 -> 2, data ranks 4 -> 2, batch.accumulation 2 -> 4; batch.global stays 16");
+  CHECK(layout_changes(in_pairs, 4, in_pairs, 4).empty());
 }
 
 }  // namespace gptrain::config_test

@@ -193,7 +193,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
   const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
   const StepPlan plan = plan_step(config, cpu_target());
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
-  const DryRunInput input{config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, std::nullopt, {}};
+  const DryRunInput input{config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, {}, std::nullopt, {}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_model_flops"].get<double>() ==
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
@@ -275,8 +275,16 @@ TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU,
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_step(config, cpu_target());
-  const DryRunInput input{
-      config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, TokenRate{1000, "given"}, {{"x", 1.0, 2.5}}};
+  const int64_t saved = checkpoint_bytes(plan.design->spec, config);
+  CHECK(plan.written_bytes == saved);  // one rank writes it all
+  const DryRunInput input{config,
+                          cpu_target(),
+                          plan.design->spec,
+                          plan.memory().arenas,
+                          plan.ops,
+                          {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
+                          TokenRate{1000, "given"},
+                          {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;

@@ -1,0 +1,109 @@
+#include "checkpoint/transfers.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gptrain {
+namespace {
+
+bool holds_weights_alone(const Contents& contents) {
+  return std::all_of(contents.tensors.begin(), contents.tensors.end(),
+                     [](const auto& tensor) { return tensor.first.starts_with(weight_prefix); });
+}
+
+// The slices asked for, by tensor, after checking that the checkpoint can fill each one.
+std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& contents,
+                                                              const std::vector<Slice>& slices) {
+  std::map<std::string, std::vector<const Slice*>> wanted;
+  for (const Slice& slice : slices) {
+    const auto tensor = contents.tensors.find(slice.name);
+    if (tensor == contents.tensors.end()) {
+      if (holds_weights_alone(contents) && !slice.name.starts_with(weight_prefix)) {
+        throw Error(ExitCode::checkpoint, "{} holds weights alone: a run begins with them by train --init-from",
+                    contents.checkpoint.string());
+      }
+      throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\": it was saved by another model",
+                  contents.checkpoint.string(), slice.name);
+    }
+    if (tensor->second.global_shape != slice.global_shape) {
+      throw Error(ExitCode::checkpoint, "tensor \"{}\" has shape {} in {}, but {} in this model", slice.name,
+                  format_shape(tensor->second.global_shape), contents.checkpoint.string(),
+                  format_shape(slice.global_shape));
+    }
+    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32) {
+      throw Error(ExitCode::checkpoint, "tensor \"{}\" is {} in {}, but {} in this run, which would round it",
+                  slice.name, dtype_name(tensor->second.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
+    }
+    const Box box{slice.offset, slice.shape};
+    if (!is_inside(box, slice.global_shape)) {
+      throw Error(ExitCode::checkpoint, "a slice asked of tensor \"{}\" does not lie in its shape {}", slice.name,
+                  format_shape(slice.global_shape));
+    }
+    const int64_t elements = *num_elements(slice.shape);
+    const int64_t covered = covered_elements(tensor->second, box);
+    if (covered != elements) {
+      throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements asked of tensor \"{}\"",
+                  contents.checkpoint.string(), covered, elements, slice.name);
+    }
+    wanted[slice.name].push_back(&slice);
+  }
+  return wanted;
+}
+
+// In the order in which they lie on the disk.
+void sort_by_place(std::vector<BoxTransfer>& transfers) {
+  const auto place = [](const BoxTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
+  std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+}
+
+}  // namespace
+
+std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vector<Slice>& slices) {
+  std::vector<BoxTransfer> transfers;
+  for (const auto& [name, targets] : match_slices(contents, slices)) {
+    for (const StoredBox& stored : contents.tensors.at(name).boxes) {
+      BoxTransfer transfer{&stored, {}};
+      for (const Slice* target : targets) {
+        BoxCopy copy(stored.box, {target->offset, target->shape}, target->dtype, target->data, target->memory);
+        if (copy.pending()) transfer.copies.push_back(std::move(copy));
+      }
+      if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
+    }
+  }
+  sort_by_place(transfers);
+  return transfers;
+}
+
+void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
+  const DType dtype = stored->entry.tensor.dtype;
+  const int64_t first = offset / dtype_bytes(dtype);
+  const int64_t count = bytes / dtype_bytes(dtype);
+  std::vector<float> wide;
+  const auto is_same = [&](const BoxCopy& copy) { return copy.dtype() == dtype; };
+  if (!std::all_of(copies.begin(), copies.end(), is_same)) {
+    const auto* const narrow = reinterpret_cast<const bf16*>(data);
+    wide.resize(static_cast<size_t>(count));
+    std::transform(narrow, narrow + count, wide.begin(), [](bf16 value) { return to_float(value); });
+  }
+  for (BoxCopy& copy : copies) copy.feed(first, is_same(copy) ? static_cast<const void*>(data) : wide.data(), count);
+}
+
+void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers) {
+  sort_by_place(transfers);
+  std::optional<InputFile> file;
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const StoredBox& stored = *transfers[i].stored;
+    if (i == 0 || stored.file != transfers[i - 1].stored->file) {
+      file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
+    }
+    read_box(*file, stored,
+             [&](const std::byte* data, int64_t offset, int64_t bytes) { transfers[i].feed(data, offset, bytes); });
+  }
+}
+
+}  // namespace gptrain

@@ -1,0 +1,48 @@
+#include "config/elastic.h"
+
+#include <fmt/format.h>
+#include <vector>
+
+#include "base/units.h"
+#include "config/faults.h"
+
+namespace gptrain {
+namespace {
+
+int64_t ranks_of_model(const RunConfig& config) { return config.parallel.tensor * config.parallel.pipeline; }
+
+}  // namespace
+
+int64_t training_ranks(const RunConfig& config, int64_t ranks) {
+  const int64_t of_model = ranks_of_model(config);
+  if (!config.parallel.elastic || ranks < of_model) return ranks;
+  return of_model * (config.batch.global / (config.batch.micro * config.batch.accumulation));
+}
+
+std::string elastic_line(const RunConfig& config, int64_t ranks) {
+  if (!config.parallel.elastic) return "";
+  const int64_t training = training_ranks(config, ranks);
+  const std::string how = fmt::format(
+      "batch.global = {} is {} x batch.micro {} x batch.accumulation {}", config.batch.global,
+      format_counted(training / ranks_of_model(config), "data rank"), config.batch.micro, config.batch.accumulation);
+  if (training == ranks) return fmt::format("elastic: {} of {} train; {}", ranks, format_counted(ranks, "rank"), how);
+  const std::string idle = ranks - training == 1 ? fmt::format("rank {} idles", training)
+                                                 : fmt::format("ranks {} to {} idle", training, ranks - 1);
+  return fmt::format("elastic: {} of {} train, {}; {}", training, format_counted(ranks, "rank"), idle, how);
+}
+
+std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const RunConfig& config, int64_t ranks) {
+  std::vector<std::string> changes;
+  const auto compare = [&](const char* what, int64_t before, int64_t now) {
+    if (before != now) changes.push_back(fmt::format("{} {} -> {}", what, before, now));
+  };
+  compare("parallel.tensor", saved.parallel.tensor, config.parallel.tensor);
+  compare("parallel.pipeline", saved.parallel.pipeline, config.parallel.pipeline);
+  compare("data ranks", saved_ranks / ranks_of_model(saved), ranks / ranks_of_model(config));
+  compare("batch.micro", saved.batch.micro, config.batch.micro);
+  compare("batch.accumulation", saved.batch.accumulation, config.batch.accumulation);
+  if (changes.empty()) return "";
+  return fmt::format("{}; batch.global stays {}", join(changes, ", "), config.batch.global);
+}
+
+}  // namespace gptrain

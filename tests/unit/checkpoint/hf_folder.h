@@ -1,0 +1,100 @@
+// A folder of the transformers library for the tests of import.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_export.h"
+#include "checkpoint/hf_import.h"
+#include "checkpoint/safetensors.h"
+#include "hf_fixture.h"
+
+namespace checkpoint_test {
+
+using HfJson = nlohmann::json;
+
+inline const std::string weights_name = "model.safetensors";
+inline const std::string index_name = "model.safetensors.index.json";
+
+// A tensor with its bytes.
+struct Given {
+  SafetensorsTensor tensor;
+  std::vector<std::byte> bytes;
+};
+
+inline std::vector<Given> read_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::vector<Given> all;
+  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
+    all.push_back({entry.tensor, std::vector<std::byte>(static_cast<size_t>(entry.bytes))});
+    file.read(entry.offset, all.back().bytes.data(), entry.bytes);
+  }
+  return all;
+}
+
+inline void write_file(const std::filesystem::path& path, const std::vector<Given>& given) {
+  std::filesystem::remove(path);
+  std::vector<SafetensorsTensor> tensors;
+  for (const Given& one : given) tensors.push_back(one.tensor);
+  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
+  for (const Given& one : given) writer.write(one.bytes.data(), std::ssize(one.bytes));
+  writer.finish();
+}
+
+// A folder as transformers writes it.
+class HfFolder {
+ public:
+  explicit HfFolder(const Overrides& overrides = {}, DType dtype = DType::f32) : model_(overrides) {
+    export_hf(model_.checkpoint(), path(), dtype);
+  }
+  std::filesystem::path path() const { return model_.out(); }
+  std::filesystem::path file(const std::string& name) const { return path() / name; }
+  const SavedModel& model() const { return model_; }
+
+  // Into a folder that was not there before.
+  HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
+  std::filesystem::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
+  std::string refusal() {
+    const std::string why = error_of([&] { import(); });
+    CHECK(!std::filesystem::exists(imported(false)));
+    return why;
+  }
+
+  HfJson config() const { return HfJson::parse(read_text(file("config.json"))); }
+  void set_config(const HfJson& config) { write_text(file("config.json"), config.dump()); }
+  // A null value takes the key out.
+  std::string refusal_with(const std::string& key, const HfJson& value) {
+    const HfJson before = config();
+    HfJson changed = before;
+    changed[key] = value;
+    set_config(changed);
+    const std::string why = refusal();
+    set_config(before);
+    return why;
+  }
+
+  // Two files and their index in place of one file.
+  void shard() {
+    const std::vector<Given> all = read_file(file(weights_name));
+    const auto half = all.begin() + std::ssize(all) / 2;
+    write_file(file("a.safetensors"), {all.begin(), half});
+    write_file(file("b.safetensors"), {half, all.end()});
+    std::filesystem::remove(file(weights_name));
+    HfJson map = HfJson::object();
+    for (auto one = all.begin(); one != all.end(); ++one)
+      map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
+    write_text(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
+  }
+
+ private:
+  std::filesystem::path imported(bool next) {
+    if (next) ++count_;
+    return model_.folder() / fmt::format("imported-{}", count_);
+  }
+
+  SavedModel model_;
+  int count_ = 0;
+};
+
+}  // namespace checkpoint_test
