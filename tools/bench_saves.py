@@ -40,7 +40,7 @@ def main():
             "batch.micro": min(4, options.batch),
             "precision.compute": json.dumps(options.precision),
             "run.threads": 1,
-            "run.steps": FIRST_COUNTED + EVERY * options.saves + 1,
+            "run.steps": FIRST_COUNTED + EVERY * (options.saves + 1) - 1,  # the last save is over before the run
             "checkpoint.every_steps": EVERY,
             "checkpoint.keep_last": 1,
         })
@@ -52,8 +52,10 @@ def main():
             (beside if left > 0 else without).append(record["step_seconds"])
         left -= record["step_seconds"]
         if "checkpoint_cost_seconds" in record:
-            saved = next(later["checkpoint_durable_seconds"] for later in records
-                         if later["step"] > record["step"] and "checkpoint_durable_seconds" in later)
+            saved = next((later["checkpoint_durable_seconds"] for later in records
+                          if later["step"] > record["step"] and "checkpoint_durable_seconds" in later), None)
+            if saved is None:
+                break  # the save with which the run ends
             left = saved - record["checkpoint_cost_seconds"]
             if counts:
                 costs.append(record["checkpoint_cost_seconds"])

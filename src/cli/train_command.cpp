@@ -249,7 +249,8 @@ void dry_run(const TrainArguments& arguments) {
                     .price = arguments.price};
   if (machine.rates) {
     if (pipelined) input.pipeline = step.pipeline;
-    input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config));
+    input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config),
+                                   config.checkpoint.asynchronous);
     input.rate = TokenRate{static_cast<double>(config.batch.global * config.model.sequence_length) /
                                input.forecast->step_seconds,
                            "predicted"};

@@ -58,10 +58,9 @@ struct Work {
 };
 Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32_t unit, double scale = 1) {
   Work work;
-  const std::vector<Action>& actions = log.program->schedule.actions;
-  for (size_t i = 0; i < actions.size(); ++i) {
-    if (actions[i].kind != kind || actions[i].unit != unit) continue;
-    for (const Event& event : log.blocks[static_cast<size_t>(log.block_of[i])]) {
+  for (const LoggedAction& action : log.actions) {
+    if (action.kind != kind || action.unit != unit) continue;
+    for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) {
       Event scaled = event;
       if (event.kind != Event::Kind::collective)
         scaled.bytes_moved = static_cast<int64_t>(static_cast<double>(event.bytes_moved) * scale);
@@ -102,7 +101,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
   const StepPlan plan = plan_step(config, target_, layout.tensor);
-  const Program& program = *plan.log.program;
+  const Program& program = *plan.design->training;
   const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0);
   RankClock clock(plan.log, times);
   clock.next();

@@ -115,7 +115,7 @@ TimedSteps time_steps(Backend& backend, const RunConfig& config, const Measuring
     timed.step_seconds.push_back(step.run(1e-3, batches).seconds);
     profiler.start();
     step.run(1e-3, batches, &profiler);
-    const StepProfile profile = profiler.finish(i, 0, {config.precision.compute, 1, 1}, step.design().training);
+    const StepProfile profile = profiler.finish(i, 0, {config.precision.compute, 1, 1}, step.design().stages);
     ++timed.num_profiled;
     for_each_part(profile, [&](const StepPart& part) {
       for (const Event& event : part.events) {

@@ -9,16 +9,28 @@
 
 namespace gptrain {
 
-Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seconds) {
+Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds) {
   Saving saving;
-  saving.best_interval = std::sqrt(2 * save_seconds * mtbf_seconds);
-  const double lost = save_seconds / saving.best_interval + (saving.best_interval / 2 + restart_seconds) / mtbf_seconds;
+  saving.best_interval = std::max(std::sqrt(2 * save.cost * mtbf_seconds), save.durable);
+  const double lost = save.cost / saving.best_interval +
+                      (saving.best_interval / 2 + save.durable - save.cost + restart_seconds) / mtbf_seconds;
   saving.goodput = std::max(0.0, 1 - lost);
   return saving;
 }
 
+namespace {
+
+// That the devices of a node take to copy their parts into its memory, all at the same time.
+double copy_seconds(const ClusterProfile& cluster, double bytes_of_rank, int64_t world_size) {
+  const auto ranks_of_node = static_cast<double>(std::min(cluster.gpus_per_node, world_size));
+  return std::max(bytes_of_rank / cluster.host_bytes_per_second,
+                  ranks_of_node * bytes_of_rank / cluster.host_memory_bytes_per_second);
+}
+
+}  // namespace
+
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
-                           int64_t checkpoint_bytes) {
+                           int64_t checkpoint_bytes, bool asynchronous) {
   StepForecast forecast;
   forecast.machine = machine.cluster.measured
                          ? machine.device.name
@@ -35,10 +47,14 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   std::stable_sort(forecast.critical_path.begin(), forecast.critical_path.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
   const double nodes = std::ceil(static_cast<double>(world_size) / static_cast<double>(machine.cluster.gpus_per_node));
-  forecast.checkpoint_seconds =
-      static_cast<double>(checkpoint_bytes) / (nodes * machine.cluster.storage_bytes_per_second);
-  const Saving saving = best_saving(forecast.checkpoint_seconds, machine.cluster.node_mtbf_seconds / nodes,
-                                    machine.cluster.restart_seconds);
+  const auto bytes = static_cast<double>(checkpoint_bytes);
+  forecast.checkpoint_seconds = bytes / (nodes * machine.cluster.storage_bytes_per_second);
+  forecast.checkpoint_cost_seconds =
+      asynchronous ? copy_seconds(machine.cluster, bytes / static_cast<double>(world_size), world_size)
+                   : forecast.checkpoint_seconds;
+  const double copied = asynchronous ? forecast.checkpoint_cost_seconds : 0;
+  const Saving saving = best_saving({forecast.checkpoint_cost_seconds, copied + forecast.checkpoint_seconds},
+                                    machine.cluster.node_mtbf_seconds / nodes, machine.cluster.restart_seconds);
   forecast.best_checkpoint_interval = saving.best_interval;
   forecast.goodput = saving.goodput;
   return forecast;
@@ -64,7 +80,8 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   for (size_t i = 0; i < logs.size(); ++i) stages.push_back({&logs[i], times[i]});
   prediction.step = simulate_step(stages);
   prediction.forecast =
-      forecast_step(machine, prediction.step, world_size, checkpoint_bytes(prediction.plan.spec, config));
+      forecast_step(machine, prediction.step, world_size, checkpoint_bytes(prediction.plan.spec, config),
+                    config.checkpoint.asynchronous);
   return prediction;
 }
 

@@ -12,17 +12,24 @@
 
 namespace gptrain {
 
-// When saving takes `save_seconds`, a failure comes every `mtbf_seconds` and costs `restart_seconds` and what came
-// after the last checkpoint, half an interval on average.
+// Of one checkpoint: how long steps wait for it, and how long it takes until it is whole. An asynchronous one is
+// written beside the steps.
+struct SaveTimes {
+  double cost = 0, durable = 0;
+};
+
+// A failure comes every `mtbf_seconds` and costs `restart_seconds` and what came after the beginning of the last whole
+// checkpoint: half an interval on average, and the time to write beside steps. A save waits for the one before.
 struct Saving {
-  double best_interval = 0;  // sqrt(2 save mtbf): Young, CACM 1974; Daly, FGCS 2006, to first order
+  double best_interval = 0;  // sqrt(2 cost mtbf): Young, CACM 1974; Daly, FGCS 2006, to first order
   double goodput = 1;        // share of the time that steps have, with that interval
 };
-Saving best_saving(double save_seconds, double mtbf_seconds, double restart_seconds);
+Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds);
 
-// `checkpoint_bytes`: of the whole run's, which all nodes write together.
+// `checkpoint_bytes`: of the whole run's, which all ranks write together, each its part; `asynchronous`: beside the
+// steps, from a copy in the host's memory.
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
-                           int64_t checkpoint_bytes);
+                           int64_t checkpoint_bytes, bool asynchronous);
 
 // One process on each device of the machine.
 Target planned_target(const Machine& machine);

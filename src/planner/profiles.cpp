@@ -1,6 +1,7 @@
 #include "planner/profiles.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -42,6 +43,9 @@ ClusterProfile measured_cluster(std::shared_ptr<const MeasuredMachine> machine) 
   cluster.name = "this-machine";
   cluster.gpus_per_node = int64_t{1} << 30;
   cluster.host_bytes_per_second = machine->host_bytes_per_second;
+  // Ranks on a CPU share what was measured; beside GPUs nothing is known but the copies of one.
+  cluster.host_memory_bytes_per_second =
+      machine->is_cpu ? machine->host_bytes_per_second : std::numeric_limits<double>::infinity();
   cluster.storage_bytes_per_second = machine->storage_bytes_per_second;
   cluster.node_mtbf_seconds = 22'800'000;
   cluster.restart_seconds = 600;
@@ -114,6 +118,7 @@ ClusterProfile find_cluster(std::string_view name) {
   cluster.link_sustained = reader.share("links.sustained");
   cluster.link_latency_seconds = reader.figure_from_0("links.latency_seconds");
   cluster.host_bytes_per_second = reader.figure("host.bytes_per_second");
+  cluster.host_memory_bytes_per_second = reader.figure("host.memory_bytes_per_second");
   cluster.nics_per_node = static_cast<int64_t>(reader.figure("nics.per_node"));
   cluster.nic_bytes_per_second = reader.figure("nics.bytes_per_second");
   cluster.nic_sustained = reader.share("nics.sustained");

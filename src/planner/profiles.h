@@ -59,7 +59,8 @@ struct ClusterProfile {
   double link_bytes_per_second = 0;  // that a GPU sends to others of its node, in all (NVLink, PCIe); data sheet
   double link_sustained = 0;         // share of it that collectives reach
   double link_latency_seconds = 0;   // of one step of a collective in a node
-  double host_bytes_per_second = 0;  // between a GPU and the host's memory, one way
+  double host_bytes_per_second = 0;         // between a GPU and the host's memory, one way
+  double host_memory_bytes_per_second = 0;  // into the memory of a node, by all its GPUs together; data sheet
   int64_t nics_per_node = 0;
   double nic_bytes_per_second = 0;  // one way; data sheet
   double nic_sustained = 0;

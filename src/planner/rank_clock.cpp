@@ -26,15 +26,15 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
   add(log.after);
 }
 
-const Action* RankClock::action() const {
-  if (part_ == 0 || part_ > log_.block_of.size()) return nullptr;
-  return &log_.program->schedule.actions[part_ - 1];
+const LoggedAction* RankClock::action() const {
+  if (part_ == 0 || part_ > log_.actions.size()) return nullptr;
+  return &log_.actions[part_ - 1];
 }
 
 size_t RankClock::block() const {
   if (part_ == 0) return log_.blocks.size();
-  if (part_ > log_.block_of.size()) return log_.blocks.size() + 1;
-  return static_cast<size_t>(log_.block_of[part_ - 1]);
+  if (part_ > log_.actions.size()) return log_.blocks.size() + 1;
+  return static_cast<size_t>(log_.actions[part_ - 1].block);
 }
 
 const EventBlock& RankClock::events(size_t block) const {
@@ -42,7 +42,7 @@ const EventBlock& RankClock::events(size_t block) const {
   return block == log_.blocks.size() ? log_.before : log_.after;
 }
 
-std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const Action& action) {
+std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const LoggedAction& action) {
   constexpr int32_t gathers = -2;
   constexpr int32_t sums = -1;
   if (action.kind < ActionKind::gather || action.kind > ActionKind::await_d_output) return {};
@@ -64,7 +64,7 @@ std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const Action&
   return {Work{kind, action.unit, action.micro_batch}, transfer->begins};
 }
 
-void RankClock::wait_for(const Pending& pending, const Action* action, bool counts) {
+void RankClock::wait_for(const Pending& pending, const LoggedAction* action, bool counts) {
   const double waited = pending.end.time - ops_.time;
   if (waited <= 0) return;
   ops_ = pending.end;
@@ -91,7 +91,7 @@ void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
   if (!event.beside_ops) ops_ = copies_;
 }
 
-RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const Action* action, TimeSpan& time) {
+RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
   const auto number = static_cast<size_t>(event.place.lane);
   if (software_.sums_gradients_last && action != nullptr && action->kind == ActionKind::reduce) {
     postponed_ += seconds;
@@ -112,7 +112,7 @@ RankClock::Pending RankClock::run_collective(const Event& event, double seconds,
 }
 
 // Once, when the first of the sums is needed.
-void RankClock::run_postponed(const Action* action) {
+void RankClock::run_postponed(const LoggedAction* action) {
   constexpr auto lane = static_cast<size_t>(LaneKind::gradients);
   Pending sums{ops_, lane, operation_name(Operation::all_reduce)};
   sums.end.add(lane_spending(lane), postponed_);
@@ -121,7 +121,7 @@ void RankClock::run_postponed(const Action* action) {
 }
 
 TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times) {
-  const Action* const at = action();
+  const LoggedAction* const at = action();
   const size_t block_number = block();
   const EventBlock& block_events = events(block_number);
   const std::vector<double>& seconds = seconds_[block_number];
@@ -234,7 +234,7 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Targ
                       .planned = planned_clock(times, std::move(not_before))};
   const std::unique_ptr<StepClock> clock = profile.planned(profile.log);
   std::vector<TimeSpan> of_events;
-  for (size_t part = 0; part < profile.log.block_of.size() + 2; ++part) clock->next(of_events);
+  for (size_t part = 0; part < profile.log.actions.size() + 2; ++part) clock->next(of_events);
   profile.end_seconds = clock->end();
   return profile;
 }

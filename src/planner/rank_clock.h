@@ -62,16 +62,16 @@ class RankClock {
     size_t lane = 0;
     std::string_view operation = {};
   };
-  static std::pair<std::optional<Work>, bool> work_of(const Action& action);  // and whether the action begins it
+  static std::pair<std::optional<Work>, bool> work_of(const LoggedAction& action);  // and whether the action begins it
 
-  const Action* action() const;
+  const LoggedAction* action() const;
   size_t block() const;  // of seconds_
   const EventBlock& events(size_t block) const;
-  void wait_for(const Pending& pending, const Action* action, bool counts);
+  void wait_for(const Pending& pending, const LoggedAction* action, bool counts);
   void run_op(const Event& event, double seconds);
   void run_copy(const Event& event, double seconds, TimeSpan& time);
-  Pending run_collective(const Event& event, double seconds, const Action* action, TimeSpan& time);
-  void run_postponed(const Action* action);
+  Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
+  void run_postponed(const LoggedAction* action);
 
   const StepLog& log_;
   const Software software_;

@@ -103,7 +103,7 @@ class Search {
 
  private:
   double goodput(int64_t world_size) const {
-    return forecast_step(machine_, {}, world_size, checkpoint_bytes_).goodput;
+    return forecast_step(machine_, {}, world_size, checkpoint_bytes_, config_.checkpoint.asynchronous).goodput;
   }
 
   double score(const RunLayout& layout, double seconds, int64_t bytes) {

@@ -95,15 +95,14 @@ class Walk {
  public:
   Walk(const StageLog& stage, PlannedStage& out)
       : log_(*stage.log),
-        schedule_(log_.program->schedule),
-        stages_(schedule_.options.stages),
+        stages_(log_.stages),
         clock_(log_, stage.times),
         out_(out) {
-    out_.not_before.resize(log_.block_of.size());
+    out_.not_before.resize(log_.actions.size());
     clock_.next();
   }
 
-  bool done() const { return next_ == log_.block_of.size(); }
+  bool done() const { return next_ == log_.actions.size(); }
   bool at_norm() const { return !done() && action().kind == ActionKind::norm; }
   const Moment& now() const { return clock_.now(); }
   int32_t stage() const { return stages_.stage; }
@@ -149,7 +148,7 @@ class Walk {
   }
 
  private:
-  const Action& action() const { return schedule_.actions[next_]; }
+  const LoggedAction& action() const { return log_.actions[next_]; }
 
   static size_t lane_of(const Transfer& transfer, Way way) {
     if (way == Way::to_next)
@@ -166,7 +165,7 @@ class Walk {
 
   void add_bar(PipelineBar::Kind kind, const TimeSpan& span) {
     // Weight gradients right after those of the input are part of the same pass, and the head's always are.
-    const bool of_head = action().unit == schedule_.num_units() - 1;
+    const bool of_head = action().unit == stages_.num_units() - 1;
     if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;
     if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();
@@ -182,7 +181,6 @@ class Walk {
   }
 
   const StepLog& log_;
-  const Schedule& schedule_;
   const Stages& stages_;
   RankClock clock_;
   PlannedStage& out_;

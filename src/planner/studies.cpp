@@ -121,7 +121,8 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
       std::vector<StageLog> stages;
       for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
       const SimulatedStep step = simulate_step(stages);
-      const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint_bytes(plan.spec, config));
+      const StepForecast forecast =
+          forecast_step(changed, step, gpus, checkpoint_bytes(plan.spec, config), config.checkpoint.asynchronous);
       StudyPoint point{.values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9),
                                   fmt::format("{}", number)},
                        .parameters = plan.spec.parameters(),

@@ -297,6 +297,7 @@ Json forecast_json(const DryRunInput& input) {
   json["gpu_hours"] = speed.gpu_hours;
   if (input.price > 0) json["cost"] = input.price * speed.gpu_hours / forecast.goodput;
   json["checkpoint_seconds"] = forecast.checkpoint_seconds;
+  json["checkpoint_cost_seconds"] = forecast.checkpoint_cost_seconds;
   json["best_checkpoint_every_seconds"] = forecast.best_checkpoint_interval;
   json["goodput"] = forecast.goodput;
   return json;

@@ -31,6 +31,7 @@ struct StepForecast {
   std::vector<std::pair<std::string_view, double>> critical_path;
   // Of a run in which nodes fail: the best time between two checkpoints, and the share of the time that steps have then.
   double checkpoint_seconds = 0;       // to write one
+  double checkpoint_cost_seconds = 0;  // that steps wait for it
   double best_checkpoint_interval = 0;
   double goodput = 1;
 };

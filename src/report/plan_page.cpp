@@ -27,14 +27,14 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 .bar { display: flex; height: 12px; min-width: 90px; border-radius: 3px; overflow: hidden; background: var(--border); }
 .bar i { display: block; height: 100%; }
 .ops { background: var(--color-0); } .exposed { background: var(--color-1); } .bubble { background: var(--color-2); }
-.key b { display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 12px; border-radius: 3px; vertical-align: -1px; }
+.colors b { display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 12px; border-radius: 3px; vertical-align: -1px; }
 .heat td { text-align: center; min-width: 64px; padding: 8px 6px; border: 2px solid var(--card); position: relative; }
 .heat td i { position: absolute; inset: 0; background: var(--color-0); }
 .heat td span { position: relative; }
 .heat td.large { outline: 2px dashed var(--color-1); outline-offset: -4px; }
 .large { color: var(--color-1); }
 .heat td.large span { color: var(--text); }
-@media (max-width: 480px) { section { padding: 10px; } table { font-size: 13px; } }
+@media (max-width: 480px) { section { padding: 10px; } table { font-size: 13px; } .bar, .colors { display: none; } td { overflow-wrap: anywhere; } }
 )css";
 
 std::string summary_row(std::string_view name, const std::string& value, const std::string& note = "") {
@@ -72,8 +72,9 @@ std::string best_table(const LayoutSearch& search) {
   double longest = 0;
   for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
   std::string out =
-      "<p class=\"note key\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that nothing "
-      "hides <b class=\"bubble\"></b>waiting for other stages. ~ is an estimate.</p>\n<table>\n<tr><th></th><th "
+      "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
+      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate.</p>\n"
+      "<table>\n<tr><th></th><th "
       "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th><th>layout, or what "
       "differs</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {

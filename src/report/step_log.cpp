@@ -11,7 +11,7 @@ namespace {
 template <typename Body>
 void for_each_repeated(const StepLog& log, const Body& body) {
   std::vector<int64_t> times(log.blocks.size());
-  for (const int32_t block : log.block_of) ++times[static_cast<size_t>(block)];
+  for (const LoggedAction& action : log.actions) ++times[static_cast<size_t>(action.block)];
   for (const EventBlock* block : {&log.before, &log.after}) {
     for (const Event& event : *block) body(event, 1);
   }

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "base/event.h"
 #include "ops/ops.h"
 #include "parallel/groups.h"
-#include "parallel/program.h"
+#include "schedule/schedule.h"
 
 namespace gptrain {
 
@@ -52,11 +51,19 @@ using OpTable = std::array<OpTotals, num_ops>;
 
 using EventBlock = std::vector<Event>;
 
+// An action of the step's schedule, without its operands.
+struct LoggedAction {
+  ActionKind kind;
+  int32_t micro_batch = -1;
+  int32_t unit = -1;
+  int32_t block = 0;  // of its events
+};
+
 // A step of a million actions has few that differ: those that ask for equal events share a block.
 struct StepLog {
-  std::shared_ptr<const Program> program = {};  // whose actions they are
+  Stages stages = {};  // where the units of the actions run, and which stage's step it is
   std::vector<EventBlock> blocks = {};
-  std::vector<int32_t> block_of = {};   // by action of the program
+  std::vector<LoggedAction> actions = {};
   EventBlock before = {}, after = {};  // of no action: how the step begins and ends
 };
 

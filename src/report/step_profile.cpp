@@ -50,7 +50,7 @@ class Rows {
 
   void add(const StepPart& part) {
     std::vector<size_t> of_this_part;
-    std::vector<size_t>& places = part.block < 0 ? of_this_part : known_[static_cast<size_t>(part.block)];
+    std::vector<size_t>& places = part.action == nullptr ? of_this_part : known_[static_cast<size_t>(part.action->block)];
     if (places.empty()) {
       for (const Event& event : part.events) places.push_back(profile_row(event));
     }
@@ -213,8 +213,8 @@ class MeasuredTimes final : public StepClock {
   TimeSpan next(std::vector<TimeSpan>& times) override {
     const StepLog& log = profile_.log;
     const size_t part = part_++;
-    const bool is_action = part > 0 && part <= log.block_of.size();
-    const EventBlock& events = is_action   ? log.blocks[static_cast<size_t>(log.block_of[part - 1])]
+    const bool is_action = part > 0 && part <= log.actions.size();
+    const EventBlock& events = is_action   ? log.blocks[static_cast<size_t>(log.actions[part - 1].block)]
                                : part == 0 ? log.before
                                            : log.after;
     times.clear();
@@ -235,16 +235,13 @@ void for_each_part(const StepProfile& profile, const std::function<void(const St
   const std::unique_ptr<StepClock> clock =
       profile.planned ? profile.planned(log) : std::make_unique<MeasuredTimes>(profile);
   std::vector<TimeSpan> times;
-  const auto visit = [&](const Action* action, const EventBlock& events, int32_t block) {
+  const auto visit = [&](const LoggedAction* action, const EventBlock& events) {
     const TimeSpan time = clock->next(times);
-    body(StepPart{action, time, events, times, block});
+    body(StepPart{action, time, events, times});
   };
-  visit(nullptr, log.before, -1);
-  for (size_t i = 0; i < log.block_of.size(); ++i) {
-    const int32_t block = log.block_of[i];
-    visit(&log.program->schedule.actions[i], log.blocks[static_cast<size_t>(block)], block);
-  }
-  visit(nullptr, log.after, -1);
+  visit(nullptr, log.before);
+  for (const LoggedAction& action : log.actions) visit(&action, log.blocks[static_cast<size_t>(action.block)]);
+  visit(nullptr, log.after);
 }
 
 std::vector<ProfileRow> rows_by_op(const StepProfile& profile) { return Rows(profile, false, name_of).added_up(); }

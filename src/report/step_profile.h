@@ -47,11 +47,10 @@ struct StepProfile {
 
 // An action's part of a step, or what comes before the first one and after the last one.
 struct StepPart {
-  const Action* action;  // null: none
+  const LoggedAction* action;  // null: none
   TimeSpan time;
   std::span<const Event> events;
   std::span<const TimeSpan> times;  // by event
-  int32_t block;                    // of the log, -1: none; parts with equal ones have equal events
 };
 void for_each_part(const StepProfile& profile, const std::function<void(const StepPart&)>& body);
 

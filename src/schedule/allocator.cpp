@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -189,17 +190,18 @@ class Stretches {
 
   std::vector<Lifetime> lifetimes(size_t stretch) const {
     std::vector<Lifetime> result;
-    std::vector<int32_t> actions;
+    int32_t last = -1;
     for (const size_t i : members(stretch)) {
       result.push_back(lifetimes_[i]);
-      actions.push_back(lifetimes_[i].first);
-      actions.push_back(lifetimes_[i].last);
+      last = std::max(last, lifetimes_[i].last);
     }
-    std::sort(actions.begin(), actions.end());
-    actions.erase(std::unique(actions.begin(), actions.end()), actions.end());
-    const auto place_of = [&](int32_t action) {
-      return static_cast<int32_t>(std::lower_bound(actions.begin(), actions.end(), action) - actions.begin());
-    };
+    if (result.empty()) return result;
+    const int32_t first = result.front().first;  // members are in the order of their beginnings
+    // By action of the stretch: whether something begins or ends in it; then how many such actions come before.
+    std::vector<int32_t> places(static_cast<size_t>(last - first) + 1);
+    const auto place_of = [&](int32_t action) -> int32_t& { return places[static_cast<size_t>(action - first)]; };
+    for (const Lifetime& lifetime : result) place_of(lifetime.first) = place_of(lifetime.last) = 1;
+    std::exclusive_scan(places.begin(), places.end(), places.begin(), 0);
     for (Lifetime& lifetime : result) lifetime = {place_of(lifetime.first), place_of(lifetime.last), lifetime.bytes};
     return result;
   }

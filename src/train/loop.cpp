@@ -119,7 +119,7 @@ void TrainingLoop::end_step() {
   checkpoints_.step_is_over(progress_, result.skipped, is_last());
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
-    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().training);
+    profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().stages);
   reporter_.report_step(progress_, result, begun);
   folder_.look();
   reporter_.warn();

@@ -20,16 +20,16 @@ class PlanObserver : public ActionObserver {
  public:
   PlanObserver(EventLog& log, const StepDesign& design)
       : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_alike.size() + 1), -1) {
-    step_.program = design.training;
-    step_.block_of.reserve(design.training->schedule.actions.size());
+    step_.stages = design.stages;
+    step_.actions.reserve(design.training->schedule.actions.size());
   }
 
   bool before(const Action& action) override {
-    if (step_.block_of.empty()) step_.before = log_.take(log_.end());
+    if (step_.actions.empty()) step_.before = log_.take(log_.end());
     int32_t& block = block_of_[key(action)];
     const bool is_new = block < 0;
     if (is_new) block = static_cast<int32_t>(step_.blocks.size());
-    step_.block_of.push_back(block);
+    step_.actions.push_back({action.kind, action.micro_batch, action.unit, block});
     log_.set_recomputing(action.kind == ActionKind::recompute);
     return is_new;
   }

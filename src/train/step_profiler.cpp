@@ -9,6 +9,7 @@ StepProfiler::StepProfiler(Backend& backend, RankGroups& groups) : groups_(group
 }
 
 void StepProfiler::start() {
+  actions_.clear();
   ends_.clear();
   times_.clear();
   log_.start();
@@ -17,7 +18,7 @@ void StepProfiler::start() {
 }
 
 StepProfile StepProfiler::finish(int64_t step, double data_seconds, const MachineLimits& limits,
-                                 std::shared_ptr<const Program> program) {
+                                 const Stages& stages) {
   const double end_seconds = steady_seconds();
   log_.stop();
   groups_.wait_all();
@@ -29,13 +30,14 @@ StepProfile StepProfiler::finish(int64_t step, double data_seconds, const Machin
                       .start_seconds = start_seconds_,
                       .end_seconds = end_seconds,
                       .data_seconds = data_seconds,
-                      .log = {.program = std::move(program)},
+                      .log = {.stages = stages},
                       .action_times = std::exchange(times_, {})};
   StepLog& log = profile.log;
   log.before = log_.take(first_event_);
-  for (const int64_t end : ends_) {
-    log.block_of.push_back(static_cast<int32_t>(log.blocks.size()));
-    log.blocks.push_back(log_.take(end));
+  log.actions = std::exchange(actions_, {});
+  for (size_t i = 0; i < log.actions.size(); ++i) {
+    log.actions[i].block = static_cast<int32_t>(i);
+    log.blocks.push_back(log_.take(ends_[i]));
   }
   log.after = log_.take(log_.end());
   return profile;
@@ -48,8 +50,9 @@ bool StepProfiler::before(const Action& action) {
   return true;
 }
 
-void StepProfiler::after(const Action&) {
+void StepProfiler::after(const Action& action) {
   log_.set_recomputing(false);
+  actions_.push_back({action.kind, action.micro_batch, action.unit});
   ends_.push_back(log_.end());
   times_.push_back({action_start_seconds_, steady_seconds()});
 }

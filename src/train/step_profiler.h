@@ -25,10 +25,10 @@ class StepProfiler final : public ActionObserver {
   Backend& backend() { return backend_; }
 
   void start();  // right before the step
-  // Right after it. Waits for what is still on the lanes. `data_seconds`: of the step, waiting for data; `program`: what
-  // was played.
+  // Right after it. Waits for what is still on the lanes. `data_seconds`: of the step, waiting for data; `stages`: of
+  // its design.
   StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits,
-                     std::shared_ptr<const Program> program);
+                     const Stages& stages);
 
   bool before(const Action& action) override;
   void after(const Action& action) override;
@@ -40,6 +40,7 @@ class StepProfiler final : public ActionObserver {
   double start_seconds_ = 0;
   double action_start_seconds_ = 0;
   int64_t first_event_ = 0;  // of the first action
+  std::vector<LoggedAction> actions_;
   std::vector<int64_t> ends_;  // by action: the number of the event after its last one
   std::vector<TimeSpan> times_;
 };

@@ -60,7 +60,8 @@ class Machine(CliCase):
                 self.assertTrue(all(number > 0 for row in rows for number in row), name)
             for name in LINEAR_OPS + ["linear_backward_weight bias", "attention_forward", "attention_backward"]:
                 rows, _ = shares["1"]["in_steps"][f"{dtype} {name}"]
-                self.assertTrue(all(flops > 0 and 0.1 < ratio < 100 for flops, ratio in rows), (name, rows))
+                # Beside other work, either half of a ratio may take many times its own.
+                self.assertTrue(all(flops > 0 and 0.001 < ratio < 1000 for flops, ratio in rows), (name, rows))
         self.assertGreaterEqual(shares["1"]["between_ops_seconds"][0], 0)
         self.assertEqual(list(profile["links"]["threads"]), ["2", "4"])
         self.assertIn("measuring", self.bench.stderr)

@@ -46,7 +46,8 @@ class EveryMesh(test_ranks.RanksTest):
     def test_processes_have_the_bits_of_threads(self):
         for number, (size, mesh) in enumerate((*self.pipelines(), *self.meshes())):
             settings = ("run.threads=1", "run.steps=2", "schedule.warmup_steps=1", f"batch.global={2 * size}",
-                        "batch.micro=1", "precision.compute=bf16", "checkpoint.every_steps=0")
+                        "batch.micro=1", "precision.compute=bf16", "checkpoint.every_steps=0",
+                        "comm.timeout_seconds=60")  # no rank dies here, and eight start slowly on a busy machine
             if number % 2 == 0 and self.data_ranks(size, mesh) > 1:
                 settings += ("precision.reduce=bf16",)
             states = {}

@@ -28,7 +28,7 @@ EventWords in_words(const StepLog& log) {
     }
   };
   add(log.before);
-  for (const int32_t block : log.block_of) add(log.blocks[static_cast<size_t>(block)]);
+  for (const LoggedAction& action : log.actions) add(log.blocks[static_cast<size_t>(action.block)]);
   add(log.after);
   return parts;
 }
@@ -49,7 +49,7 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     profiler.start();
     step.run(1e-3, batches, &profiler);
     ranks[static_cast<size_t>(world.rank())] = {
-        in_words(plan.log), profiler.finish(2, 0, {config.precision.compute, 1e12, 1e10}, step.design().training)};
+        in_words(plan.log), profiler.finish(2, 0, {config.precision.compute, 1e12, 1e10}, step.design().stages)};
   });
   return ranks;
 }

@@ -108,7 +108,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
       events += part.events.size();
     });
     CHECK((model_flops == model_flops_formula(config.model, config.batch.global)));
-    CHECK(plan.log.block_of.size() == plan.design->training->schedule.actions.size());
+    CHECK(plan.log.actions.size() == plan.design->training->schedule.actions.size());
     CHECK(plan.log.blocks.size() < 40);
     CHECK(events > 100 * plan.log.blocks.size());
   }

@@ -94,7 +94,7 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
     PassTimes passes;
     Sends sends;
     for (const RankEvents& rank : ranks) {
-      REQUIRE(rank.profile.log.block_of.size() == rank.profile.log.program->schedule.actions.size());
+      REQUIRE(!rank.profile.log.actions.empty());
       // A stage does one thing at a time, in the order of its list.
       const std::vector<TimeSpan> ops = ops_of(rank.profile);
       for (size_t i = 1; i < ops.size(); ++i) REQUIRE(ops[i].start_seconds >= ops[i - 1].end_seconds);

@@ -109,7 +109,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   step.run(1e-3, batches);
   profiler.start();
   step.run(1e-3, batches, &profiler);
-  profiler.finish(2, 0, {config.precision.compute, 1, 1}, step.design().training);
+  profiler.finish(2, 0, {config.precision.compute, 1, 1}, step.design().stages);
   num_callers = 0;
   live_bytes = 0;
   watching = true;

@@ -359,7 +359,7 @@ TEST_CASE("planned traffic that is too large stops at the largest amount") {
                   .name = operation_name(Operation::all_reduce),
                   .sent_bytes = int64_t{1} << 61}}};
   const auto sent = [&](int times) {
-    log.block_of.assign(static_cast<size_t>(times), 0);
+    log.actions.assign(static_cast<size_t>(times), {.kind = ActionKind::reduce});
     return lane_traffic(log)[0][0][static_cast<size_t>(Operation::all_reduce)];
   };
   CHECK(sent(3).sent_bytes == 3 * (int64_t{1} << 61));

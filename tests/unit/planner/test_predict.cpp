@@ -39,7 +39,6 @@ Event wait_for(int64_t event) { return {.kind = Event::Kind::wait, .awaits = eve
 
 StepLog log_of(EventBlock events) {
   StepLog log;
-  log.program = std::make_shared<Program>();
   log.before = std::move(events);
   return log;
 }
@@ -104,13 +103,35 @@ TEST_CASE("without rates an event takes a microsecond") {
 }
 
 TEST_CASE("no other interval between checkpoints loses less") {
-  const double save = 30, mtbf = 40'000, restart = 300;
-  const Saving best = best_saving(save, mtbf, restart);
-  CHECK(best.best_interval == Approx(std::sqrt(2 * save * mtbf)));
-  const auto goodput = [&](double interval) { return 1 - save / interval - (interval / 2 + restart) / mtbf; };
-  CHECK(best.goodput == Approx(goodput(best.best_interval)));
-  for (const double factor : {0.5, 0.9, 1.1, 2.0}) CHECK(goodput(factor * best.best_interval) < best.goodput);
-  CHECK(best_saving(1e6, 1e3, 0).goodput == 0);
+  const double mtbf = 40'000, restart = 300;
+  for (const SaveTimes save : {SaveTimes{30, 30}, SaveTimes{0.5, 31}}) {
+    const Saving best = best_saving(save, mtbf, restart);
+    CHECK(best.best_interval == Approx(std::sqrt(2 * save.cost * mtbf)));
+    const auto goodput = [&](double interval) {
+      return 1 - save.cost / interval - (interval / 2 + save.durable - save.cost + restart) / mtbf;
+    };
+    CHECK(best.goodput == Approx(goodput(best.best_interval)));
+    for (const double factor : {0.5, 0.9, 1.1, 2.0}) CHECK(goodput(factor * best.best_interval) < best.goodput);
+  }
+  CHECK(best_saving({1e6, 1e6}, 1e3, 0).goodput == 0);
+  // One save waits for the one before.
+  CHECK(best_saving({0.001, 600}, mtbf, restart).best_interval == 600);
+}
+
+TEST_CASE("steps wait for the copy of an asynchronous checkpoint, and for the whole of another") {
+  Machine machine{find_device("a100-80g"), find_cluster("dgx-a100")};
+  constexpr int64_t bytes = 16'000'000'000'000;
+  const StepForecast waits = forecast_step(machine, {}, 1024, bytes, false);
+  CHECK(waits.checkpoint_seconds == Approx(bytes / (128.0 * 2e9)));
+  CHECK(waits.checkpoint_cost_seconds == waits.checkpoint_seconds);
+  const StepForecast beside = forecast_step(machine, {}, 1024, bytes, true);
+  CHECK(beside.checkpoint_seconds == waits.checkpoint_seconds);
+  CHECK(beside.checkpoint_cost_seconds == Approx(bytes / 1024.0 / 3.2e10));
+  CHECK(beside.goodput > waits.goodput);
+  // Eight devices copy into one memory.
+  machine.cluster.host_memory_bytes_per_second = 8e10;
+  CHECK(forecast_step(machine, {}, 1024, bytes, true).checkpoint_cost_seconds == Approx(8 * bytes / 1024.0 / 8e10));
+  CHECK(forecast_step(machine, {}, 2, bytes, true).checkpoint_cost_seconds == Approx(bytes / 2.0 / 3.2e10));
 }
 
 }  // namespace

@@ -134,13 +134,13 @@ TEST_CASE("a stage's actions never begin before what they wait for is there") {
   for (size_t stage = 0; stage < planned.plans.size(); ++stage) {
     const PlannedStage& times = planned.pipeline.stages[stage];
     const StepLog& log = planned.plans[stage].log;
-    REQUIRE(times.not_before.size() == log.program->schedule.actions.size());
+    REQUIRE(times.not_before.size() == log.actions.size());
     const StepProfile profile = planned_profile(static_cast<int64_t>(stage), DType::f32, log, find_target("h100"),
                                                 planned.times[stage], times.not_before);
     size_t waits = 0;
     for_each_part(profile, [&](const StepPart& part) {
       if (part.action == nullptr) return;
-      const auto i = static_cast<size_t>(part.action - log.program->schedule.actions.data());
+      const auto i = static_cast<size_t>(part.action - profile.log.actions.data());
       if (times.not_before[i] == 0) return;
       ++waits;
       CHECK(part.time.end_seconds >= times.not_before[i]);

@@ -24,9 +24,6 @@ StepProfile example() {
                  .start_seconds = start,
                  .end_seconds = end};
   };
-  auto program = std::make_shared<Program>();
-  program->schedule.actions.push_back({.kind = ActionKind::forward, .micro_batch = 0, .unit = 1});
-  program->schedule.actions.push_back({.kind = ActionKind::reduce, .unit = 1});
   StepProfile profile{.rank = 3,
                       .step = 7,
                       .compute = DType::bf16,
@@ -35,7 +32,7 @@ StepProfile example() {
                       .start_seconds = 100,
                       .end_seconds = 100.010,
                       .data_seconds = 0.001,
-                      .log = {.program = std::move(program)},
+                      .log = {},
                       .action_times = {{100.001, 100.007}, {100.007, 100.009}}};
   profile.log.blocks = {
       {product("N=4 in=2 out=3 bf16", 100.001, 100.003),
@@ -54,7 +51,8 @@ StepProfile example() {
         .name = "waiting for ranks",
         .start_seconds = 100.007,
         .end_seconds = 100.009}}};
-  profile.log.block_of = {0, 1};
+  profile.log.actions = {{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1, .block = 0},
+                         {.kind = ActionKind::reduce, .unit = 1, .block = 1}};
   return profile;
 }
 
