@@ -200,10 +200,10 @@ void refuse_one_file_for_both(const std::string& trace, const std::string& timel
     throw Error(ExitCode::usage, fmt::format("--trace and --timeline name the same file: {}", trace));
 }
 
-// Bytes per second that a node writes; 0: not known.
-double storage_rate(const TrainArguments& arguments, const PlannedMachine& machine) {
-  if (arguments.storage_gbps > 0) return arguments.storage_gbps * giga;
-  return machine.rates ? machine.rates->cluster.storage_bytes_per_second : 0;
+StorageRates storage_rates(const TrainArguments& arguments, const PlannedMachine& machine) {
+  if (!machine.rates) return {.shared = arguments.storage_gbps * giga};
+  const ClusterProfile& cluster = machine.rates->cluster;
+  return {cluster.storage_bytes_per_second, cluster.local_bytes_per_second};
 }
 
 void dry_run(const TrainArguments& arguments) {
@@ -252,7 +252,7 @@ void dry_run(const TrainArguments& arguments) {
                     .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
-                                                      target.ranks_per_node, storage_rate(arguments, machine)),
+                                                      target.ranks_per_node, storage_rates(arguments, machine)),
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {mesh, plan.traffic, plan.largest_rank},

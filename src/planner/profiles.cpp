@@ -125,6 +125,7 @@ ClusterProfile find_cluster(std::string_view name) {
   cluster.nic_latency_seconds = reader.figure_from_0("nics.latency_seconds");
   cluster.oversubscription = reader.figure("nics.oversubscription");
   cluster.storage_bytes_per_second = reader.figure("storage.bytes_per_second");
+  cluster.local_bytes_per_second = reader.figure("storage.local_bytes_per_second");
   cluster.node_mtbf_seconds = reader.figure("faults.node_mtbf_seconds");
   cluster.restart_seconds = reader.figure_from_0("faults.restart_seconds");
   reader.finish();

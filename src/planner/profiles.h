@@ -67,6 +67,7 @@ struct ClusterProfile {
   double nic_latency_seconds = 0;       // of one step between nodes
   double oversubscription = 1;          // what nodes could send over what the network between them carries
   double storage_bytes_per_second = 0;  // that a node writes to the storage of checkpoints
+  double local_bytes_per_second = 0;    // and to drives of its own; 0: not known
   double node_mtbf_seconds = 0;
   double restart_seconds = 0;  // from a failure to the step after the checkpoint
   std::shared_ptr<const MeasuredMachine> measured = {};  // one machine, whose links were measured

@@ -23,7 +23,7 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
 }
 
 CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>& of_ranks, const Mesh& mesh,
-                                       int64_t ranks_per_node, double bytes_per_second) {
+                                       int64_t ranks_per_node, const StorageRates& rates) {
   CheckpointForecast forecast{.bytes = bytes};
   const int64_t of_node = ranks_per_node > 0 ? ranks_per_node : mesh.world_size();
   int64_t node = 0;
@@ -38,7 +38,9 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
   }
   // The shares of all are taken for as large as that of the first, but together they are no more than there is.
   forecast.node_bytes = std::min(forecast.node_bytes, bytes);
-  if (bytes_per_second > 0) forecast.seconds = static_cast<double>(forecast.node_bytes) / bytes_per_second;
+  const auto written = static_cast<double>(forecast.node_bytes);
+  if (rates.shared > 0) forecast.seconds = written / rates.shared;
+  if (rates.local > 0) forecast.local_seconds = written / rates.local;
   return forecast;
 }
 
@@ -49,6 +51,7 @@ std::string checkpoint_remark(const CheckpointForecast& forecast) {
     const double rate = static_cast<double>(forecast.node_bytes) / forecast.seconds;
     remark += fmt::format("; {} at {:.3g} GB/s a node", format_duration(forecast.seconds), rate / 1e9);
   }
+  if (forecast.local_seconds > 0) remark += fmt::format(", {} to its own drives", format_duration(forecast.local_seconds));
   return remark;
 }
 
@@ -57,6 +60,7 @@ Json checkpoint_json(const CheckpointForecast& forecast) {
             {"checkpoint_bytes_per_rank", forecast.rank_bytes},
             {"checkpoint_bytes_per_node", forecast.node_bytes}};
   if (forecast.seconds > 0) json["checkpoint_seconds"] = forecast.seconds;
+  if (forecast.local_seconds > 0) json["checkpoint_seconds_to_own_drives"] = forecast.local_seconds;
   return json;
 }
 

@@ -20,15 +20,20 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
 
 struct CheckpointForecast {
   int64_t bytes = 0;
-  int64_t rank_bytes = 0;  // of the rank that writes the most
-  int64_t node_bytes = 0;  // likewise of the node
-  double seconds = 0;      // for the node that writes the most; 0: its rate is not known
+  int64_t rank_bytes = 0;    // of the rank that writes the most
+  int64_t node_bytes = 0;    // likewise of the node
+  double seconds = 0;        // for the node that writes the most; 0: its rate is not known
+  double local_seconds = 0;  // likewise to drives of its own
 };
 
-// `of_ranks`: as WorldPlan::written_bytes of train/plan_step.h. `ranks_per_node`: 0 for all. `bytes_per_second`: that a
-// node writes; 0: not known.
+// Bytes per second that a node writes, to the storage of checkpoints and to its own drives; 0: not known.
+struct StorageRates {
+  double shared = 0, local = 0;
+};
+
+// `of_ranks`: as WorldPlan::written_bytes of train/plan_step.h. `ranks_per_node`: 0 for all.
 CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>& of_ranks, const Mesh& mesh,
-                                       int64_t ranks_per_node, double bytes_per_second);
+                                       int64_t ranks_per_node, const StorageRates& rates);
 
 // The dry run's remark beside the bytes, and its keys.
 std::string checkpoint_remark(const CheckpointForecast& forecast);

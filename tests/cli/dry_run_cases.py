@@ -56,6 +56,8 @@ class DryRun(CliCase):
         # A target's cluster has a rate of its own.
         of_target = self.plan(config, "--target", "a100-80g", "--world-size", 8, *overrides("batch.micro=1"))
         self.assertGreater(of_target["checkpoint_seconds"], 0)
+        self.assertAlmostEqual(of_target["checkpoint_seconds_to_own_drives"], of_target["checkpoint_bytes_per_node"] / 1.08e10)
+        self.assertNotIn("checkpoint_seconds_to_own_drives", plan)
         self.assertLess(of_target["checkpoint_bytes_per_rank"], plan["checkpoint_bytes_per_rank"])
         self.refuse(USAGE, "--storage-gbps requires --dry-run", "train", config, "--storage-gbps", "2")
 
