@@ -175,7 +175,7 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
   }
 }
 
-TEST_CASE("what runs again gives the same bits, but where a product would give the activation, too", "[long]") {
+TEST_CASE("what runs again gives the same bits, but where a product would give the activation, too") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);
@@ -200,7 +200,7 @@ TEST_CASE("what runs again gives the same bits, but where a product would give t
 }
 
 // Samples of 19 documents, but for the last of the first step, which has 20 and is the own kernels'.
-TEST_CASE("documents that a library takes give what they give on the CPU", "[long]") {
+TEST_CASE("documents that a library takes give what they give on the CPU") {
   const auto with = [&](const std::vector<std::string>& overrides) {
     std::vector<std::string> all = {"model.num_layers=1",       "model.hidden_size=32", "model.sequence_length=128",
                                     "data.mask_documents=true", "batch.micro=2",        "model.attention_window=6"};
@@ -244,7 +244,7 @@ TEST_CASE("documents that no library takes are the own kernels', which is said o
   CHECK(std::count(warnings.begin(), warnings.end(), '\n') == 2);
 }
 
-TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest", "[long]") {
+TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest") {
   std::vector<std::string> overrides = fp16;
   overrides.insert(overrides.end(), {"precision.loss_scale=16777216", "precision.loss_scale_window=3"});
   const RunConfig config = small_config(Family::gpt2, overrides);
@@ -291,7 +291,7 @@ TEST_CASE("in fp16 the loss scale changes neither the norm nor the update") {
   }
 }
 
-TEST_CASE("losses and norms of 20 steps agree with the CPU's", "[long]") {
+TEST_CASE("losses and norms of 20 steps agree with the CPU's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     // Documents that change from step to step, for what is recorded once and played again.
     const std::vector<std::string> masked = {"model.dropout=0.1", "model.attention_window=6",
@@ -390,7 +390,7 @@ TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on"
   CHECK(backend->take_warnings() == "");
 }
 
-TEST_CASE("the same bits every time, in whatever order threads run", "[long]") {
+TEST_CASE("the same bits every time, in whatever order threads run") {
   for (const char* precision :
        {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16", "precision.compute=bf16-pure"}) {
     const RunConfig config = small_config(Family::llama, {precision, "model.dropout=0.1", "run.device=cuda"});
