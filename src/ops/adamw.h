@@ -11,7 +11,7 @@
 namespace gptrain {
 
 struct AdamW : ElementUpdate {
-  static constexpr std::string_view name = "adamw";
+  static constexpr std::string_view name = "adamw", averaged_name = "adamw_ema";
   static constexpr size_t num_columns = 2;  // m, v
   class Formula;
 

@@ -6,7 +6,6 @@
 // weights without masters it takes w before that is rounded to bf16, which is what they are on the average.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -15,16 +14,8 @@
 namespace gptrain {
 
 template <typename Op>
-constexpr auto averaged_name = [] {
-  constexpr std::string_view suffix = "_ema";
-  std::array<char, Op::name.size() + suffix.size()> text{};
-  for (size_t i = 0; i < text.size(); ++i) text[i] = i < Op::name.size() ? Op::name[i] : suffix[i - Op::name.size()];
-  return text;
-}();
-
-template <typename Op>
 struct Averaged : Op {
-  static constexpr std::string_view name{averaged_name<Op>.data(), averaged_name<Op>.size()};
+  static constexpr std::string_view name = Op::averaged_name;
   static constexpr size_t num_columns = Op::num_columns + 1;  // those of Op, then the average
   static_assert(num_columns <= most_update_columns);
   class Formula;

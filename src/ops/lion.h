@@ -9,7 +9,7 @@
 namespace gptrain {
 
 struct Lion : ElementUpdate {
-  static constexpr std::string_view name = "lion";
+  static constexpr std::string_view name = "lion", averaged_name = "lion_ema";
   static constexpr size_t num_columns = 1;  // m
   class Formula;
 

@@ -10,7 +10,7 @@
 namespace gptrain {
 
 struct Sgd : ElementUpdate {
-  static constexpr std::string_view name = "sgd";
+  static constexpr std::string_view name = "sgd", averaged_name = "sgd_ema";
   static constexpr size_t num_columns = 1;  // m
   class Formula;
 
