@@ -78,8 +78,15 @@ double ProfileReader::read(const std::string& path, bool from_0) {
     return 0;
   }
   const double number = value->get<double>();
-  if (std::isfinite(number) && (from_0 ? number >= 0 : number > 0)) return number;
-  add_fault(path, from_0 ? "must not be negative" : "must be above 0");
+  // Of what machines are made of, nothing is near these: what is further off would leave the range of amounts.
+  constexpr double least = 1e-12, most = 1e18;
+  if (number >= least && number <= most) return number;
+  if (number == 0 && from_0) return 0;
+  if (number > 0) {
+    add_fault(path, fmt::format("must be from {:g} to {:g}", least, most));
+  } else {
+    add_fault(path, from_0 ? "must not be negative" : "must be above 0");
+  }
   return 0;
 }
 

@@ -70,7 +70,7 @@ DeviceProfile find_device(std::string_view name) {
     if (profile.name == found.origin) device.name = found.origin;
   device.cluster = reader.word("cluster");
   device.compute_capability = reader.figure("compute_capability");
-  device.multiprocessors = static_cast<int64_t>(reader.figure("multiprocessors"));
+  device.multiprocessors = reader.count("multiprocessors");
   device.memory_bytes = reader.figure("memory.bytes");
   device.bytes_per_second = reader.figure("memory.bytes_per_second");
   device.memory_sustained = reader.share("memory.sustained");
@@ -113,13 +113,13 @@ ClusterProfile find_cluster(std::string_view name) {
   ProfileReader reader(found.text, found.origin);
   ClusterProfile cluster;
   cluster.name = reader.word("name");
-  cluster.gpus_per_node = static_cast<int64_t>(reader.figure("gpus_per_node"));
+  cluster.gpus_per_node = reader.count("gpus_per_node");
   cluster.link_bytes_per_second = reader.figure("links.bytes_per_second");
   cluster.link_sustained = reader.share("links.sustained");
   cluster.link_latency_seconds = reader.figure_from_0("links.latency_seconds");
   cluster.host_bytes_per_second = reader.figure("host.bytes_per_second");
   cluster.host_memory_bytes_per_second = reader.figure("host.memory_bytes_per_second");
-  cluster.nics_per_node = static_cast<int64_t>(reader.figure("nics.per_node"));
+  cluster.nics_per_node = reader.count("nics.per_node");
   cluster.nic_bytes_per_second = reader.figure("nics.bytes_per_second");
   cluster.nic_sustained = reader.share("nics.sustained");
   cluster.nic_latency_seconds = reader.figure_from_0("nics.latency_seconds");

@@ -83,14 +83,17 @@ std::string refusal(const std::string& text) {
   return "";
 }
 
-TEST_CASE("a profile's faults are told together, each with its key") {
-  const auto has = [](const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-  };
-  CHECK(has(refusal("[1]"), "no JSON object"));
-  std::string text;
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string text_of_a100() {
   for (const BuiltInProfile& profile : built_in_devices())
-    if (profile.name == "a100-80g") text = profile.text;
+    if (profile.name == "a100-80g") return std::string(profile.text);
+  return "";
+}
+
+TEST_CASE("a profile's faults are told together, each with its key") {
+  CHECK(has(refusal("[1]"), "no JSON object"));
+  std::string text = text_of_a100();
   CHECK(refusal(text).empty());
   const auto replace = [&](const std::string& from, const std::string& to) {
     const size_t at = text.find(from);
@@ -108,6 +111,19 @@ TEST_CASE("a profile's faults are told together, each with its key") {
                             "launch_seconds: must not be negative", "memory.sustained: is a share: at most 1",
                             "attention.half_length: is missing", "attention.half_lenght: no profile has this"})
     CHECK(has(faults, fault));
+}
+
+TEST_CASE("counts of a profile are whole, and figures within what amounts can hold") {
+  const std::string text = text_of_a100();
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const size_t at = changed.find(from);
+    REQUIRE(at != std::string::npos);
+    return refusal(changed.replace(at, from.size(), to));
+  };
+  CHECK(has(with("[108, ", "[0.5, "), "multiprocessors: must be a whole number"));
+  CHECK(has(with("[3e-06, ", "[1e-300, "), "launch_seconds: must be from 1e-12 to 1e+18"));
+  CHECK(has(with("[3e-06, ", "[1e300, "), "launch_seconds: must be from 1e-12 to 1e+18"));
 }
 
 }  // namespace
