@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -86,14 +87,21 @@ std::string damage_text(const fs::path& file, const std::string& what) {
   return fmt::format("{} is damaged: {}", file.string(), what);
 }
 
+void check_size(const InputFile& file, const FileRecord& record) {
+  if (file.bytes() != record.bytes) {
+    throw Error(ExitCode::checkpoint, damage_text(file.path(), fmt::format("it has {} bytes, the manifest says {}",
+                                                                           file.bytes(), record.bytes)));
+  }
+}
+
 // Adds one file's boxes to the tensors they belong to.
-void add_file(Contents& contents, size_t index) {
+void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
   const FileRecord& record = contents.stored.files[index];
-  const InputFile file(contents.checkpoint / record.name);
-  const SafetensorsHeader header = read_safetensors_header(file);
+  const fs::path path = contents.checkpoint / record.name;
+  const SafetensorsHeader header = parse_safetensors_header(header_bytes, path, record.bytes);
   const auto fault = [&](const std::string& what) -> Error {
     constexpr size_t max_bytes = 400;
-    return Error(ExitCode::checkpoint, damage_text(file.path(), printable(what, max_bytes)));
+    return Error(ExitCode::checkpoint, damage_text(path, printable(what, max_bytes)));
   };
   if (header.crc32c != record.header_crc32c) throw fault("its header does not have the checksum in the manifest");
   if (header.entries.size() != record.slices_crc32c.size()) {
@@ -214,7 +222,7 @@ std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, c
   return records;
 }
 
-StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
+StoredManifest read_named_manifest(const fs::path& checkpoint) {
   StoredManifest stored = load_manifest(checkpoint);
   const fs::path name = plain_path(checkpoint).filename();
   const auto step = step_of_folder_name(name.string());
@@ -222,24 +230,46 @@ StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
     throw Error(ExitCode::checkpoint, "{} is of step {}, but its folder is named {}",
                 (checkpoint / manifest_name).string(), stored.manifest.step, name.string());
   }
-  for (const FileRecord& record : stored.files) {
-    const InputFile file(checkpoint / record.name);
-    if (file.bytes() != record.bytes) {
-      throw Error(ExitCode::checkpoint, damage_text(file.path(), fmt::format("it has {} bytes, the manifest says {}",
-                                                                             file.bytes(), record.bytes)));
-    }
-  }
   return stored;
 }
 
+StoredManifest read_manifest_and_sizes(const fs::path& checkpoint) {
+  StoredManifest stored = read_named_manifest(checkpoint);
+  for (const FileRecord& record : stored.files) check_size(InputFile(checkpoint / record.name), record);
+  return stored;
+}
+
+std::string read_headers(const fs::path& checkpoint, const StoredManifest& stored, int rank, int ranks) {
+  std::string headers;
+  for (auto i = static_cast<size_t>(rank); i < stored.files.size(); i += static_cast<size_t>(ranks)) {
+    const InputFile file(checkpoint / stored.files[i].name);
+    check_size(file, stored.files[i]);
+    headers += read_safetensors_header_bytes(file);
+  }
+  return headers;
+}
+
 Contents read_contents(const fs::path& checkpoint) {
+  StoredManifest stored = read_named_manifest(checkpoint);
+  const std::string headers = read_headers(checkpoint, stored, 0, 1);
+  return contents_of(checkpoint, std::move(stored), {headers});
+}
+
+Contents contents_of(const fs::path& checkpoint, StoredManifest stored, const std::vector<std::string>& headers) {
   Contents contents;
   contents.checkpoint = checkpoint;
-  contents.stored = read_manifest_and_sizes(checkpoint);
-  for (size_t i = 0; i < contents.stored.files.size(); ++i) add_file(contents, i);
+  contents.stored = std::move(stored);
+  std::vector<std::string_view> left(headers.begin(), headers.end());
+  for (size_t i = 0; i < contents.stored.files.size(); ++i) {
+    std::string_view& of_rank = left[i % left.size()];
+    const size_t bytes = safetensors_header_bytes(of_rank);
+    if (bytes == 0) throw Error(ExitCode::checkpoint, "{} was changed while it was read", checkpoint.string());
+    add_file(contents, i, of_rank.substr(0, bytes));
+    of_rank.remove_prefix(bytes);
+  }
   for (const auto& [name, tensor] : contents.tensors) {
     std::vector<Box> boxes;
-    for (const StoredBox& stored : tensor.boxes) boxes.push_back(stored.box);
+    for (const StoredBox& box : tensor.boxes) boxes.push_back(box.box);
     if (const auto pair = find_overlap(boxes)) {
       const StoredBox& second = tensor.boxes[pair->second];
       throw Error(ExitCode::checkpoint,

@@ -52,6 +52,14 @@ Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
 // Error(checkpoint) naming the damaged file.
 Contents read_contents(const std::filesystem::path& checkpoint);
 
+// The same in parts, for ranks that read a share of the headers each and pass them on, so that no rank opens the files of
+// all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the other; and the contents,
+// from what each rank has read.
+StoredManifest read_named_manifest(const std::filesystem::path& checkpoint);
+std::string read_headers(const std::filesystem::path& checkpoint, const StoredManifest& stored, int rank, int ranks);
+Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest stored,
+                     const std::vector<std::string>& headers);
+
 // Reads one box in pieces and throws Error(checkpoint) if its bytes do not have the manifest's checksum. `file` is the
 // open file that holds it.
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);

@@ -74,7 +74,7 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const Saf
   }
 }
 
-json parse_header(const std::string& text) {
+json parse_header(std::string_view text) {
   if (text.empty() || text.front() != '{') fault("the header does not begin with '{{'");
   // The parser keeps the last of equal keys; a file that says two things about one tensor is refused.
   std::set<std::string> keys;
@@ -130,7 +130,7 @@ SafetensorsMetadata parse_metadata(const json& value) {
   return metadata;
 }
 
-SafetensorsHeader read_header(const InputFile& file) {
+std::string read_header(const InputFile& file) {
   if (file.bytes() < length_bytes) fault("{} bytes are too few for a header", file.bytes());
   uint64_t length = 0;
   file.read(0, &length, length_bytes);
@@ -139,12 +139,16 @@ SafetensorsHeader read_header(const InputFile& file) {
   if (header_bytes > file.bytes() - length_bytes) {
     fault("its header of {} bytes goes beyond the end of the file, which has {} bytes", header_bytes, file.bytes());
   }
-  std::string text(length, '\0');
-  file.read(length_bytes, text.data(), header_bytes);
+  std::string bytes(static_cast<size_t>(length_bytes + header_bytes), '\0');
+  std::memcpy(bytes.data(), &length, length_bytes);
+  file.read(length_bytes, bytes.data() + length_bytes, header_bytes);
+  return bytes;
+}
 
+SafetensorsHeader parse_whole_header(std::string_view bytes, int64_t file_bytes) {
   SafetensorsHeader header;
-  header.crc32c = crc32c(text.data(), text.size(), crc32c(&length, length_bytes));
-  const json parsed = parse_header(text);
+  header.crc32c = crc32c(bytes.data(), bytes.size());
+  const json parsed = parse_header(bytes.substr(length_bytes));
   for (const auto& [name, value] : parsed.items()) {
     if (name == metadata_key) {
       header.metadata = parse_metadata(value);
@@ -154,23 +158,32 @@ SafetensorsHeader read_header(const InputFile& file) {
   }
   std::sort(header.entries.begin(), header.entries.end(),
             [](const auto& a, const auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
-  const int64_t data_begin = length_bytes + header_bytes;
+  const auto data_begin = static_cast<int64_t>(bytes.size());
   int64_t end = 0;
   for (SafetensorsEntry& entry : header.entries) {
     if (entry.offset != end) {
       fault("tensor \"{}\" begins at byte {} of the data, where {} was due", entry.tensor.name, entry.offset, end);
     }
     // Cannot overflow: an entry that went beyond the file would be found here, before the next is added.
-    if (entry.bytes > file.bytes() - data_begin - end) {
-      fault("tensor \"{}\" goes beyond the end of the file, which has {} bytes", entry.tensor.name, file.bytes());
+    if (entry.bytes > file_bytes - data_begin - end) {
+      fault("tensor \"{}\" goes beyond the end of the file, which has {} bytes", entry.tensor.name, file_bytes);
     }
     end += entry.bytes;
     entry.offset += data_begin;
   }
-  if (data_begin + end != file.bytes()) {
-    fault("it has {} bytes, but its header describes {}", file.bytes(), data_begin + end);
+  if (data_begin + end != file_bytes) {
+    fault("it has {} bytes, but its header describes {}", file_bytes, data_begin + end);
   }
   return header;
+}
+
+template <typename Work>
+auto of_file(const std::filesystem::path& path, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& e) {
+    throw Error(e.code(), "{} is damaged: {}", path.string(), e.what());
+  }
 }
 
 }  // namespace
@@ -212,12 +225,24 @@ uint32_t SafetensorsWriter::write(const void* data, int64_t bytes, uint32_t crc)
 
 void SafetensorsWriter::finish() { file_.sync_and_close(); }
 
+std::string read_safetensors_header_bytes(const InputFile& file) {
+  return of_file(file.path(), [&] { return read_header(file); });
+}
+
+SafetensorsHeader parse_safetensors_header(std::string_view bytes, const std::filesystem::path& path,
+                                           int64_t file_bytes) {
+  return of_file(path, [&] { return parse_whole_header(bytes, file_bytes); });
+}
+
+size_t safetensors_header_bytes(std::string_view headers) {
+  uint64_t length = 0;
+  if (headers.size() < length_bytes) return 0;
+  std::memcpy(&length, headers.data(), length_bytes);
+  return length > headers.size() - length_bytes ? 0 : length_bytes + length;
+}
+
 SafetensorsHeader read_safetensors_header(const InputFile& file) {
-  try {
-    return read_header(file);
-  } catch (const Error& e) {
-    throw Error(e.code(), "{} is damaged: {}", file.path().string(), e.what());
-  }
+  return parse_safetensors_header(read_safetensors_header_bytes(file), file.path(), file.bytes());
 }
 
 uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -64,6 +65,14 @@ struct SafetensorsHeader {
 // header's end to the file's end. Throws Error(checkpoint) naming the file, the tensor and what is wrong. Dtypes that
 // base/dtype.h does not have are refused.
 SafetensorsHeader read_safetensors_header(const InputFile& file);
+
+// The same in two parts: all bytes before the first tensor, of which the length only is checked; and what they say of the
+// file at `path`, which has `file_bytes` bytes and may have been read by another rank.
+std::string read_safetensors_header_bytes(const InputFile& file);
+SafetensorsHeader parse_safetensors_header(std::string_view bytes, const std::filesystem::path& path,
+                                           int64_t file_bytes);
+// Length of the first of several headers that lie one behind the other; 0 if there is none.
+size_t safetensors_header_bytes(std::string_view headers);
 
 // A piece of a tensor: `bytes` bytes at `data` (aligned for any dtype, valid during the call only), the first of them
 // at byte `offset` of the tensor. Pieces come in order, without gaps, and end at multiples of 8 or at the tensor's end.

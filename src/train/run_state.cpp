@@ -30,29 +30,37 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
 }
 
-// Fills the slices that `wanted` names; what data ranks have in common, one of them reads. Returns what the checkpoint
-// holds. Collective over the world.
+// Runs `work`, and adds to its errors which other checkpoint there is.
+template <typename Work>
+auto with_way_out_of(const fs::path& checkpoint, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    throw with_way_out(error, checkpoint);
+  }
+}
+
+// Fills the slices that `wanted` names. Each rank reads its share of the files' headers, and what data ranks have in
+// common, one of them reads. Returns what the checkpoint holds. Collective over the world.
 Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
                      const std::function<std::vector<Slice>(const Contents&)>& wanted) {
   Communicator* const all = groups.group(GroupKind::world);
+  StoredManifest stored;
+  const std::vector<std::string> headers = agree(all, world, [&] {
+    return with_way_out_of(checkpoint, [&] {
+      stored = read_named_manifest(checkpoint);
+      return read_headers(checkpoint, stored, world.rank(), world.size());
+    });
+  });
   Contents contents;
   std::vector<BoxTransfer> transfers;
   agree_on(all, world, [&] {
-    try {
-      contents = read_contents(checkpoint);
-    } catch (const Error& error) {
-      throw with_way_out(error, checkpoint);
-    }
+    with_way_out_of(checkpoint, [&] { contents = contents_of(checkpoint, std::move(stored), headers); });
     transfers = transfers_to(contents, wanted(contents));
   });
   const SharedLoad loaded = load_together(contents, std::move(transfers), groups.group(GroupKind::copies));
   agree_on(all, world, [&] {
-    if (!loaded.fault) return;
-    try {
-      std::rethrow_exception(loaded.fault);
-    } catch (const Error& error) {
-      throw with_way_out(error, checkpoint);
-    }
+    if (loaded.fault) with_way_out_of(checkpoint, [&] { std::rethrow_exception(loaded.fault); });
   });
   return contents;
 }

@@ -291,10 +291,12 @@ class Ends(AsynchronousTest):
                 run = self.run_of(f"removed-{mode}", ranks, 0)
                 started = self.start(run, mode, ranks, overrides("run.steps=100000"), DELAY_MS=1000)
                 self.until_it_saves(run, started, 4)
-                gone = run.out.with_name("gone")
-                run.out.rename(gone)
-                while gone.exists():  # the run may make a file in it meanwhile
-                    shutil.rmtree(gone, ignore_errors=True)
+                for rank in range(len(started.processes)):  # so that none sees what lies between
+                    started.send(rank, signal.SIGSTOP)
+                while run.out.exists():  # they stop soon, not at once
+                    shutil.rmtree(run.out, ignore_errors=True)
+                for rank in range(len(started.processes)):
+                    started.send(rank, signal.SIGCONT)
                 self.assertEqual(set(started.wait()), {CHECKPOINT}, started.output())
                 self.assertRegex(started.output(), r"gptrain: run\.out = .*: was removed while the run wrote to it; the state "
                                                    rf"after step {run.newest_step()} is saved in ")

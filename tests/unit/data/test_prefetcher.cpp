@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "allocation_count.h"
+#include "count_allocations.h"
 #include "data/dataset.h"
 #include "support.h"
 
@@ -128,10 +128,10 @@ TEST_CASE_METHOD(Fixture, "Reading allocates nothing") {
   const Dataset dataset = open();
   Prefetcher prefetcher(dataset, {4, sequence_length}, 0, 4, make_ring(4, 2), {1, 2});
   prefetcher.next();
-  const int64_t before = test::num_allocations();
+  const int64_t before = num_allocations();
   int64_t last = 0;
   for (int i = 0; i < 200; ++i) last = prefetcher.next().sample_ids[3];
-  const int64_t after = test::num_allocations();
+  const int64_t after = num_allocations();
   CHECK(after == before);
   CHECK(last == 803);
 }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "count_allocations.h"
+#include "not_a_number.h"
 #include "temporary_folder.h"
 #include "train/metrics.h"
 
@@ -14,11 +15,10 @@ using nlohmann::json;
 
 namespace {
 
-constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double positive_infinity = std::numeric_limits<double>::infinity();
 constexpr int64_t gibibyte = int64_t{1} << 30;
 
-StepMetrics example() {
+StepMetrics example_metrics() {
   StepMetrics metrics;
   metrics.step = 120;
   metrics.loss = 3.21449;
@@ -35,7 +35,7 @@ StepMetrics example() {
 }
 
 StepMetrics at_step(int64_t step) {
-  StepMetrics metrics = example();
+  StepMetrics metrics = example_metrics();
   metrics.step = step;
   return metrics;
 }
@@ -56,13 +56,13 @@ std::vector<int64_t> steps_of(const std::filesystem::path& path) {
 }  // namespace
 
 TEST_CASE("The step line is the one the issue shows") {
-  CHECK(format_step_line(example(), 5000, 24 * gibibyte, 1985) ==
+  CHECK(format_step_line(example_metrics(), 5000, 24 * gibibyte, 1985) ==
         "step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | "
         "mem 1.9/24 GiB | eta 33m");
 }
 
 TEST_CASE("A loss scale is shown where there is one") {
-  StepMetrics metrics = example();
+  StepMetrics metrics = example_metrics();
   metrics.loss_scale = 65536;
   CHECK(format_step_line(metrics, 5000, 24 * gibibyte, 1985) ==
         "step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | scale 65536 | 412 ms (data 1%) | 57.1k tok/s | "
@@ -112,7 +112,7 @@ TEST_CASE("A skipped step says so, and an unknown ETA is a dash") {
 
 TEST_CASE("metrics.jsonl reads back with every bit of every value") {
   const TemporaryFolder out;
-  StepMetrics metrics = example();
+  StepMetrics metrics = example_metrics();
   metrics.loss = std::nextafter(3.2145, 4);
   metrics.lr = 0.1 + 0.2;
   metrics.grad_norm = 1e300;
@@ -142,7 +142,7 @@ TEST_CASE("metrics.jsonl reads back with every bit of every value") {
 TEST_CASE("What is not finite is null") {
   const TemporaryFolder out;
   MetricsWriter writer(out.path(), -1);
-  StepMetrics metrics = example();
+  StepMetrics metrics = example_metrics();
   metrics.loss = not_a_number;
   metrics.grad_norm = -positive_infinity;
   metrics.skipped = true;

@@ -3,14 +3,13 @@
 
 #include "base/error.h"
 #include "catch.h"
+#include "not_a_number.h"
 #include "report/run_page.h"
 #include "temporary_folder.h"
 
 using namespace gptrain;
 
 namespace {
-
-constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 size_t count(const std::string& text, const std::string& part) {
   size_t number = 0;

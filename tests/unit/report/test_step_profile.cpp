@@ -14,7 +14,7 @@ namespace {
 
 // 10 ms: two products and a copy in one action, another waits 2 ms for a collective of 4 ms; 1 ms of waiting for data,
 // the rest outside.
-StepProfile example() {
+StepProfile example_profile() {
   const auto product = [](const char* shape, double start, double end) {
     return Event{.name = "linear_forward",
                  .shape = shape,
@@ -74,7 +74,7 @@ std::vector<std::string> words_of(const std::string& text, const std::string& st
 }  // namespace
 
 TEST_CASE("Rows are summed by op, with the waits, most time first") {
-  const std::vector<ProfileRow> rows = rows_by_op(example());
+  const std::vector<ProfileRow> rows = rows_by_op(example_profile());
   REQUIRE(rows.size() == 3);
   CHECK(rows[0].label == "linear_forward");
   CHECK(rows[0].calls == 2);
@@ -88,14 +88,14 @@ TEST_CASE("Rows are summed by op, with the waits, most time first") {
 }
 
 TEST_CASE("Shapes of one op are told apart") {
-  const std::vector<ProfileRow> rows = rows_by_shape(example());
+  const std::vector<ProfileRow> rows = rows_by_shape(example_profile());
   REQUIRE(rows.size() == 4);
   CHECK(rows[0].label == "linear_forward N=8 in=2 out=3 bf16");
   CHECK(rows[0].calls == 1);
 }
 
 TEST_CASE("The rows of a profile add up to the step") {
-  const StepProfile profile = example();
+  const StepProfile profile = example_profile();
   CHECK(seconds_outside(profile) == Approx(0.001));
   double sum = profile.data_seconds + seconds_outside(profile);
   for (const ProfileRow& row : rows_by_op(profile)) sum += row.seconds;
@@ -103,7 +103,7 @@ TEST_CASE("The rows of a profile add up to the step") {
 }
 
 TEST_CASE("The table gives time, rate and share of the limit") {
-  const std::string text = step_profile_table(example());
+  const std::string text = step_profile_table(example_profile());
   using Words = std::vector<std::string>;
   CHECK(line_of(text, "profile of") == "profile of step 7: 10.0 ms, 180.0 model GFLOP/s, mfu 18.0%");
   CHECK(line_of(text, "limits of") ==
@@ -123,7 +123,7 @@ TEST_CASE("The table gives time, rate and share of the limit") {
 TEST_CASE("The trace holds every action and event once, in a row for each kind of work and lane") {
   std::string text(trace_head);
   const TextSink sink = [&](std::string_view part) { text += part; };
-  StepProfile profile = example();
+  StepProfile profile = example_profile();
   write_trace_events(profile, sink);
   text += trace_between;
   profile.rank = 4;

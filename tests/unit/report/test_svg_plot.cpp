@@ -1,16 +1,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 
 #include "catch.h"
+#include "not_a_number.h"
 #include "report/svg_plot.h"
 
 using namespace gptrain;
-
-namespace {
-constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
-}
 
 TEST_CASE("Ticks are round numbers within the range") {
   CHECK(nice_ticks(0, 10, 6) == std::vector<double>{0, 2, 4, 6, 8, 10});
