@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "ops/footprint.h"
 #include "report/step_log.h"
 
 namespace gptrain {
@@ -79,6 +80,18 @@ bool sums_bias(const Event& op) {
   const ProductShape& products = op.products;
   const int64_t factors = dtype_bytes(products.dtype) * products.k * (products.m + products.n);
   return (op.bytes_moved - factors) % (dtype_bytes(DType::f32) * products.m * products.n) != 0;
+}
+
+// FLOP/s of the table's quickest row, alone or in a step. The FLOPs of attention do not follow from its sizes: its rates
+// are taken as they are.
+double best_row(const RateTable& table, const RateTable* in_steps) {
+  double best = 0;
+  for (const std::vector<double>& row : table.rows()) {
+    const bool is_product = row.size() == 4;
+    const double longer = is_product && in_steps != nullptr ? in_steps->at({2 * row[0] * row[1] * row[2]}) : 1;
+    best = std::max(best, row.back() / std::min(longer, 1.0));
+  }
+  return best;
 }
 
 // Tables of ratios, by key of in_steps.
@@ -180,10 +193,24 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
 }
 
 std::vector<double> product_sizes(const ProductShape& products) {
-  const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
   const auto k = static_cast<double>(products.k);
-  if (products.kind == ProductShape::Kind::plain) return {m, n, k};
-  return {n, k};
+  if (products.kind == ProductShape::Kind::plain)
+    return {static_cast<double>(products.m), static_cast<double>(products.n), k};
+  return {static_cast<double>(executed_length(products.n)), k};
+}
+
+double best_product_rate(const MeasuredMachine& machine, DType dtype) {
+  double best = 0;
+  for (const MeasuredShare& share : machine.shares) {
+    const double all_cores = static_cast<double>(machine.cores) / static_cast<double>(share.threads);
+    for (const auto& [key, table] : share.ops) {
+      if (table.num_sizes() == 1 || !key.starts_with(dtype_name(table_dtype(dtype)))) continue;
+      const auto in_steps = share.in_steps.find(key);
+      const double rate = best_row(table, in_steps == share.in_steps.end() ? nullptr : &in_steps->second);
+      best = std::max(best, all_cores * rate / std::min(share.stretch, 1.0));
+    }
+  }
+  return best;
 }
 
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
@@ -288,6 +315,9 @@ MeasuredMachine read_machine(ProfileReader& reader) {
           ranks, read_links(reader, fmt::format("links.{}.{}", way, ranks)));
     }
   }
+  // Where other work came between, the figure may lie below the tables.
+  machine.f32_flops = std::max(machine.f32_flops, best_product_rate(machine, DType::f32));
+  if (machine.half_flops > 0) machine.half_flops = std::max(machine.half_flops, best_product_rate(machine, DType::bf16));
   return machine;
 }
 

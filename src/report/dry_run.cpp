@@ -371,9 +371,12 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
+    const bool is_predicted = input.forecast && input.rate->origin == "predicted";
     text += text_row("time", format_duration(seconds),
-                fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
-                            format_count(input.rate->tokens_per_second), input.rate->origin));
+                fmt::format("{:.2f} days at {} tokens/s, {}{}", seconds / 86400,
+                            format_count(input.rate->tokens_per_second), input.rate->origin,
+                            is_predicted ? fmt::format("; {:.2f} with failures", seconds / 86400 / input.forecast->goodput)
+                                         : ""));
   } else {
     text += text_row("time", "?",
                 "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
@@ -466,6 +469,8 @@ std::string dry_run_json(const DryRunInput& input) {
     json["tokens_per_second_origin"] = input.rate->origin;
     json["total_seconds"] = to_double(totals.tokens) / input.rate->tokens_per_second;
     json["total_days"] = to_double(totals.tokens) / input.rate->tokens_per_second / 86400;
+    if (input.forecast && input.rate->origin == "predicted")
+      json["total_days_with_failures"] = json["total_days"].get<double>() / input.forecast->goodput;
   }
   for (const SourceForecast& source : input.sources) {
     Json entry{{"path", source.path}, {"share", source.share}};

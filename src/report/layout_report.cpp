@@ -40,6 +40,9 @@ double exposed_of(const LayoutResult& result) {
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 
+// Only there rows are of other numbers of devices.
+bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
+
 std::string row_text(const LayoutSearch& search, size_t place) {
   const LayoutResult& result = search.best[place];
   const double step = result.step_seconds;
@@ -49,6 +52,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
                                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
                                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
                                  fmt::format("{}{}", result.is_exact ? "" : ">", bytes_text(result.peak_bytes)));
+  if (shows_devices(search)) text += fmt::format(" {:>7}", result.layout.world_size());
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
   text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
@@ -81,6 +85,7 @@ Json layout_json(const RunLayout& layout) {
 
 Json result_json(const LayoutResult& result) {
   Json json{{"exact", result.is_exact},
+            {"gpus", result.layout.world_size()},
             {"layout", layout_json(result.layout)},
             {"step_seconds", result.step_seconds},
             {"tokens_per_second", result.tokens_per_second},
@@ -150,6 +155,7 @@ std::string loss_text(const LayoutResult& best, const LostClass& lost) {
 
 std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
+  if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
   if (search.best.empty()) return text + nothing_fits_text(search);
   text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
@@ -160,6 +166,7 @@ std::string layout_search_text(const LayoutSearch& search) {
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
+  if (shows_devices(search)) text += " devices";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
   text += "   layout, or what differs\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
@@ -179,6 +186,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"expected_error_source", search.error.source},
             {"objective", search.objective},
             {"gpus", search.gpus},
+            {"held", search.held},
             {"target_memory_bytes", search.room_bytes},
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},

@@ -221,6 +221,36 @@ TEST_CASE("ops with products take longer in a step than alone") {
   CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1000 * alone));
 }
 
+TEST_CASE("the matrix rate is no less than the best that the tables give on all cores") {
+  MeasuredMachine machine = machine_of();
+  CHECK(best_product_rate(machine, DType::bf16) == Approx(1e11));
+  machine.f32_flops = machine.half_flops = 1e9;  // measured while something else had the cores
+  const auto rate = [&] {
+    const File file(machine_text(machine, source));
+    return find_device(File::path()).f32.flops_per_second;
+  };
+  CHECK(rate() == Approx(1e11));
+  machine.shares[1].ops.insert_or_assign("f32 linear_forward", RateTable(RateTable::Kind::rate, {{256, 256, 256, 4e10}}));
+  CHECK(rate() == Approx(1.6e11));  // four ranks of a thread each
+  machine.shares[0].in_steps.emplace("f32 linear_forward", RateTable(RateTable::Kind::ratio, {{1e6, 0.5}}));
+  CHECK(rate() == Approx(2e11));
+  machine.half_flops = 0;
+  const File file(machine_text(machine, source));
+  CHECK(find_device(File::path()).half.flops_per_second == 0);
+}
+
+TEST_CASE("attention of a part of a tile takes as long as of the tile") {
+  const MeasuredMachine machine = machine_of();
+  const auto seconds = [&](int64_t tokens) {
+    Event op{.name = AttentionForward::name, .executed_flops = 1'000'000'000};
+    op.products = {.kind = ProductShape::Kind::attention_forward, .dtype = DType::f32, .count = 1, .m = tokens, .n = tokens, .k = 64};
+    return *measured_op_seconds(share_of_rank(machine, 1, 4), op, DType::f32, {});
+  };
+  CHECK(seconds(1) == Approx(seconds(64)));
+  CHECK(seconds(65) == Approx(seconds(128)));
+  CHECK(seconds(300) == Approx(1e-2));
+}
+
 TEST_CASE("ranks share what was measured of the machine") {
   const MeasuredMachine machine = machine_of();
   const auto factor = [&](int64_t ranks, int64_t threads) { return share_of_rank(machine, ranks, threads).factor; };
