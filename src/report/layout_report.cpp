@@ -171,9 +171,9 @@ std::string layout_search_text(const LayoutSearch& search) {
   text += "   layout, or what differs\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} with failures (goodput {:.1f}%)\n", "time",
-                      format_count(best.gpu_hours), format_count(best.gpu_hours / best.goodput), 100 * best.goodput);
-  if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", format_count(best.cost));
+  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {:.1f}%)\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), 100 * best.goodput);
+  if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(best, lost));

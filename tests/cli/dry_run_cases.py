@@ -268,8 +268,10 @@ class DryRun(CliCase):
         self.assertGreaterEqual(plan["best_checkpoint_every_seconds"], plan["checkpoint_seconds"])
         text = self.succeed(*arguments, "--tokens-per-second", "1e-12", "--storage-gbps", "1e-12",
                             *overrides("run.steps=1000000000000"))
-        self.assertRegex(text, r"\n  time +7.41e\+20 days ")
-        self.assertNotIn("-9223372036854775808", text)
+        self.assertRegex(text, r"\n  time +7.41e\+20 days +7.41e\+20 days at ")
+        endless = self.succeed(*arguments, "--price", "1", "--storage-gbps", "1e-12")
+        self.assertRegex(endless, r"\n  device-hours .* without end where nodes fail: goodput 0.0%")
+        self.assertRegex(endless, r"\n  cost +\? +the run does not end\n")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
         config = self.write_config(large_config())
