@@ -82,18 +82,6 @@ bool sums_bias(const Event& op) {
   return (op.bytes_moved - factors) % (dtype_bytes(DType::f32) * products.m * products.n) != 0;
 }
 
-// FLOP/s of the table's quickest row, alone or in a step. The FLOPs of attention do not follow from its sizes: its rates
-// are taken as they are.
-double best_row(const RateTable& table, const RateTable* in_steps) {
-  double best = 0;
-  for (const std::vector<double>& row : table.rows()) {
-    const bool is_product = row.size() == 4;
-    const double longer = is_product && in_steps != nullptr ? in_steps->at({2 * row[0] * row[1] * row[2]}) : 1;
-    best = std::max(best, row.back() / std::min(longer, 1.0));
-  }
-  return best;
-}
-
 // Tables of ratios, by key of in_steps.
 RateTables read_in_steps(ProfileReader& reader, const std::string& path) {
   RateTables tables;
@@ -113,6 +101,7 @@ MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t
                       .stretch = reader.figure(path + ".stretch"),
                       .between_ops_seconds = reader.figure_from_0(path + ".between_ops_seconds"),
                       .in_steps = read_in_steps(reader, path + ".in_steps")};
+  if (share.stretch > 0 && share.stretch < 1) reader.add_fault(path + ".stretch", "must be at least 1");
   for (const std::string& key : reader.keys(path + ".ops")) {
     const size_t num_sizes = sizes_of_op(key);
     if (num_sizes == 0) continue;  // as above
@@ -186,10 +175,12 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
   };
   const auto nearest = std::min_element(machine.shares.begin(), machine.shares.end(),
                                         [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-  if (!machine.is_cpu) return {&*nearest, nearest->stretch};  // a device for each rank
+  const double part = static_cast<double>(nearest->threads) / static_cast<double>(machine.cores);
+  RankShare of_rank{&*nearest, nearest->stretch, part * machine.f32_flops, part * machine.half_flops};
+  if (!machine.is_cpu) return of_rank;  // a device for each rank
   const double turns = static_cast<double>(ranks * threads) / static_cast<double>(machine.cores);
-  return {&*nearest, nearest->stretch * std::max(1.0, turns) * static_cast<double>(nearest->threads) /
-                         static_cast<double>(threads)};
+  of_rank.factor *= std::max(1.0, turns) * static_cast<double>(nearest->threads) / static_cast<double>(threads);
+  return of_rank;
 }
 
 std::vector<double> product_sizes(const ProductShape& products) {
@@ -205,9 +196,7 @@ double best_product_rate(const MeasuredMachine& machine, DType dtype) {
     const double all_cores = static_cast<double>(machine.cores) / static_cast<double>(share.threads);
     for (const auto& [key, table] : share.ops) {
       if (table.num_sizes() == 1 || !key.starts_with(dtype_name(table_dtype(dtype)))) continue;
-      const auto in_steps = share.in_steps.find(key);
-      const double rate = best_row(table, in_steps == share.in_steps.end() ? nullptr : &in_steps->second);
-      best = std::max(best, all_cores * rate / std::min(share.stretch, 1.0));
+      for (const std::vector<double>& row : table.rows()) best = std::max(best, all_cores * row.back());
     }
   }
   return best;
@@ -225,7 +214,9 @@ std::optional<double> measured_op_seconds(const RankShare& share, const Event& o
   const auto flops = static_cast<double>(op.executed_flops);
   const auto in_steps = share.share->in_steps.find(in_step_key(op));
   const double longer = in_steps == share.share->in_steps.end() ? 1 : in_steps->second.at({flops});
-  return share.factor * longer * flops / table.at(product_sizes(products));
+  const double limit = products.dtype == DType::f32 ? share.f32_flops : share.half_flops;
+  const double rate = table.at(product_sizes(products)) / longer;
+  return share.factor * flops / (limit > 0 ? std::min(rate, limit) : rate);
 }
 
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,

@@ -77,6 +77,7 @@ RateTable::Kind table_kind(size_t num_sizes);
 struct RankShare {
   const MeasuredShare* share = nullptr;
   double factor = 1;  // that times are longer by, where threads take turns, or are fewer than were measured
+  double f32_flops = 0, half_flops = 0;  // the best rates on its threads, which no product exceeds; 0: not known
 };
 RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t threads);
 
@@ -86,8 +87,7 @@ constexpr std::string_view hand_over_key = "hand_over";
 // None: it was not measured.
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
                                           const OpKinds& kinds);
-// FLOP/s of products of the dtype, attention's among them, on all cores: the best that the tables of the shares give, so
-// that no step is predicted to do more.
+// FLOP/s of products of the dtype, attention's among them, on all cores: the best that the tables of the shares give.
 double best_product_rate(const MeasuredMachine& machine, DType dtype);
 // The sizes of an op with products by which its table is asked.
 std::vector<double> product_sizes(const ProductShape& products);
