@@ -221,19 +221,24 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
   return bytes;
 }
 
-double LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
-  if (layout.pipeline == 1) return 0;
+LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
+  if (layout.pipeline == 1) return {};
   const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
   auto found = of_meshes_.find(key);
   if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);
     found = of_meshes_.emplace(key, EventTimes(machine_, config, make_mesh(config, layout.world_size()), 0)).first;
   }
-  const Event send{.kind = Event::Kind::collective,
-                   .place = {static_cast<int8_t>(LaneKind::send_next), static_cast<int8_t>(GroupKind::next)},
-                   .name = operation_name(Operation::send),
-                   .bytes_moved = bytes};
-  return found->second.seconds_of(send);
+  const auto seconds = [&](LaneKind lane, GroupKind group, Operation operation, int64_t moved) {
+    return found->second.seconds_of({.kind = Event::Kind::collective,
+                                     .place = {static_cast<int8_t>(lane), static_cast<int8_t>(group)},
+                                     .name = operation_name(operation),
+                                     .bytes_moved = moved});
+  };
+  const bool is_shared = layout.tensor > 1 && !layout.sequence;
+  return {.transfer = seconds(LaneKind::send_next, GroupKind::next, Operation::send,
+                              is_shared ? bytes / layout.tensor : bytes),
+          .gather = is_shared ? seconds(LaneKind::tensor, GroupKind::tensor, Operation::all_gather, bytes) : 0};
 }
 
 }  // namespace gptrain

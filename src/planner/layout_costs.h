@@ -66,8 +66,11 @@ class LayoutCosts {
   // The first of the stages whose data ranks lie on nodes as those of that stage do: their updates cost as much.
   size_t first_alike(const RunLayout& layout, size_t stage);
   const UnitBytes& bytes(const RunLayout& layout);
-  // Seconds that a message takes from a stage to the next one.
-  double message(const RunLayout& layout, int64_t bytes);
+  // A message from a stage to the next one. Tensor ranks that have the same send a part each, and gather the whole.
+  struct MessageCost {
+    double transfer = 0, gather = 0;  // seconds
+  };
+  MessageCost message(const RunLayout& layout, int64_t bytes);
 
  private:
   using Key = std::array<int64_t, 6>;

@@ -49,6 +49,13 @@ int64_t LayoutEstimator::Chunks::layers_of(size_t stage) const {
   return sum;
 }
 
+std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
+  const auto is_elsewhere = [&](size_t other) {
+    return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
+  };
+  return {chunk > 0 && is_elsewhere(chunk - 1), chunk + 1 < layers.size() && is_elsewhere(chunk + 1)};
+}
+
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
     : config_(config), slow_down_(machine.device.slow_down_beside_traffic), parts_(config, machine, target) {}
 
@@ -237,6 +244,13 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   add(plain.passes[block], block, lies.layers[chunk] - recomputed);
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
+  const auto [receives_input, receives_gradient] = lies.receives(chunk);
+  const double input = receives_input ? costs.message.gather : 0;
+  const double gradient = receives_gradient ? costs.message.gather : 0;
+  sum.forward += input;
+  sum.backward_input += gradient;
+  sum.backward += gradient;
+  sum.exposed_tensor += input + gradient;
   if (layout.zero < 2) gradients = sum_ops = 0;
   double before_forward = 0, before_backward = 0;  // gathers
   double later = 0;                                // of the sums
@@ -250,12 +264,14 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
       before_backward = passes.backward_gathers[place] * update[block].gather;
     }
   }
+  // A link carries one message at a time.
+  const double transfer = costs.message.transfer;
   PassTimes times;
-  times.forward = std::max(beside(sum.forward, std::max(before_forward, later), slow_down_), costs.transfer);
-  times.backward_input = std::max(beside(sum.backward_input, before_backward, slow_down_), costs.transfer);
+  times.forward = std::max(beside(sum.forward, std::max(before_forward, later), slow_down_), transfer);
+  times.backward_input = std::max(beside(sum.backward_input, before_backward, slow_down_), transfer);
   times.backward_weight = beside(sum.backward_weight + sum_ops, gradients - later, slow_down_);
   times.backward =
-      std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), costs.transfer);
+      std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer);
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
   costs.chunks.push_back(times);
@@ -306,12 +322,13 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const Chunks& lies = chunks(layout);
   StepCosts costs;
   costs.splits = lies.stages.schedule->splits_backward;
-  costs.transfer = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
+  costs.message = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks are like the one before.
     const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
-                          first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1);
+                          first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
+                          lies.receives(chunk) == lies.receives(chunk - 1);
     if (!is_inner || layout.recompute == RecomputeKind::every_nth || layout.zero >= 2) {
       add_chunk(layout, lies, chunk, costs);
       continue;
@@ -353,8 +370,8 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
     double busy = 0, busy_until_gradient = 0;
     if (stage > 0) {
       const PassTimes& times = cost.chunks[stage - 1];
-      before += times.forward + cost.transfer;
-      after += (cost.splits ? times.backward_input : times.backward) + cost.transfer;
+      before += times.forward + cost.message.transfer;
+      after += (cost.splits ? times.backward_input : times.backward) + cost.message.transfer;
     }
     for (const int32_t chunk : lies.of_stage[stage]) {
       const PassTimes& times = cost.chunks[static_cast<size_t>(chunk)];
@@ -376,7 +393,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   shape.recompute = layout.recompute != RecomputeKind::none;
   const PipelineSchedule& schedule = *lies.stages.schedule;
   const PipelineSimulation played =
-      simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.transfer});
+      simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.message.transfer});
   LayoutResult result;
   result.layout = layout;
   const auto stages = static_cast<double>(layout.pipeline);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "planner/layout_costs.h"
@@ -45,6 +46,8 @@ class LayoutEstimator {
     std::vector<int64_t> first_layers, layers;
     std::vector<std::vector<int32_t>> of_stage;
 
+    // Whether the chunk's input and the gradient of its output come from other stages.
+    std::pair<bool, bool> receives(size_t chunk) const;
     bool has_embedding(size_t stage) const { return stages.stage_of_chunk(0) == static_cast<int32_t>(stage); }
     bool has_head(size_t stage) const {
       return stages.stage_of_chunk(stages.shape.chunks() - 1) == static_cast<int32_t>(stage);
@@ -71,7 +74,7 @@ class LayoutEstimator {
   struct StepCosts {
     std::vector<PassTimes> chunks;
     std::vector<double> exposed_tensor, exposed_traffic;  // by chunk, in those times
-    double transfer = 0;
+    LayoutCosts::MessageCost message;
     double first_gathers = 0;           // of what is gathered once: the tables, on the first micro-batch's way
     std::vector<double> sums, updates;  // by stage: after its last pass; after the norm
     bool splits = false;
