@@ -157,7 +157,10 @@ std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
     for (size_t begin = equals + 1; begin <= word.size();) {
       const size_t end = std::min(word.find(',', begin), word.size());
       if (end == begin) throw Error(ExitCode::usage, "--sweep {}: has an empty value", word);
-      axis.values.push_back(word.substr(begin, end - begin));
+      const std::string value = word.substr(begin, end - begin);
+      if (std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end())
+        throw Error(ExitCode::usage, "--sweep {}: has the value {} twice", word, value);
+      axis.values.push_back(value);
       begin = end + 1;
     }
     axes.push_back(std::move(axis));

@@ -151,6 +151,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--sweep", "batch.micro=2"],
                  "--sweep batch.micro=2: batch.micro is swept already"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1,,2"], "--sweep batch.micro=1,,2: has an empty value"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1,2,1"], "--sweep batch.micro=1,2,1: has the value 1 twice"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1,"], "--sweep batch.micro=1,: has an empty value"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", *overrides("batch.micro=2")],
                  "--set batch.micro=2 has no effect: --sweep has the values of batch.micro"),
