@@ -128,14 +128,34 @@ std::string layout_difference(const RunLayout& layout, const RunLayout& other) {
   return join(parts, ", ");
 }
 
-std::string loss_text(const LayoutResult& best, const LostClass& lost) {
+// "+1.4%"
+std::string change_text(double before, double after) {
+  const double percent = 100 * (after - before) / before;
+  return fmt::format("{}{:.1f}%", percent < 0 ? "" : "+", percent);
+}
+
+double device_seconds(const LayoutResult& result) {
+  return result.step_seconds * static_cast<double>(result.layout.world_size());
+}
+
+std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
+  const LayoutResult& best = search.best.front();
   if (!lost.fits)
     return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of those tried fits",
                        bytes_text(lost.missing_bytes));
   const double more = lost.best.step_seconds - best.step_seconds;
-  const double percent = 100 * more / best.step_seconds;
-  std::string text = fmt::format("{}{} ({}{:.1f}%)", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds),
-                                 percent < 0 ? "" : "+", percent);
+  const std::string step =
+      fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
+  if (search.objective == "memory") {
+    return fmt::format("{}{} ({}), {}", lost.best.is_exact ? "" : ">", bytes_text(lost.best.peak_bytes),
+                       change_text(static_cast<double>(best.peak_bytes), static_cast<double>(lost.best.peak_bytes)),
+                       step);
+  }
+  if (lost.best.layout.world_size() != best.layout.world_size()) {
+    return fmt::format("{} on {} devices ({} device-hours)", step, lost.best.layout.world_size(),
+                       change_text(device_seconds(best), device_seconds(lost.best)));
+  }
+  std::string text = fmt::format("{} ({})", step, change_text(best.step_seconds, lost.best.step_seconds));
   std::vector<std::string> reasons;
   double waits = 0;
   const auto before = waits_of(best), after = waits_of(lost.best);
@@ -176,7 +196,7 @@ std::string layout_search_text(const LayoutSearch& search) {
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)
-    text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(best, lost));
+    text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));
   return text;
 }
 

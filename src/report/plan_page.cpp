@@ -100,7 +100,7 @@ std::string lost_table(const LayoutSearch& search) {
   std::string out = "<table>\n<tr><th>key</th><th>value</th><th>the best of those</th></tr>\n";
   for (const LostClass& lost : search.lost)
     out += fmt::format("<tr><td>{}</td><td>{}</td><td{}>{}</td></tr>\n", escape_html(lost.key), escape_html(lost.value),
-                       lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search.best.front(), lost)));
+                       lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search, lost)));
   return out + "</table>\n";
 }
 

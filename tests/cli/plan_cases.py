@@ -66,6 +66,12 @@ class Search(PlanCase):
         self.assertLess(by["memory"]["peak_bytes"], by["time"]["peak_bytes"])
         self.assertLess(by["time"]["step_seconds"], by["memory"]["step_seconds"])
         self.assertLess(by["cost"]["gpu_hours"] / by["cost"]["goodput"], by["time"]["gpu_hours"] / by["time"]["goodput"])
+        # Others lost in what was looked for, and by no less than nothing.
+        for word, loss in [("memory", r"  [~>]?[\d.]+ [MG]iB \(\+[\d.]+%\), "), ("cost", r" s on \d devices \(\+[\d.]+% device-hours\)")]:
+            text = self.succeed("plan", config, "--gpus", 8, "--target", "a100-80g", "--objective", word)
+            lost = text.split("why others lost")[1]
+            self.assertRegex(lost, loss)
+            self.assertNotIn("(-", "\n".join(line for line in lost.splitlines() if "~" not in line and ">" not in line))
 
 
     def test_rows_by_cost_say_how_many_devices_they_take(self):
