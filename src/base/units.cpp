@@ -18,6 +18,7 @@ std::string three_digits(double value) {
 
 std::string format_count(double count) {
   static constexpr const char* suffixes[] = {"", "k", "M", "G", "T", "P", "E", "Z"};
+  if (!(count < 999.5e21)) return fmt::format("{:.2e}", count);
   if (count < 1000 && count == std::floor(count)) return fmt::format("{:.0f}", count);
   int power = 0;
   while (count >= 999.5 && power < 7) {
@@ -42,6 +43,8 @@ std::string format_bytes(double bytes) {
 std::string format_duration(double seconds) {
   if (seconds < 0.9995) return fmt::format("{:.0f} ms", seconds * 1000);
   if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);
+  constexpr double most_days = 1e6;
+  if (!(seconds < 86400 * most_days)) return fmt::format("{:.2e} days", seconds / 86400);
   const auto minutes = static_cast<int64_t>(std::llround(seconds / 60));
   if (minutes < 60) return fmt::format("{}m", minutes);
   if (minutes < 24 * 60) return fmt::format("{}h {}m", minutes / 60, minutes % 60);

@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "comm/agree.h"
 #include "comm/bench.h"
 #include "comm/bootstrap.h"
@@ -186,6 +186,7 @@ void add_bench_command(CLI::App& app) {
   CLI::App* device = bench->add_subcommand("device", "this machine as a profile, by which steps on it are predicted");
   device->add_option("--out", device_arguments->out, "the profile, for train --dry-run --target")
       ->required()
+      ->check(some_text())
       ->type_name("FILE");
   device->add_option("--seconds", device_arguments->seconds, "to measure for, about (60)")
       ->check(positive_number())
@@ -203,6 +204,7 @@ void add_bench_command(CLI::App& app) {
       ->type_name("N")
       ->excludes(config);
   comm->add_option("--into", arguments->into, "the profile of bench device that gets the links, in place of a table")
+      ->check(some_text())
       ->type_name("FILE")
       ->excludes(config);
   comm->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")

@@ -12,7 +12,7 @@
 #include "checkpoint/hf_import.h"
 #include "checkpoint/model_check.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "train/folder.h"
 #include "train/run_state.h"
 

@@ -9,7 +9,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "data/pack.h"
 #include "data/tokenizer/files.h"
 

@@ -8,7 +8,7 @@
 #include "base/output.h"
 #include "cli/commands.h"
 #include "cli/input_text.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "train/generate.h"
 
 namespace gptrain {

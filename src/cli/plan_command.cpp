@@ -5,12 +5,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/output.h"
 #include "base/output_file.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "config/load.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
@@ -36,9 +37,17 @@ struct PlanArguments {
   bool json = false;
 };
 
-Machine machine_of(const PlanArguments& arguments, const std::string& target) {
-  const DeviceProfile device = find_device(target);
-  return {device, find_cluster(arguments.cluster.empty() ? device.cluster : arguments.cluster)};
+// As the dry run of a winner has it (dry_run_of).
+Machine machine_for(const PlanArguments& arguments, const std::string& target, int64_t gpus) {
+  Machine machine = machine_named(target, arguments.cluster, true);
+  require_links(machine, gpus);
+  return machine;
+}
+
+// Error(usage): it has neither nodes nor devices of its own for its ranks.
+void require_nodes(const Machine& machine, const std::string& option, std::string_view what) {
+  if (machine.cluster.measured)
+    throw Error(ExitCode::usage, "{}: {} is one machine, {}", option, machine.device.name, what);
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -68,6 +77,46 @@ void print_study(const PlanArguments& arguments, const Study& study) {
   if (!has_result) throw Error(ExitCode::usage, "nothing can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   write_out(arguments.json ? study_json(study) : study_text(study));
+}
+
+constexpr std::string_view elastic_key = "parallel.elastic";
+
+// The keys that are set, and the value of each.
+std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments& arguments) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  for (const std::string& text : arguments.overrides) {
+    const size_t equals = std::min(text.find('='), text.size());
+    const std::string key = text.substr(0, equals);
+    std::erase_if(settings, [&](const auto& earlier) { return earlier.first == key; });
+    settings.emplace_back(key, text.substr(std::min(equals + 1, text.size())));
+  }
+  return settings;
+}
+
+// No device of a plan idles, whatever the file says.
+void plan_all_devices(PlanArguments& arguments) {
+  constexpr std::string_view rule = "a plan is for all devices, of which none idles";
+  for (const auto& [key, value] : settings_of(arguments)) {
+    if (key == elastic_key && value != "false" && value != "null")
+      throw Error(ExitCode::usage, "--set {}={}: {}", key, value, rule);
+  }
+  for (const std::string& word : arguments.sweep)
+    if (word.starts_with(elastic_key)) throw Error(ExitCode::usage, "--sweep {}: {}", word, rule);
+  arguments.overrides.push_back(fmt::format("{}=false", elastic_key));
+}
+
+// The settings that leave a search less to change.
+std::vector<std::string> held_keys(const PlanArguments& arguments) {
+  std::vector<std::string> held;
+  for (const auto& [key, value] : settings_of(arguments)) {
+    if (layout_value(key) == nullptr || value == "null") continue;
+    if (key == "parallel.layers_per_stage" && value != "[]")
+      throw Error(ExitCode::usage,
+                  "--set {}={}: a search spreads the layers evenly, or balanced with the head: [] holds the former", key,
+                  value);
+    held.push_back(key + "=" + value);
+  }
+  return held;
 }
 
 // Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
@@ -103,15 +152,47 @@ std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
     if (equals == std::string::npos || equals == 0 || equals + 1 == word.size())
       throw Error(ExitCode::usage, "--sweep {}: must be a key and its values, as in batch.micro=1,2,4", word);
     SweepAxis axis{word.substr(0, equals), {}};
+    if (!axes.empty() && axes.front().key == axis.key)
+      throw Error(ExitCode::usage, "--sweep {}: {} is swept already: give all its values at once", word, axis.key);
     for (size_t begin = equals + 1; begin <= word.size();) {
       const size_t end = std::min(word.find(',', begin), word.size());
-      axis.values.push_back(word.substr(begin, end - begin));
+      if (end == begin) throw Error(ExitCode::usage, "--sweep {}: has an empty value", word);
+      const std::string value = word.substr(begin, end - begin);
+      if (std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end())
+        throw Error(ExitCode::usage, "--sweep {}: has the value {} twice", word, value);
+      axis.values.push_back(value);
       begin = end + 1;
     }
     axes.push_back(std::move(axis));
   }
   if (axes.size() > 2) throw Error(ExitCode::usage, "--sweep takes one key or two, not {}", axes.size());
   return axes;
+}
+
+void sweep(const PlanArguments& arguments) {
+  const std::vector<SweepAxis> axes = axes_of(arguments.sweep);
+  for (const auto& [key, value] : settings_of(arguments)) {
+    if (std::any_of(axes.begin(), axes.end(), [&](const SweepAxis& axis) { return axis.key == key; }))
+      throw Error(ExitCode::usage, "--set {}={} has no effect: --sweep has the values of {}", key, value, key);
+  }
+  const int64_t gpus = require_gpus(arguments);
+  const Machine machine = machine_for(arguments, arguments.target, gpus);
+  print_study(arguments, sweep_keys(arguments.config, arguments.overrides, axes, machine, gpus, arguments.search.price));
+}
+
+void vary(const PlanArguments& arguments) {
+  const std::vector<int64_t> nics = numbers_of("--links", arguments.links, ",", "1,2,4");
+  const int64_t gpus = require_gpus(arguments);
+  const Machine machine = machine_for(arguments, arguments.target, gpus);
+  require_nodes(machine, "--links " + arguments.links, "which has no NICs");
+  print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus, nics,
+                                    arguments.search.price));
+}
+
+void fit(const PlanArguments& arguments) {
+  const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
+  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family, arguments.optimizer,
+                                    gpus));
 }
 
 void estimate(const PlanArguments& arguments) {
@@ -121,11 +202,13 @@ void estimate(const PlanArguments& arguments) {
   }
 }
 
-void scale(const PlanArguments& arguments, const Machine& machine) {
+void scale(const PlanArguments& arguments) {
   const std::vector<int64_t> ends = numbers_of("--scale", arguments.scale, "..", "8..4096");
   if (ends.size() != 2 || ends[0] > ends[1])
     throw Error(ExitCode::usage, "--scale {}: must be two numbers, the smaller first, as in 8..4096", arguments.scale);
   at_most_all("--scale", ends[1]);
+  const Machine machine = machine_for(arguments, arguments.target, ends[1]);
+  require_nodes(machine, "--scale " + arguments.scale, "whose ranks share it");
   print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
@@ -136,10 +219,15 @@ std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
   return command;
 }
 
-void search(PlanArguments& arguments, const Machine& machine) {
-  const RunConfig config = load_for(arguments, require_gpus(arguments));
+void search(PlanArguments& arguments) {
+  refuse_same_file({"--out", arguments.out}, {"--html", arguments.html});
+  const int64_t gpus = require_gpus(arguments);
+  arguments.search.held = held_keys(arguments);
+  const Machine machine = machine_for(arguments, arguments.target, gpus);
   const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
+  if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
+  const RunConfig config = load_for(arguments, gpus);
   const LayoutSearch found = search_layouts(config, machine, arguments.search);
   std::string winner;
   if (!found.best.empty()) {
@@ -156,8 +244,7 @@ void search(PlanArguments& arguments, const Machine& machine) {
     write_file(arguments.html, search_page("The best layout of " + stem_of(arguments), found, winner));
   write_out(arguments.json ? layout_search_json(found, winner) : layout_search_text(found));
   if (found.best.empty())
-    throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, arguments.search.gpus,
-                arguments.target);
+    throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
 
 // What a call asks for, and the options that have a place in it.
@@ -201,25 +288,12 @@ void check_options(const CLI::App& command) {
 void plan(const CLI::App& command, PlanArguments& arguments) {
   check_options(command);
   if (!arguments.estimate.empty()) return estimate(arguments);
-  if (!arguments.fit.empty()) {
-    const Machine machine = machine_of(arguments, arguments.fit);
-    const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
-    return print_study(arguments, fit_models(machine, arguments.family, arguments.optimizer, gpus));
-  }
-  const Machine machine = machine_of(arguments, arguments.target);
-  if (!arguments.sweep.empty()) {
-    const std::vector<SweepAxis> axes = axes_of(arguments.sweep);
-    return print_study(arguments, sweep_keys(arguments.config, arguments.overrides, axes, machine,
-                                             require_gpus(arguments), arguments.search.price));
-  }
-  if (!arguments.links.empty()) {
-    const std::vector<int64_t> nics = numbers_of("--links", arguments.links, ",", "1,2,4");
-    const int64_t gpus = require_gpus(arguments);
-    return print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus,
-                                             nics, arguments.search.price));
-  }
-  if (!arguments.scale.empty()) return scale(arguments, machine);
-  search(arguments, machine);
+  if (!arguments.fit.empty()) return fit(arguments);
+  plan_all_devices(arguments);
+  if (!arguments.sweep.empty()) return sweep(arguments);
+  if (!arguments.links.empty()) return vary(arguments);
+  if (!arguments.scale.empty()) return scale(arguments);
+  search(arguments);
 }
 
 }  // namespace
@@ -234,8 +308,11 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")->type_name("NAME");
+  command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")
+      ->check(some_text())
+      ->type_name("NAME");
   command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+      ->check(some_text())
       ->type_name("NAME");
   command->add_option("--objective", arguments->objective, "time, memory, or cost, on at most N devices (time)")
       ->check(CLI::IsMember({"time", "memory", "cost"}))
@@ -244,19 +321,24 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--top", arguments->search.top, "layouts to name (10)")
       ->check(whole_number_from(1))
       ->type_name("K");
-  command->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
+  command->add_option("--set", arguments->overrides, "override a value (null: its default); a search holds it; repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
-  command->add_option("--out", arguments->out, "write the best layout's config")->type_name("FILE");
-  command->add_option("--html", arguments->html, "write a page")->type_name("FILE");
+  command->add_option("--out", arguments->out, "write the best layout's config")->check(some_text())->type_name("FILE");
+  command->add_option("--html", arguments->html, "write a page")->check(some_text())->type_name("FILE");
   command->add_flag("--json", arguments->json, "print JSON");
   command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; of two keys with each pair")
+      ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
   command->add_option("--scale", arguments->scale, "weak and strong scaling, doubling the devices")
+      ->check(some_text())
       ->type_name("N..M");
-  command->add_option("--links", arguments->links, "the step by number and rate of a node's NICs")->type_name("N,...");
+  command->add_option("--links", arguments->links, "the step by number and rate of a node's NICs")
+      ->check(some_text())
+      ->type_name("N,...");
   command->add_option("--fit", arguments->fit, "the largest models that a device trains (--gpus 1)")
+      ->check(some_text())
       ->type_name("DEVICE");
   command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
@@ -267,10 +349,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
-  command->callback([arguments, command] {
-    arguments->overrides.emplace_back("parallel.elastic=false");  // a plan is for all devices: none idles
-    plan(*command, *arguments);
-  });
+  command->callback([arguments, command] { plan(*command, *arguments); });
 }
 
 }  // namespace gptrain

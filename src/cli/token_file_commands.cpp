@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "config/load.h"
 #include "data/convert.h"
 #include "data/dataset.h"

@@ -16,7 +16,7 @@
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/input_text.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "data/ingest/count_pieces.h"
 #include "data/tokenizer/files.h"
 #include "data/tokenizer/unicode.h"

@@ -14,7 +14,7 @@
 #include "base/output.h"
 #include "base/output_file.h"
 #include "cli/commands.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "comm/bootstrap.h"
 #include "config/elastic.h"
 #include "config/load.h"
@@ -164,11 +164,9 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   if (arguments.target.empty()) {
     machine.target = planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks));
   } else {
-    const DeviceProfile device = find_device(arguments.target);
-    machine.rates = Machine{device, cluster_of(device, arguments.cluster)};
+    machine.rates = machine_named(arguments.target, arguments.cluster, arguments.ranks == 0);
     if (arguments.storage_gbps > 0) machine.rates->cluster.storage_bytes_per_second = arguments.storage_gbps * giga;
-    machine.target = target_of(device, machine.rates->cluster, config, world_size);
-    if (arguments.ranks == 0) machine.rates->way = way_of_processes(machine.rates->cluster);
+    machine.target = planned_target(*machine.rates, config, world_size);
     require_links(*machine.rates, world_size);
   }
   machine.target.of_processes = arguments.ranks == 0;
@@ -192,18 +190,8 @@ SimulatedStep simulate(const std::vector<TimedLog>& logs) {
   return simulate_step(stages);
 }
 
-void refuse_one_file_for_both(const std::string& trace, const std::string& timeline) {
-  if (trace.empty() || timeline.empty()) return;
-  std::error_code unknown;  // a path that cannot be followed is refused when its file is made
-  const fs::path first = fs::weakly_canonical(fs::absolute(trace), unknown);
-  if (!unknown && first == fs::weakly_canonical(fs::absolute(timeline), unknown))
-    throw Error(ExitCode::usage, fmt::format("--trace and --timeline name the same file: {}", trace));
-}
-
-StorageRates storage_rates(const TrainArguments& arguments, const PlannedMachine& machine) {
-  if (!machine.rates) return {.shared = arguments.storage_gbps * giga};
-  const ClusterProfile& cluster = machine.rates->cluster;
-  return {cluster.storage_bytes_per_second, cluster.local_bytes_per_second};
+StorageRates planned_storage(const TrainArguments& arguments, const PlannedMachine& machine) {
+  return machine.rates ? storage_rates(machine.rates->cluster) : StorageRates{.shared = arguments.storage_gbps * giga};
 }
 
 void dry_run(const TrainArguments& arguments) {
@@ -212,7 +200,7 @@ void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   const Target& target = machine.target;
-  refuse_one_file_for_both(arguments.trace, arguments.timeline);
+  refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   const bool pipelined = config.parallel.pipeline > 1;
@@ -252,7 +240,7 @@ void dry_run(const TrainArguments& arguments) {
                     .memory = plan.largest.arenas,
                     .ops = plan.ops,
                     .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
-                                                      target.ranks_per_node, storage_rates(arguments, machine)),
+                                                      target.ranks_per_node, planned_storage(arguments, machine)),
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {mesh, plan.traffic, plan.largest_rank},
@@ -263,8 +251,8 @@ void dry_run(const TrainArguments& arguments) {
   if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
   if (machine.rates) {
     if (pipelined) input.pipeline = step.pipeline;
-    input.forecast = forecast_step(*machine.rates, step, world_size, checkpoint_bytes(plan.spec, config),
-                                   config.checkpoint.asynchronous);
+    input.forecast =
+        forecast_step(*machine.rates, step, world_size, input.checkpoint, config.checkpoint.asynchronous);
     input.rate = TokenRate{static_cast<double>(config.batch.global * config.model.sequence_length) /
                                input.forecast->step_seconds,
                            "predicted"};
@@ -341,9 +329,11 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->excludes(ranks);
   CLI::Option* target =
       command->add_option("--target", arguments->target, "device to plan for: h100, ..., or a file (this one)")
+          ->check(some_text())
           ->type_name("NAME")
           ->needs(dry);
   command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+      ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
   command->add_option("--price", arguments->price, "of a device-hour, for the cost of the run")
@@ -359,9 +349,11 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("R")
       ->needs(dry);
   command->add_option("--trace", arguments->trace, "write the planned step, event by event, for Perfetto")
+      ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
   command->add_option("--timeline", arguments->timeline, "draw the planned step of a pipeline, as an HTML page")
+      ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);

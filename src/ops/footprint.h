@@ -28,5 +28,9 @@ GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_FOOTPRINT)
 // Query and key tile sizes of the attention ops: what "whole tiles on the causal diagonal" means.
 constexpr int64_t attention_query_tile = 64;
 constexpr int64_t attention_key_tile = 64;
+// Of a sequence in attention, whole tiles.
+constexpr int64_t executed_length(int64_t tokens) {
+  return (tokens + attention_key_tile - 1) / attention_key_tile * attention_key_tile;
+}
 
 }  // namespace gptrain

@@ -25,6 +25,8 @@ struct Target {
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node
   bool device_links = true;     // gpu: ranks exchange from device to device (NCCL), not through the host
   bool of_processes = false;    // ranks are processes, whose groups receive in memory of their own what they reduce
+
+  int64_t bytes_of_rank() const { return memory_bytes / sharing; }
 };
 
 // This machine: memory from the system, `num_threads` (0: every core the process may use). Rates are left at 0.

@@ -25,6 +25,13 @@ double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
 
 }  // namespace
 
+Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes) {
+  Machine machine{.device = find_device(device), .cluster = {}};
+  machine.cluster = cluster_of(machine.device, cluster);
+  if (of_processes) machine.way = way_of_processes(machine.cluster);
+  return machine;
+}
+
 LinkWay way_of_processes(const ClusterProfile& cluster) {
   const auto measured = [&](LinkWay way) {
     return cluster.measured && !cluster.measured->links[static_cast<size_t>(way)].empty();
@@ -65,11 +72,12 @@ size_t spending_of(const Event& event) {
   return static_cast<size_t>(Spending::memory);
 }
 
-EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank)
+EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank,
+                       int64_t sharing)
     : machine_(machine),
       tensor_ranks_(config.parallel.tensor),
       rows_(config.batch.micro * config.model.sequence_length),
-      world_size_(mesh.world_size()),
+      world_size_(std::max(mesh.world_size(), sharing)),
       compute_(config.precision.compute),
       kinds_(op_kinds(config.model)) {
   if (const MeasuredMachine* const measured = machine.device.measured.get()) {

@@ -20,6 +20,8 @@ struct Machine {
   Software software = {};
   LinkWay way = LinkWay::threads;  // of the ranks of a machine that was measured
 };
+// A device by name or file, in what cluster_of says that it stands in. Ranks are processes, or threads of one.
+Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes);
 // TCP, where only MPI was measured MPI.
 LinkWay way_of_processes(const ClusterProfile& cluster);
 // Error(usage): the ranks exchange in a way that was not measured on the cluster, a machine that was.
@@ -35,8 +37,9 @@ class EventTimes {
  public:
   // Of a machine of which nothing is known: each event takes a microsecond, which shows their order.
   EventTimes() = default;
-  // Of `rank`, whose groups stand where the mesh puts them.
-  EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank);
+  // Of `rank`, whose groups stand where the mesh puts them. `sharing`: ranks that share the machine, where the mesh is a
+  // part of them.
+  EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing = 1);
 
   bool are_known() const { return machine_.has_value(); }
   // Without what it waits for; of a wait 0.

@@ -39,6 +39,12 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
   cost.backward += seconds;
 }
 
+int64_t first_rank(const Mesh& mesh, size_t stage) {
+  MeshPoint point;
+  point[MeshAxis::pipeline] = static_cast<int64_t>(stage);
+  return mesh.rank_of(point);
+}
+
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
 
 // Of the unit's buffers of the middle micro-batch those that are alive in an action.
@@ -88,7 +94,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
 }
 
 const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0};
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0, 0};
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
@@ -102,7 +108,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
   const StepPlan plan = plan_step(config, target_, layout.tensor);
   const Program& program = *plan.design->training;
-  const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0);
+  const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0, target_.sharing);
   RankClock clock(plan.log, times);
   clock.next();
   MicroBatchCosts costs;
@@ -131,14 +137,34 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   return costs;
 }
 
-const UpdateCosts& LayoutCosts::update(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
-                2 * layout.zero + static_cast<int64_t>(layout.rank_order)};
-  const auto found = updates_.find(key);
-  return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout)).first->second;
+std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
+  const RunConfig config = with_layout(config_, layout);
+  const Mesh mesh = make_mesh(config, layout.world_size());
+  std::vector<size_t> first;
+  std::vector<double> nodes;
+  for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
+    const std::vector<int64_t> ranks = group_ranks(config, mesh, first_rank(mesh, stage), GroupKind::copies);
+    nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
+    first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
+  }
+  return first;
 }
 
-UpdateCosts LayoutCosts::make_update(const RunLayout& layout) const {
+size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
+  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const auto found = alike_.find(key);
+  return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
+}
+
+const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
+  const size_t alike = first_alike(layout, stage);
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
+                2 * layout.zero + static_cast<int64_t>(layout.rank_order), static_cast<int64_t>(alike)};
+  const auto found = updates_.find(key);
+  return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
+}
+
+UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) const {
   const int64_t data = std::min<int64_t>(layout.data, 2);
   RunConfig config = small_config(layout, data);
   config.memory.recompute = RecomputeKind::none;
@@ -147,7 +173,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout) const {
   // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
   // whole mesh's affair.
   const RunConfig whole = with_layout(config_, layout);
-  const EventTimes times(machine_, whole, make_mesh(whole, layout.world_size()), 0);
+  const Mesh mesh = make_mesh(whole, layout.world_size());
+  const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   UpdateCosts costs;
   for (size_t part = 0; part < num_unit_parts; ++part) {
@@ -164,7 +191,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout) const {
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0};
+  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0, 0};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -194,19 +221,24 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
   return bytes;
 }
 
-double LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
-  if (layout.pipeline == 1) return 0;
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0};
-  auto found = neighbours_.find(key);
-  if (found == neighbours_.end()) {
+LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
+  if (layout.pipeline == 1) return {};
+  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  auto found = of_meshes_.find(key);
+  if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);
-    const Mesh mesh = make_mesh(config, layout.world_size());
-    found = neighbours_
-                .emplace(key, place_of(group_ranks(config, mesh, 0, GroupKind::next), machine_.cluster.gpus_per_node,
-                                       mesh.world_size()))
-                .first;
+    found = of_meshes_.emplace(key, EventTimes(machine_, config, make_mesh(config, layout.world_size()), 0)).first;
   }
-  return collective_time(machine_.cluster, found->second, Operation::send, static_cast<double>(bytes)).seconds;
+  const auto seconds = [&](LaneKind lane, GroupKind group, Operation operation, int64_t moved) {
+    return found->second.seconds_of({.kind = Event::Kind::collective,
+                                     .place = {static_cast<int8_t>(lane), static_cast<int8_t>(group)},
+                                     .name = operation_name(operation),
+                                     .bytes_moved = moved});
+  };
+  const bool is_shared = layout.tensor > 1 && !layout.sequence;
+  return {.transfer = seconds(LaneKind::send_next, GroupKind::next, Operation::send,
+                              is_shared ? bytes / layout.tensor : bytes),
+          .gather = is_shared ? seconds(LaneKind::tensor, GroupKind::tensor, Operation::all_gather, bytes) : 0};
 }
 
 }  // namespace gptrain

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "config/run_config.h"
 #include "ops/target.h"
@@ -60,18 +61,25 @@ class LayoutCosts {
 
   // `recompute`: not every_nth, whose blocks are of one of the other kinds.
   const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split);
-  const UpdateCosts& update(const RunLayout& layout);
+  // Of a stage's units.
+  const UpdateCosts& update(const RunLayout& layout, size_t stage);
+  // The first of the stages whose data ranks lie on nodes as those of that stage do: their updates cost as much.
+  size_t first_alike(const RunLayout& layout, size_t stage);
   const UnitBytes& bytes(const RunLayout& layout);
-  // Seconds that a message takes from a stage to the next one.
-  double message(const RunLayout& layout, int64_t bytes);
+  // A message from a stage to the next one. Tensor ranks that have the same send a part each, and gather the whole.
+  struct MessageCost {
+    double transfer = 0, gather = 0;  // seconds
+  };
+  MessageCost message(const RunLayout& layout, int64_t bytes);
 
  private:
-  using Key = std::array<int64_t, 5>;
+  using Key = std::array<int64_t, 6>;
 
   // Three layers of the model on one stage, with the layout's tensor ranks and as many data ranks.
   RunConfig small_config(const RunLayout& layout, int64_t data) const;
   MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const;
-  UpdateCosts make_update(const RunLayout& layout) const;
+  UpdateCosts make_update(const RunLayout& layout, size_t stage) const;
+  std::vector<size_t> stages_alike(const RunLayout& layout) const;
   UnitBytes make_bytes(const RunLayout& layout) const;
 
   RunConfig config_;
@@ -79,8 +87,9 @@ class LayoutCosts {
   Target target_;
   std::map<Key, MicroBatchCosts> micro_batches_;
   std::map<Key, UpdateCosts> updates_;
+  std::map<Key, std::vector<size_t>> alike_;
   std::map<Key, UnitBytes> bytes_;
-  std::map<Key, GroupPlace> neighbours_;
+  std::map<Key, EventTimes> of_meshes_;
 };
 
 }  // namespace gptrain

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
@@ -33,6 +34,10 @@ RecomputeKind recomputed_kind(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
 }
 
+size_t place_of_chunk(const std::vector<int32_t>& chunks, int32_t chunk) {
+  return static_cast<size_t>(std::find(chunks.begin(), chunks.end(), chunk) - chunks.begin());
+}
+
 // Work beside traffic, which slows it down and is awaited before the next pass.
 double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
 
@@ -42,6 +47,13 @@ int64_t LayoutEstimator::Chunks::layers_of(size_t stage) const {
   int64_t sum = 0;
   for (const int32_t chunk : of_stage[stage]) sum += layers[static_cast<size_t>(chunk)];
   return sum;
+}
+
+std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
+  const auto is_elsewhere = [&](size_t other) {
+    return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
+  };
+  return {chunk > 0 && is_elsewhere(chunk - 1), chunk + 1 < layers.size() && is_elsewhere(chunk + 1)};
 }
 
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
@@ -65,38 +77,88 @@ const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) 
   return chunks_.emplace(key, std::move(made)).first->second;
 }
 
-const std::vector<LayoutEstimator::InFlight>& LayoutEstimator::in_flight(const RunLayout& layout, const Chunks& chunks) {
+LayoutEstimator::InFlight LayoutEstimator::most_in_flight(const std::vector<Pass>& passes,
+                                                          const std::vector<int32_t>& chunks) {
+  InFlight now{std::vector<int32_t>(chunks.size()), std::vector<int32_t>(chunks.size())};
+  InFlight most = now;
+  const auto weight = [](const InFlight& counts) {
+    return 2 * std::accumulate(counts.whole.begin(), counts.whole.end(), int64_t{0}) +
+           std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
+  };
+  for (const Pass& pass : passes) {
+    const size_t place = place_of_chunk(chunks, pass.chunk);
+    now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
+    if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
+    if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
+    if (weight(now) > weight(most)) most = now;
+  }
+  return most;
+}
+
+void LayoutEstimator::count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks,
+                                   StagePasses& counts) {
+  const auto makes_gradients = [](const Pass& pass) {
+    return pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
+  };
+  counts.before_others.resize(chunks.size());
+  std::vector<double> all(chunks.size());
+  for (size_t i = 0; i < passes.size(); ++i) {
+    if (!makes_gradients(passes[i])) continue;
+    const size_t place = place_of_chunk(chunks, passes[i].chunk);
+    ++all[place];
+    if (i + 1 < passes.size() && !makes_gradients(passes[i + 1])) ++counts.before_others[place];
+  }
+  for (size_t place = 0; place < chunks.size(); ++place) counts.before_others[place] /= all[place];
+}
+
+void LayoutEstimator::count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage,
+                                    StagePasses& counts) {
+  const std::vector<int32_t>& own = chunks.of_stage[stage];
+  counts.forward_gathers.resize(own.size());
+  counts.backward_gathers.resize(own.size());
+  std::vector<double> micro_batches(own.size());
+  int64_t last = -1, before = -1;  // blocks that were used
+  for (const Pass& pass : passes) {
+    if (pass.kind == PassKind::backward_weight) continue;
+    const size_t place = place_of_chunk(own, pass.chunk);
+    const bool is_forward = pass.kind == PassKind::forward;
+    micro_batches[place] += is_forward ? 1 : 0;
+    const int64_t first = chunks.first_layers[static_cast<size_t>(pass.chunk)];
+    const int64_t count = chunks.layers[static_cast<size_t>(pass.chunk)];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t block_now = is_forward ? first + i : first + count - 1 - i;
+      if (block_now == last) continue;
+      if (block_now != before) ++(is_forward ? counts.forward_gathers : counts.backward_gathers)[place];
+      before = std::exchange(last, block_now);
+    }
+  }
+  for (size_t place = 0; place < own.size(); ++place) {
+    counts.forward_gathers[place] /= micro_batches[place];
+    counts.backward_gathers[place] /= micro_batches[place];
+  }
+}
+
+const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(const RunLayout& layout,
+                                                                               const Chunks& chunks) {
   // Three times as many micro-batches as stages show what a schedule holds; what more of them add, as GPipe has it, is
   // counted below.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
   const bool recompute = layout.recompute != RecomputeKind::none;
-  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), micro_batches,
-                recompute ? 1 : 0};
-  if (const auto found = in_flight_.find(key); found != in_flight_.end()) return found->second;
+  const Key key{layout.pipeline, 2 * layout.virtual_stages + (layout.is_balanced ? 1 : 0),
+                static_cast<int64_t>(layout.schedule), micro_batches, recompute ? 1 : 0};
+  if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
   const PipelineSchedule& schedule = *chunks.stages.schedule;
   PipelineShape shape = chunks.stages.shape;
   shape.micro_batches = static_cast<int32_t>(micro_batches);
   shape.recompute = recompute;
   const std::shared_ptr<const PassLists> passes = passes_of(schedule, shape);
-  std::vector<InFlight> stages;
+  std::vector<StagePasses> stages(passes->size());
   for (size_t stage = 0; stage < passes->size(); ++stage) {
-    const std::vector<int32_t>& own = chunks.of_stage[stage];
-    InFlight now{std::vector<int32_t>(own.size()), std::vector<int32_t>(own.size())};
-    InFlight most = now;
-    const auto weight = [](const InFlight& counts) {
-      return 2 * std::accumulate(counts.whole.begin(), counts.whole.end(), int64_t{0}) +
-             std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
-    };
-    for (const Pass& pass : (*passes)[stage]) {
-      const auto place = static_cast<size_t>(std::find(own.begin(), own.end(), pass.chunk) - own.begin());
-      now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
-      if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
-      if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
-      if (weight(now) > weight(most)) most = now;
-    }
-    stages.push_back(most);
+    stages[stage].most = most_in_flight((*passes)[stage], chunks.of_stage[stage]);
+    count_others((*passes)[stage], chunks.of_stage[stage], stages[stage]);
+    count_gathers((*passes)[stage], chunks, stage, stages[stage]);
   }
-  return in_flight_.emplace(key, std::move(stages)).first->second;
+  return stage_passes_.emplace(key, std::move(stages)).first->second;
 }
 
 int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const {
@@ -146,10 +208,10 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   if (most.bytes > room) return most;
   most = {};
   const Held of_blocks = held(layout, lies);
-  const std::vector<InFlight>& counts = in_flight(layout, lies);
+  const std::vector<StagePasses>& passes = stage_passes(layout, lies);
   for (size_t stage = 0; stage < stages; ++stage) {
     int64_t sum = parameter_bytes(bytes, lies, stage) +
-                  activation_bytes(layout, lies, of_blocks, counts[stage], stage) + of_blocks.any->outside_bytes;
+                  activation_bytes(layout, lies, of_blocks, passes[stage].most, stage) + of_blocks.any->outside_bytes;
     if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
     if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
     count(stage, sum);
@@ -160,9 +222,10 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
 void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {
   const MicroBatchCosts& plain = parts_.micro_batch(
       layout, layout.recompute == RecomputeKind::every_nth ? RecomputeKind::none : layout.recompute, costs.splits);
-  const UpdateCosts& update = parts_.update(layout);
+  const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
+  const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
-  double gathers = 0, gradients = 0, sum_ops = 0;
+  double gradients = 0, sum_ops = 0;
   const auto add = [&](const PassCost& cost, size_t part, auto times) {
     const auto count = static_cast<double>(times);
     sum.forward += count * cost.forward;
@@ -170,7 +233,6 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
     sum.backward_weight += count * cost.backward_weight;
     sum.backward += count * cost.backward;
     sum.exposed_tensor += count * cost.exposed_tensor;
-    gathers += count * update[part].gather;
     gradients += count * update[part].sum;
     sum_ops += count * update[part].sum_ops;
   };
@@ -182,16 +244,34 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   add(plain.passes[block], block, lies.layers[chunk] - recomputed);
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
-  if (layout.zero < 3) gathers = 0;
+  const auto [receives_input, receives_gradient] = lies.receives(chunk);
+  const double input = receives_input ? costs.message.gather : 0;
+  const double gradient = receives_gradient ? costs.message.gather : 0;
+  sum.forward += input;
+  sum.backward_input += gradient;
+  sum.backward += gradient;
+  sum.exposed_tensor += input + gradient;
   if (layout.zero < 2) gradients = sum_ops = 0;
-  // Sums of two blocks may be under way when a pass ends: they go on beside the next one.
-  const double later = std::min({gradients, 2 * update[block].sum, sum.forward});
+  double before_forward = 0, before_backward = 0;  // gathers
+  double later = 0;                                // of the sums
+  if (layout.zero >= 2) {
+    const StagePasses& passes = stage_passes(layout, lies)[stage];
+    const size_t place = place_of_chunk(lies.of_stage[stage], static_cast<int32_t>(chunk));
+    // Sums of two blocks may be under way when a pass ends: they go on beside the next one.
+    later = passes.before_others[place] * std::min({gradients, 2 * update[block].sum, sum.forward});
+    if (layout.zero == 3) {
+      before_forward = passes.forward_gathers[place] * update[block].gather;
+      before_backward = passes.backward_gathers[place] * update[block].gather;
+    }
+  }
+  // A link carries one message at a time.
+  const double transfer = costs.message.transfer;
   PassTimes times;
-  times.forward = std::max(beside(sum.forward, std::max(gathers, later), slow_down_), costs.transfer);
-  times.backward_input = std::max(beside(sum.backward_input, gathers, slow_down_), costs.transfer);
+  times.forward = std::max(beside(sum.forward, std::max(before_forward, later), slow_down_), transfer);
+  times.backward_input = std::max(beside(sum.backward_input, before_backward, slow_down_), transfer);
   times.backward_weight = beside(sum.backward_weight + sum_ops, gradients - later, slow_down_);
   times.backward =
-      std::max(beside(sum.backward + sum_ops, std::max(gathers, gradients - later), slow_down_), costs.transfer);
+      std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer);
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
   costs.chunks.push_back(times);
@@ -200,7 +280,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
 }
 
 void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, size_t stage, StepCosts& costs) {
-  const UpdateCosts& update = parts_.update(layout);
+  const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
   const auto layers = static_cast<double>(lies.layers_of(stage));
   const auto over_units = [&](auto cost_of) {
@@ -234,16 +314,22 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   costs.updates.push_back(end);
 }
 
+size_t LayoutEstimator::first_alike(const RunLayout& layout, const Chunks& lies, size_t chunk) {
+  return parts_.first_alike(layout, static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))));
+}
+
 LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const Chunks& lies = chunks(layout);
   StepCosts costs;
   costs.splits = lies.stages.schedule->splits_backward;
-  costs.transfer = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
+  costs.message = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks are like the one before.
-    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1];
-    if (!is_inner || layout.recompute == RecomputeKind::every_nth) {
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
+                          first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
+                          lies.receives(chunk) == lies.receives(chunk - 1);
+    if (!is_inner || layout.recompute == RecomputeKind::every_nth || layout.zero >= 2) {
       add_chunk(layout, lies, chunk, costs);
       continue;
     }
@@ -251,9 +337,16 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     repeat_last(costs.exposed_tensor);
     repeat_last(costs.exposed_traffic);
   }
+  if (layout.zero == 3) {
+    // A tied head's table is gathered by the last stage, too.
+    const UpdateCosts& last = parts_.update(layout, lies.of_stage.size() - 1);
+    costs.first_gathers = parts_.update(layout, 0)[embedding].gather + last[head_part].gather;
+    if (config_.model.tied_head && layout.pipeline > 1) costs.first_gathers += last[embedding].gather;
+  }
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
-                          lies.layers_of(stage) == lies.layers_of(stage - 1);
+                          lies.layers_of(stage) == lies.layers_of(stage - 1) &&
+                          parts_.first_alike(layout, stage) == parts_.first_alike(layout, stage - 1);
     if (!is_inner) {
       add_stage(layout, lies, stage, costs);
       continue;
@@ -277,8 +370,8 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
     double busy = 0, busy_until_gradient = 0;
     if (stage > 0) {
       const PassTimes& times = cost.chunks[stage - 1];
-      before += times.forward + cost.transfer;
-      after += (cost.splits ? times.backward_input : times.backward) + cost.transfer;
+      before += times.forward + cost.message.transfer;
+      after += (cost.splits ? times.backward_input : times.backward) + cost.message.transfer;
     }
     for (const int32_t chunk : lies.of_stage[stage]) {
       const PassTimes& times = cost.chunks[static_cast<size_t>(chunk)];
@@ -289,7 +382,7 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
     passes = std::max({passes, before + busy, before + busy_until_gradient + after});
     with_sums = std::max(with_sums, before + busy + cost.sums[stage]);
   }
-  return std::max(passes, with_sums) + *std::max_element(cost.updates.begin(), cost.updates.end());
+  return cost.first_gathers + std::max(passes, with_sums) + *std::max_element(cost.updates.begin(), cost.updates.end());
 }
 
 LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
@@ -300,7 +393,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   shape.recompute = layout.recompute != RecomputeKind::none;
   const PipelineSchedule& schedule = *lies.stages.schedule;
   const PipelineSimulation played =
-      simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.transfer});
+      simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.message.transfer});
   LayoutResult result;
   result.layout = layout;
   const auto stages = static_cast<double>(layout.pipeline);
@@ -308,8 +401,9 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   double end = 0;
   constexpr auto tensor = static_cast<size_t>(LaneKind::tensor), gradients = static_cast<size_t>(LaneKind::gradients);
   constexpr auto weights = static_cast<size_t>(LaneKind::weights);
+  result.exposed_seconds[weights] = cost.first_gathers / stages;
   for (size_t stage = 0; stage < played.stages.size(); ++stage) {
-    end = std::max(end, played.stages[stage].passes.back().end + cost.sums[stage]);
+    end = std::max(end, cost.first_gathers + played.stages[stage].passes.back().end + cost.sums[stage]);
     result.bubble_seconds += played.stages[stage].idle / stages;
     result.exposed_seconds[gradients] += cost.sums[stage] / stages;
     for (const int32_t chunk : lies.of_stage[stage]) {

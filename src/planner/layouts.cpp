@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "config/load.h"
 #include "parallel/make_stages.h"
@@ -70,7 +71,6 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   if (layout.is_balanced) changed.parallel.layers_per_stage = balanced_layers(changed);
   changed.parallel.rank_order = layout.rank_order;
   changed.parallel.zero = layout.zero;
-  changed.parallel.elastic = false;  // the layout has the ranks that it has
   changed.batch.micro = layout.micro;
   changed.batch.accumulation = layout.accumulation;
   changed.memory.recompute = layout.recompute;
@@ -92,6 +92,25 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .accumulation = config.batch.accumulation,
           .recompute = config.memory.recompute,
           .recompute_interval = config.memory.recompute_interval};
+}
+
+LayoutValue layout_value(std::string_view key) {
+  static constexpr std::array<std::pair<std::string_view, LayoutValue>, 12> values = {{
+      {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
+      {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
+      {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
+      {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
+      {"parallel.pipeline_schedule", [](const RunLayout& layout) { return static_cast<int64_t>(layout.schedule); }},
+      {"parallel.layers_per_stage", [](const RunLayout& layout) -> int64_t { return layout.is_balanced ? 1 : 0; }},
+      {"parallel.rank_order", [](const RunLayout& layout) { return static_cast<int64_t>(layout.rank_order); }},
+      {"parallel.zero", [](const RunLayout& layout) { return layout.zero; }},
+      {"batch.micro", [](const RunLayout& layout) { return layout.micro; }},
+      {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
+      {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
+      {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
+  }};
+  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == key; });
+  return found == values.end() ? nullptr : found->second;
 }
 
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "config/run_config.h"
@@ -10,10 +11,14 @@
 
 namespace gptrain {
 
-// The config with that layout. Not checked: see checked_layout.
+// The config with that layout; it is not elastic. Not checked: see checked_layout.
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout);
 // The layout of a config.
 RunLayout layout_of(const RunConfig& config, int64_t world_size);
+
+// The value of a key of configs that layouts have ("parallel.tensor"), as a number. Null: they have no such key.
+using LayoutValue = int64_t (*)(const RunLayout& layout);
+LayoutValue layout_value(std::string_view key);
 
 // The same as the config reader makes it of its text, every rule applied. Error(usage): a rule forbids it.
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);

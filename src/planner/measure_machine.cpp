@@ -84,14 +84,6 @@ MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int6
   return share;
 }
 
-// FLOP/s of the largest products that were measured.
-double best_rate(const MeasuredShare& share, DType dtype) {
-  const std::vector<std::vector<double>> rows = share.ops.at(op_key(LinearForward::name, dtype, {})).rows();
-  double best = 0;
-  for (const std::vector<double>& row : rows) best = std::max(best, row.back());
-  return best;
-}
-
 double host_copy_rate(Backend& backend) {
   constexpr int64_t bytes = int64_t{32} << 20;
   const std::vector<std::byte> host(static_cast<size_t>(bytes), std::byte{1});
@@ -279,8 +271,8 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
     const double seconds = time.next(of_shares / static_cast<double>(shares.size()));
     machine.shares.push_back(measure_share(options, ranks, machine.cores / ranks, seconds, tick));
   }
-  machine.f32_flops = best_rate(machine.shares.front(), DType::f32);
-  machine.half_flops = best_rate(machine.shares.front(), DType::bf16);
+  machine.f32_flops = best_product_rate(machine, DType::f32);
+  machine.half_flops = best_product_rate(machine, DType::bf16);
   return machine;
 }
 

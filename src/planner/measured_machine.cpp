@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "ops/footprint.h"
 #include "report/step_log.h"
 
 namespace gptrain {
@@ -100,6 +101,7 @@ MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t
                       .stretch = reader.figure(path + ".stretch"),
                       .between_ops_seconds = reader.figure_from_0(path + ".between_ops_seconds"),
                       .in_steps = read_in_steps(reader, path + ".in_steps")};
+  if (share.stretch > 0 && share.stretch < 1) reader.add_fault(path + ".stretch", "must be at least 1");
   for (const std::string& key : reader.keys(path + ".ops")) {
     const size_t num_sizes = sizes_of_op(key);
     if (num_sizes == 0) continue;  // as above
@@ -173,17 +175,31 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
   };
   const auto nearest = std::min_element(machine.shares.begin(), machine.shares.end(),
                                         [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-  if (!machine.is_cpu) return {&*nearest, nearest->stretch};  // a device for each rank
+  const double part = static_cast<double>(nearest->threads) / static_cast<double>(machine.cores);
+  RankShare of_rank{&*nearest, nearest->stretch, part * machine.f32_flops, part * machine.half_flops};
+  if (!machine.is_cpu) return of_rank;  // a device for each rank
   const double turns = static_cast<double>(ranks * threads) / static_cast<double>(machine.cores);
-  return {&*nearest, nearest->stretch * std::max(1.0, turns) * static_cast<double>(nearest->threads) /
-                         static_cast<double>(threads)};
+  of_rank.factor *= std::max(1.0, turns) * static_cast<double>(nearest->threads) / static_cast<double>(threads);
+  return of_rank;
 }
 
 std::vector<double> product_sizes(const ProductShape& products) {
-  const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
   const auto k = static_cast<double>(products.k);
-  if (products.kind == ProductShape::Kind::plain) return {m, n, k};
-  return {n, k};
+  if (products.kind == ProductShape::Kind::plain)
+    return {static_cast<double>(products.m), static_cast<double>(products.n), k};
+  return {static_cast<double>(executed_length(products.n)), k};
+}
+
+double best_product_rate(const MeasuredMachine& machine, DType dtype) {
+  double best = 0;
+  for (const MeasuredShare& share : machine.shares) {
+    const double all_cores = static_cast<double>(machine.cores) / static_cast<double>(share.threads);
+    for (const auto& [key, table] : share.ops) {
+      if (table.num_sizes() == 1 || !key.starts_with(dtype_name(table_dtype(dtype)))) continue;
+      for (const std::vector<double>& row : table.rows()) best = std::max(best, all_cores * row.back());
+    }
+  }
+  return best;
 }
 
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
@@ -198,7 +214,9 @@ std::optional<double> measured_op_seconds(const RankShare& share, const Event& o
   const auto flops = static_cast<double>(op.executed_flops);
   const auto in_steps = share.share->in_steps.find(in_step_key(op));
   const double longer = in_steps == share.share->in_steps.end() ? 1 : in_steps->second.at({flops});
-  return share.factor * longer * flops / table.at(product_sizes(products));
+  const double limit = products.dtype == DType::f32 ? share.f32_flops : share.half_flops;
+  const double rate = table.at(product_sizes(products)) / longer;
+  return share.factor * flops / (limit > 0 ? std::min(rate, limit) : rate);
 }
 
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,
@@ -288,6 +306,9 @@ MeasuredMachine read_machine(ProfileReader& reader) {
           ranks, read_links(reader, fmt::format("links.{}.{}", way, ranks)));
     }
   }
+  // Where other work came between, the figure may lie below the tables.
+  machine.f32_flops = std::max(machine.f32_flops, best_product_rate(machine, DType::f32));
+  if (machine.half_flops > 0) machine.half_flops = std::max(machine.half_flops, best_product_rate(machine, DType::bf16));
   return machine;
 }
 

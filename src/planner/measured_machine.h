@@ -47,7 +47,7 @@ struct MeasuredMachine {
   int64_t cores = 1;  // threads that all ranks have together without taking turns; of a GPU 1
   double memory_bytes = 0;
   double bytes_per_second = 0;                    // of copying memory, read and written together
-  double f32_flops = 0, half_flops = 0;           // FLOP/s of large products; 0: the device has none
+  double f32_flops = 0, half_flops = 0;           // the best rates of products; 0: the device has none
   double host_bytes_per_second = 0;               // between the host's memory and the device's
   double storage_bytes_per_second = 0;            // written to the folder of the profile
   double slow_down_beside_traffic = 0;            // as DeviceProfile has it
@@ -77,6 +77,7 @@ RateTable::Kind table_kind(size_t num_sizes);
 struct RankShare {
   const MeasuredShare* share = nullptr;
   double factor = 1;  // that times are longer by, where threads take turns, or are fewer than were measured
+  double f32_flops = 0, half_flops = 0;  // the best rates on its threads, which no product exceeds; 0: not known
 };
 RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t threads);
 
@@ -86,6 +87,8 @@ constexpr std::string_view hand_over_key = "hand_over";
 // None: it was not measured.
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
                                           const OpKinds& kinds);
+// FLOP/s of products of the dtype, attention's among them, on all cores: the best that the tables of the shares give.
+double best_product_rate(const MeasuredMachine& machine, DType dtype);
 // The sizes of an op with products by which its table is asked.
 std::vector<double> product_sizes(const ProductShape& products);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/fp8.h"
+#include "ops/footprint.h"
 
 namespace gptrain {
 namespace {
@@ -67,7 +68,7 @@ double fused_attention_seconds(const DeviceProfile& device, const ProductShape& 
   const double share = share_of_head(forward ? device.attention_forward_64 : device.attention_backward_64,
                                      forward ? device.attention_forward_128 : device.attention_backward_128,
                                      static_cast<double>(heads.k));
-  const auto length = static_cast<double>(heads.n);
+  const auto length = static_cast<double>(executed_length(heads.n));
   const double reached = share * length / (length + device.attention_half_length);
   const double rate = rate_of(device, heads.dtype).flops_per_second;
   return rate > 0 ? std::max(executed_flops / (rate * reached), memory_seconds(device, bytes)) : 0;

@@ -18,7 +18,8 @@ double memory_seconds(const DeviceProfile& device, double bytes);
 // quicker than memory_seconds of `bytes`. 0 where the device has no such products.
 double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes);
 
-// Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and length.
+// Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and executed length,
+// so that no sequence takes less time than a shorter one.
 double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops, double bytes);
 
 // Attention that stores the scores of all pairs, masked ones, too: two products forward and four backward, scaled and

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "report/dry_run.h"
-
 namespace gptrain {
 
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds) {
@@ -21,20 +19,26 @@ Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_se
 namespace {
 
 // That the devices of a node take to copy their parts into its memory, all at the same time.
-double copy_seconds(const ClusterProfile& cluster, double bytes_of_rank, int64_t world_size) {
-  const auto ranks_of_node = static_cast<double>(std::min(cluster.gpus_per_node, world_size));
-  return std::max(bytes_of_rank / cluster.host_bytes_per_second,
-                  ranks_of_node * bytes_of_rank / cluster.host_memory_bytes_per_second);
+double copy_seconds(const ClusterProfile& cluster, const CheckpointForecast& checkpoint) {
+  return std::max(static_cast<double>(checkpoint.rank_bytes) / cluster.host_bytes_per_second,
+                  static_cast<double>(checkpoint.node_bytes) / cluster.host_memory_bytes_per_second);
 }
 
 }  // namespace
 
+std::string machine_name(const Machine& machine) {
+  if (machine.cluster.measured) return machine.device.name;
+  return fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+}
+
+StorageRates storage_rates(const ClusterProfile& cluster) {
+  return {.shared = cluster.storage_bytes_per_second, .local = cluster.local_bytes_per_second};
+}
+
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
-                           int64_t checkpoint_bytes, bool asynchronous) {
+                           const CheckpointForecast& checkpoint, bool asynchronous) {
   StepForecast forecast;
-  forecast.machine = machine.cluster.measured
-                         ? machine.device.name
-                         : fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+  forecast.machine = machine_name(machine);
   forecast.error = machine.device.error;
   forecast.step_seconds = step.pipeline.seconds;
   forecast.bubble_seconds = step.bubble_seconds;
@@ -47,23 +51,26 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   std::stable_sort(forecast.critical_path.begin(), forecast.critical_path.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
   const double nodes = std::ceil(static_cast<double>(world_size) / static_cast<double>(machine.cluster.gpus_per_node));
-  const auto bytes = static_cast<double>(checkpoint_bytes);
-  forecast.checkpoint_seconds = bytes / (nodes * machine.cluster.storage_bytes_per_second);
-  forecast.checkpoint_cost_seconds =
-      asynchronous ? copy_seconds(machine.cluster, bytes / static_cast<double>(world_size), world_size)
-                   : forecast.checkpoint_seconds;
-  const double copied = asynchronous ? forecast.checkpoint_cost_seconds : 0;
-  const Saving saving = best_saving({forecast.checkpoint_cost_seconds, copied + forecast.checkpoint_seconds},
+  const double copied = asynchronous ? copy_seconds(machine.cluster, checkpoint) : 0;
+  forecast.checkpoint_cost_seconds = asynchronous ? copied : checkpoint.seconds;
+  const Saving saving = best_saving({forecast.checkpoint_cost_seconds, copied + checkpoint.seconds},
                                     machine.cluster.node_mtbf_seconds / nodes, machine.cluster.restart_seconds);
   forecast.best_checkpoint_interval = saving.best_interval;
   forecast.goodput = saving.goodput;
   return forecast;
 }
 
-Target planned_target(const Machine& machine) {
-  Target target = target_of(machine.device, machine.cluster);
+Target planned_target(const Machine& machine, const RunConfig& config, int64_t world_size) {
+  Target target = target_of(machine.device, machine.cluster, config, world_size);
   target.of_processes = true;
   return target;
+}
+
+CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& config, const WorldPlan& plan,
+                                      int64_t world_size) {
+  return forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, make_mesh(config, world_size),
+                             planned_target(machine, config, world_size).ranks_per_node,
+                             storage_rates(machine.cluster));
 }
 
 Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size) {
@@ -71,7 +78,8 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   Prediction prediction;
   std::vector<StepLog> logs;  // of the first rank of each stage: the others differ from it in a few rows
   std::vector<EventTimes> times;
-  prediction.plan = plan_world(config, planned_target(machine), world_size, [&](int64_t rank, StepPlan plan) {
+  const Target target = planned_target(machine, config, world_size);
+  prediction.plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan plan) {
     if (plan.design->stages.stage != std::ssize(logs)) return;
     logs.push_back(std::move(plan.log));
     times.emplace_back(machine, config, mesh, rank);
@@ -79,9 +87,9 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   std::vector<StageLog> stages;
   for (size_t i = 0; i < logs.size(); ++i) stages.push_back({&logs[i], times[i]});
   prediction.step = simulate_step(stages);
-  prediction.forecast =
-      forecast_step(machine, prediction.step, world_size, checkpoint_bytes(prediction.plan.spec, config),
-                    config.checkpoint.asynchronous);
+  prediction.forecast = forecast_step(machine, prediction.step, world_size,
+                                      planned_checkpoint(machine, config, prediction.plan, world_size),
+                                      config.checkpoint.asynchronous);
   return prediction;
 }
 

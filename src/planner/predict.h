@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "config/run_config.h"
 #include "ops/target.h"
 #include "planner/simulate_step.h"
+#include "report/checkpoint_forecast.h"
 #include "report/forecast.h"
 #include "train/plan_step.h"
 
@@ -26,13 +28,19 @@ struct Saving {
 };
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds);
 
-// `checkpoint_bytes`: of the whole run's, which all ranks write together, each its part; `asynchronous`: beside the
-// steps, from a copy in the host's memory.
-StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
-                           int64_t checkpoint_bytes, bool asynchronous);
+// "a100-80g in dgx-a100 nodes"; of one machine its name alone.
+std::string machine_name(const Machine& machine);
 
-// One process on each device of the machine.
-Target planned_target(const Machine& machine);
+StorageRates storage_rates(const ClusterProfile& cluster);
+// `asynchronous`: the checkpoint is written beside the steps, from a copy in the host's memory.
+StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
+                           const CheckpointForecast& checkpoint, bool asynchronous);
+
+// Of `world_size` processes, one on each device, or all on a machine without GPUs.
+Target planned_target(const Machine& machine, const RunConfig& config, int64_t world_size);
+// Of the plan of that config.
+CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& config, const WorldPlan& plan,
+                                      int64_t world_size);
 
 // What a dry run says: all kinds of ranks planned, and the step of the first of each stage simulated.
 struct Prediction {

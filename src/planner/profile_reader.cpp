@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -16,7 +17,7 @@
 namespace gptrain {
 namespace {
 
-bool is_source(const nlohmann::json& value) {
+bool is_source(const Json& value) {
   if (!value.is_string()) return false;
   const std::string text = value.get<std::string>();
   for (const std::string_view origin : {"data sheet", "measured", "paper", "calibrated", "assumed"})
@@ -27,12 +28,15 @@ bool is_source(const nlohmann::json& value) {
 }  // namespace
 
 ProfileReader::ProfileReader(std::string_view text, std::string origin) : origin_(std::move(origin)) {
-  root_ = parse_json_or_discard(text);
+  JsonText parsed = read_json(text);
+  if (!parsed.syntax_error.empty()) throw Error(ExitCode::usage, "{}:{}", origin_, parsed.syntax_error);
+  root_ = std::move(parsed.document);
+  for (const DuplicateKey& duplicate : parsed.duplicates) add_fault(duplicate.path, "is given twice");
   if (!root_.is_object()) throw Error(ExitCode::usage, "{}: no JSON object", origin_);
 }
 
-const nlohmann::json* ProfileReader::find(const std::string& path) const {
-  const nlohmann::json* at = &root_;
+const Json* ProfileReader::find(const std::string& path) const {
+  const Json* at = &root_;
   std::istringstream keys(path);
   for (std::string key; std::getline(keys, key, '.');) {
     if (!at->is_object()) return nullptr;
@@ -49,15 +53,15 @@ void ProfileReader::add_fault(const std::string& path, const std::string& what) 
 
 std::string ProfileReader::word(const std::string& path) {
   read_.insert(path);
-  const nlohmann::json* const value = find(path);
+  const Json* const value = find(path);
   if (value != nullptr && value->is_string()) return value->get<std::string>();
   add_fault(path, "must be a word");
   return "";
 }
 
-const nlohmann::json* ProfileReader::sourced(const std::string& path, std::string_view what) {
+const Json* ProfileReader::sourced(const std::string& path, std::string_view what) {
   read_.insert(path);
-  const nlohmann::json* const value = find(path);
+  const Json* const value = find(path);
   if (value == nullptr) {
     add_fault(path, "is missing");
   } else if (!value->is_array() || value->size() != 2) {
@@ -71,7 +75,7 @@ const nlohmann::json* ProfileReader::sourced(const std::string& path, std::strin
 }
 
 double ProfileReader::read(const std::string& path, bool from_0) {
-  const nlohmann::json* const value = sourced(path, "number");
+  const Json* const value = sourced(path, "number");
   if (value == nullptr) return 0;
   if (!value->is_number()) {
     add_fault(path, "must be [number, \"where it is from\"]");
@@ -97,7 +101,7 @@ double ProfileReader::read_share(const std::string& path, bool from_0) {
 }
 
 std::string ProfileReader::source(const std::string& path) const {
-  const nlohmann::json* const value = find(path);
+  const Json* const value = find(path);
   if (value == nullptr || !value->is_array() || value->size() != 2 || !(*value)[1].is_string()) return "";
   return (*value)[1].get<std::string>();
 }
@@ -111,20 +115,20 @@ int64_t ProfileReader::count(const std::string& path) {
 }
 
 std::vector<std::vector<double>> ProfileReader::table(const std::string& path, size_t num_sizes) {
-  const nlohmann::json* const value = sourced(path, "rows");
+  const Json* const value = sourced(path, "rows");
   if (value == nullptr) return {};
   std::vector<std::vector<double>> rows;
-  const auto is_row = [](const nlohmann::json& row) {
+  const auto is_row = [](const Json& row) {
     return row.is_array() &&
-           std::all_of(row.begin(), row.end(), [](const nlohmann::json& number) { return number.is_number(); });
+           std::all_of(row.begin(), row.end(), [](const Json& number) { return number.is_number(); });
   };
   if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_row)) {
     add_fault(path, "must be [[[size, ..., value], ...], \"where it is from\"]");
     return {};
   }
-  for (const nlohmann::json& row : *value) {
+  for (const Json& row : *value) {
     std::vector<double>& numbers = rows.emplace_back();
-    for (const nlohmann::json& number : row) numbers.push_back(number.get<double>());
+    for (const Json& number : row) numbers.push_back(number.get<double>());
   }
   const std::string fault = RateTable::fault_of(rows, num_sizes);
   if (fault.empty()) return rows;
@@ -134,13 +138,13 @@ std::vector<std::vector<double>> ProfileReader::table(const std::string& path, s
 
 std::vector<std::string> ProfileReader::keys(const std::string& path) const {
   std::vector<std::string> keys;
-  const nlohmann::json* const object = find(path);
+  const Json* const object = find(path);
   if (object == nullptr || !object->is_object()) return keys;
   for (const auto& [key, value] : object->items()) keys.push_back(key);
   return keys;
 }
 
-void ProfileReader::look_for_unread(const nlohmann::json& object, const std::string& prefix) {
+void ProfileReader::look_for_unread(const Json& object, const std::string& prefix) {
   for (const auto& [key, value] : object.items()) {
     const std::string path = prefix + key;
     if (value.is_object()) {

@@ -4,11 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "config/json_text.h"
 
 namespace gptrain {
 
@@ -18,7 +19,8 @@ constexpr std::string_view figure_origins = "data sheet, measured, paper, calibr
 // Values are asked for by path ("memory.bytes"). Faults are collected; finish throws them all.
 class ProfileReader {
  public:
-  // `origin` names the text in messages. Error(usage): it is no JSON object.
+  // Read as configs are: comments are allowed, a key that is given twice is a fault. `origin` names the text in messages.
+  // Error(usage): it is no JSON object.
   ProfileReader(std::string_view text, std::string origin);
 
   std::string word(const std::string& path);
@@ -43,14 +45,14 @@ class ProfileReader {
   void finish();
 
  private:
-  const nlohmann::json* find(const std::string& path) const;
+  const Json* find(const std::string& path) const;
   // The value of a figure that has a source; null where there is a fault.
-  const nlohmann::json* sourced(const std::string& path, std::string_view what);
+  const Json* sourced(const std::string& path, std::string_view what);
   double read(const std::string& path, bool from_0);
   double read_share(const std::string& path, bool from_0);
-  void look_for_unread(const nlohmann::json& object, const std::string& prefix);
+  void look_for_unread(const Json& object, const std::string& prefix);
 
-  nlohmann::json root_;
+  Json root_;
   std::string origin_;
   std::set<std::string> read_;
   std::vector<std::string> faults_;

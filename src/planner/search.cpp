@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/faults.h"
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
-#include "report/dry_run.h"
 #include "report/run_speed.h"
 #include "train/device.h"
 
@@ -75,11 +75,14 @@ class Search {
       : config_(config),
         machine_(machine),
         options_(options),
-        target_(planned_target(machine)),
-        room_(target_.memory_bytes),
+        target_(planned_target(machine, config, options.gpus)),
+        room_(target_.bytes_of_rank()),
         checkpoint_bytes_(gptrain::checkpoint_bytes(make_spec(config.model), config)),
-        estimator_(config, machine, target_) {
-    found_.machine = fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
+        estimator_(config, machine, target_),
+        own_(layout_of(config, options.gpus)) {
+    for (const std::string& held : options.held) held_.push_back(layout_value(held.substr(0, held.find('='))));
+    found_.machine = machine_name(machine);
+    found_.held = options.held;
     found_.error = machine.device.error;
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
@@ -102,8 +105,15 @@ class Search {
   }
 
  private:
+  // With a checkpoint of which all nodes write as much.
   double goodput(int64_t world_size) const {
-    return forecast_step(machine_, {}, world_size, checkpoint_bytes_, config_.checkpoint.asynchronous).goodput;
+    const ClusterProfile& cluster = machine_.cluster;
+    const int64_t nodes = 1 + (world_size - 1) / cluster.gpus_per_node;
+    CheckpointForecast even{.bytes = checkpoint_bytes_,
+                            .rank_bytes = checkpoint_bytes_ / world_size,
+                            .node_bytes = checkpoint_bytes_ / nodes};
+    even.seconds = static_cast<double>(even.node_bytes) / cluster.storage_bytes_per_second;
+    return forecast_step(machine_, {}, world_size, even, config_.checkpoint.asynchronous).goodput;
   }
 
   double score(const RunLayout& layout, double seconds, int64_t bytes) {
@@ -120,6 +130,12 @@ class Search {
     return seconds * static_cast<double>(world) / goodputs_[world];
   }
 
+  // Of a plan, whose own goodput is known.
+  double exact_score(const LayoutResult& result) {
+    if (options_.objective != Objective::cost) return score(result.layout, result.step_seconds, result.peak_bytes);
+    return result.step_seconds * static_cast<double>(result.layout.world_size()) / result.goodput;
+  }
+
   std::vector<int64_t> world_sizes() const {
     std::vector<int64_t> sizes{options_.gpus};
     if (options_.objective != Objective::cost) return sizes;
@@ -134,11 +150,16 @@ class Search {
     for (size_t i = 0; i < num_classes; ++i) misses_[{i, values[i]}].add(missing, layout);
   }
 
+  bool has_held_values(const RunLayout& layout) const {
+    return std::all_of(held_.begin(), held_.end(), [&](LayoutValue value) { return value(layout) == value(own_); });
+  }
+
   // All layouts, by the bounds of their memory and time.
   void collect() {
     for (const int64_t world : world_sizes()) {
       for (const LayoutGroup& group : layout_groups(config_, world, machine_.cluster.gpus_per_node)) {
         for_each_layout(config_, group, [&](const RunLayout& layout) {
+          if (!has_held_values(layout)) return;
           ++found_.num_layouts;
           const LeastBytes least = estimator_.least_bytes(layout, room_);
           if (least.bytes > room_) return add_miss(layout, least.bytes - room_);
@@ -149,8 +170,9 @@ class Search {
     }
     if (found_.num_layouts == 0)
       throw Error(ExitCode::usage,
-                  "--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many",
-                  options_.gpus, config_.batch.global);
+                  "--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
+                  options_.gpus, config_.batch.global,
+                  options_.held.empty() ? "" : " and is one of those searched, with " + join(options_.held, ", "));
     std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
       return std::pair(a.least_score, a.least_seconds) < std::pair(b.least_score, b.least_seconds);
     });
@@ -235,13 +257,11 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(score(a.layout, a.step_seconds, a.peak_bytes), a.step_seconds) <
-             std::pair(score(b.layout, b.step_seconds, b.peak_bytes), b.step_seconds);
+      return std::pair(exact_score(a), a.step_seconds) < std::pair(exact_score(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(), exact_.begin() + std::min(options_.top, static_cast<int64_t>(exact_.size())));
     const LayoutResult& best = exact_.front();
-    const double limit = score(best.layout, best.step_seconds, best.peak_bytes) *
-                         (options_.objective == Objective::memory ? 1 : 1 + estimate_error);
+    const double limit = exact_score(best) * (options_.objective == Objective::memory ? 1 : 1 + estimate_error);
     for (const Candidate& candidate : candidates_) {
       if (planned_.contains(&candidate)) continue;
       const double at_best = candidate.estimate ? candidate.score : candidate.least_score;
@@ -319,6 +339,8 @@ class Search {
   int64_t room_;
   int64_t checkpoint_bytes_;
   LayoutEstimator estimator_;
+  RunLayout own_;                  // the config's
+  std::vector<LayoutValue> held_;  // in which all layouts are like it
   LayoutSearch found_;
   std::map<int64_t, double> goodputs_;  // by number of devices
   std::vector<Candidate> candidates_;   // that fit by their bounds, the most promising first
@@ -351,7 +373,8 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
   const Prediction prediction = predict_run(config, machine, layout.world_size());
-  return layout_result(config, planned_target(machine), prediction.plan, prediction.forecast, layout, price);
+  return layout_result(config, planned_target(machine, config, layout.world_size()), prediction.plan,
+                       prediction.forecast, layout, price);
 }
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {

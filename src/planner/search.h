@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/run_config.h"
 #include "planner/predict.h"
@@ -23,10 +25,12 @@ struct SearchOptions {
   Objective objective = Objective::time;
   double price = 0;  // of a device-hour
   int64_t top = 10;  // layouts that are named
+  // "parallel.tensor=8": keys of layouts, each of which keeps the value that the config has, which is this.
+  std::vector<std::string> held = {};
 };
 
 // batch.global and everything but the keys of a RunLayout stay as they are. Error(usage): the config suits no layout at
-// all on so many devices.
+// all on so many devices, or none of those that are searched has the values that are held.
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
 
 // What a dry run says, in short.

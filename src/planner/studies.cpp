@@ -12,16 +12,11 @@
 #include "planner/layouts.h"
 #include "planner/predict.h"
 #include "planner/search.h"
-#include "report/dry_run.h"
 #include "report/run_speed.h"
 #include "train/device.h"
 
 namespace gptrain {
 namespace {
-
-std::string machine_name(const Machine& machine) {
-  return fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
-}
 
 std::string first_line(const Error& error) {
   const std::string text = error.what();
@@ -34,7 +29,7 @@ StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int
   StudyPoint point{.values = std::move(values), .gpus = gpus};
   try {
     const RunConfig config = make();
-    require_target(config, planned_target(machine), ExitCode::usage);
+    require_target(config, planned_target(machine, config, gpus), ExitCode::usage);
     make_mesh(config, gpus);
     point.parameters = make_spec(config.model).parameters();
     point.result = predict_layout(config, machine, layout_of(config, gpus), price);
@@ -61,10 +56,10 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
 
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
-  load_config(file, overrides, gpus);
+  const RunConfig config = load_config(file, overrides, gpus);
   Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
-  study.room_bytes = planned_target(machine).memory_bytes;
+  study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
   const auto add = [&](std::vector<std::string> values) {
     study.points.push_back(point_of(values, machine, gpus, price, [&] {
@@ -87,7 +82,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
   Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
-  study.room_bytes = planned_target(machine).memory_bytes;
+  study.room_bytes = planned_target(machine, config, first).bytes_of_rank();
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {
     for (int64_t gpus = first; gpus <= last; gpus *= 2) {
@@ -104,15 +99,16 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   constexpr std::array<double, 3> factors = {0.5, 1, 2};
   Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
-  study.room_bytes = planned_target(machine).memory_bytes;
   study.axes = {"Gbit/s of each", "NICs"};
   const Mesh mesh = make_mesh(config, gpus);
-  const Target target = planned_target(machine);
+  const Target target = planned_target(machine, config, gpus);
+  study.room_bytes = target.bytes_of_rank();
   // What is planned does not depend on links: only its times do.
   std::vector<std::pair<int64_t, StepLog>> logs;
   const WorldPlan plan = plan_world(config, target, gpus, [&](int64_t rank, StepPlan of_rank) {
     if (of_rank.design->stages.stage == std::ssize(logs)) logs.emplace_back(rank, std::move(of_rank.log));
   });
+  const CheckpointForecast checkpoint = planned_checkpoint(machine, config, plan, gpus);
   for (const double factor : factors) {
     for (const int64_t number : nics) {
       Machine changed = machine;
@@ -121,8 +117,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
       std::vector<StageLog> stages;
       for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
       const SimulatedStep step = simulate_step(stages);
-      const StepForecast forecast =
-          forecast_step(changed, step, gpus, checkpoint_bytes(plan.spec, config), config.checkpoint.asynchronous);
+      const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint, config.checkpoint.asynchronous);
       StudyPoint point{.values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9),
                                   fmt::format("{}", number)},
                        .parameters = plan.spec.parameters(),
@@ -169,7 +164,7 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
 int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
   const auto fits = [&](int64_t layers) {
     const RunConfig config = family_config(family, row, layers, gpus);
-    return plan_step(config, target, gpus).memory().arenas.total() <= target.memory_bytes;
+    return plan_step(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
   };
   constexpr int64_t beyond = 1024;
   int64_t low = 0, high = beyond;  // low fits, high does not
@@ -188,8 +183,8 @@ Study fit_models(const Machine& machine, const std::string& family, const std::s
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
   study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
-  const Target target = planned_target(machine);
-  study.room_bytes = target.memory_bytes;
+  const Target target = planned_target(machine, family_config(family, {optimizer, precisions[0], "none"}, 1, gpus), gpus);
+  study.room_bytes = target.bytes_of_rank();
   const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
                           const std::string& hidden) -> std::vector<std::string> {
     return {row.optimizer, std::string(row.precision.name), std::string(recompute), layers, hidden};

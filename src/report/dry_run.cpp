@@ -357,23 +357,25 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += text_row("shortest time", format_duration(seconds),
-                fmt::format("{:.2f} days at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", seconds / 86400,
+                fmt::format("{} at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", days_text(seconds),
                             input.target.name, devices, rate / 1e12, rate < 1e13 ? 3 : 0, traffic));
   }
-  if (input.forecast && input.rate && input.rate->origin == "predicted") {
-    const double hours = speed_of(input).gpu_hours;
+  const bool is_predicted = input.forecast && input.rate && input.rate->origin == "predicted";
+  if (is_predicted) {
+    const double hours = speed_of(input).gpu_hours, goodput = input.forecast->goodput;
     text += text_row("device-hours", format_count(hours),
-                fmt::format("{} with failures: goodput {:.1f}% with a checkpoint every {}",
-                            format_count(hours / input.forecast->goodput), 100 * input.forecast->goodput,
-                            format_duration(input.forecast->best_checkpoint_interval)));
+                fmt::format("{}: goodput {:.1f}% with a checkpoint every {}", with_failures_text(hours, goodput),
+                            100 * goodput, format_duration(input.forecast->best_checkpoint_interval)));
     if (input.price > 0)
-      text += text_row("cost", format_count(input.price * hours / input.forecast->goodput), "of those, failures included");
+      text += text_row("cost", goodput > 0 ? format_count(input.price * hours / goodput) : "?",
+                       goodput > 0 ? "of those, failures included" : "the run does not end");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
     text += text_row("time", format_duration(seconds),
-                fmt::format("{:.2f} days at {} tokens/s, {}", seconds / 86400,
-                            format_count(input.rate->tokens_per_second), input.rate->origin));
+                fmt::format("{} at {} tokens/s, {}{}", days_text(seconds), format_count(input.rate->tokens_per_second),
+                            input.rate->origin,
+                            is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
   } else {
     text += text_row("time", "?",
                 "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
@@ -466,6 +468,8 @@ std::string dry_run_json(const DryRunInput& input) {
     json["tokens_per_second_origin"] = input.rate->origin;
     json["total_seconds"] = to_double(totals.tokens) / input.rate->tokens_per_second;
     json["total_days"] = to_double(totals.tokens) / input.rate->tokens_per_second / 86400;
+    if (input.forecast && input.rate->origin == "predicted")
+      json["total_days_with_failures"] = json["total_days"].get<double>() / input.forecast->goodput;
   }
   for (const SourceForecast& source : input.sources) {
     Json entry{{"path", source.path}, {"share", source.share}};

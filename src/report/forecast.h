@@ -30,8 +30,7 @@ struct StepForecast {
   // What the longest chain of work of the step is spent on, the most first: names and seconds, which add up to the step.
   std::vector<std::pair<std::string_view, double>> critical_path;
   // Of a run in which nodes fail: the best time between two checkpoints, and the share of the time that steps have then.
-  double checkpoint_seconds = 0;       // to write one
-  double checkpoint_cost_seconds = 0;  // that steps wait for it
+  double checkpoint_cost_seconds = 0;  // that steps wait for one
   double best_checkpoint_interval = 0;
   double goodput = 1;
 };

@@ -40,6 +40,9 @@ double exposed_of(const LayoutResult& result) {
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 
+// Only there rows are of other numbers of devices.
+bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
+
 std::string row_text(const LayoutSearch& search, size_t place) {
   const LayoutResult& result = search.best[place];
   const double step = result.step_seconds;
@@ -49,6 +52,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
                                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
                                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
                                  fmt::format("{}{}", result.is_exact ? "" : ">", bytes_text(result.peak_bytes)));
+  if (shows_devices(search)) text += fmt::format(" {:>7}", result.layout.world_size());
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
   text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
@@ -81,6 +85,7 @@ Json layout_json(const RunLayout& layout) {
 
 Json result_json(const LayoutResult& result) {
   Json json{{"exact", result.is_exact},
+            {"gpus", result.layout.world_size()},
             {"layout", layout_json(result.layout)},
             {"step_seconds", result.step_seconds},
             {"tokens_per_second", result.tokens_per_second},
@@ -123,14 +128,34 @@ std::string layout_difference(const RunLayout& layout, const RunLayout& other) {
   return join(parts, ", ");
 }
 
-std::string loss_text(const LayoutResult& best, const LostClass& lost) {
+// "+1.4%"
+std::string change_text(double before, double after) {
+  const double percent = 100 * (after - before) / before;
+  return fmt::format("{}{:.1f}%", percent < 0 ? "" : "+", percent);
+}
+
+double device_seconds(const LayoutResult& result) {
+  return result.step_seconds * static_cast<double>(result.layout.world_size());
+}
+
+std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
+  const LayoutResult& best = search.best.front();
   if (!lost.fits)
     return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of those tried fits",
                        bytes_text(lost.missing_bytes));
   const double more = lost.best.step_seconds - best.step_seconds;
-  const double percent = 100 * more / best.step_seconds;
-  std::string text = fmt::format("{}{} ({}{:.1f}%)", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds),
-                                 percent < 0 ? "" : "+", percent);
+  const std::string step =
+      fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
+  if (search.objective == "memory") {
+    return fmt::format("{}{} ({}), {}", lost.best.is_exact ? "" : ">", bytes_text(lost.best.peak_bytes),
+                       change_text(static_cast<double>(best.peak_bytes), static_cast<double>(lost.best.peak_bytes)),
+                       step);
+  }
+  if (lost.best.layout.world_size() != best.layout.world_size()) {
+    return fmt::format("{} on {} devices ({} device-hours)", step, lost.best.layout.world_size(),
+                       change_text(device_seconds(best), device_seconds(lost.best)));
+  }
+  std::string text = fmt::format("{} ({})", step, change_text(best.step_seconds, lost.best.step_seconds));
   std::vector<std::string> reasons;
   double waits = 0;
   const auto before = waits_of(best), after = waits_of(lost.best);
@@ -150,6 +175,7 @@ std::string loss_text(const LayoutResult& best, const LostClass& lost) {
 
 std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
+  if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
   if (search.best.empty()) return text + nothing_fits_text(search);
   text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
@@ -160,16 +186,17 @@ std::string layout_search_text(const LayoutSearch& search) {
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
+  if (shows_devices(search)) text += " devices";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
   text += "   layout, or what differs\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} with failures (goodput {:.1f}%)\n", "time",
-                      format_count(best.gpu_hours), format_count(best.gpu_hours / best.goodput), 100 * best.goodput);
-  if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", format_count(best.cost));
+  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {:.1f}%)\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), 100 * best.goodput);
+  if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)
-    text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(best, lost));
+    text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));
   return text;
 }
 
@@ -179,6 +206,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"expected_error_source", search.error.source},
             {"objective", search.objective},
             {"gpus", search.gpus},
+            {"held", search.held},
             {"target_memory_bytes", search.room_bytes},
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},

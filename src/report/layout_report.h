@@ -16,7 +16,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
 std::string layout_text(const RunLayout& layout);
 // What `other` has otherwise than `layout`: "batch.micro 2, parallel.zero 1".
 std::string layout_difference(const RunLayout& layout, const RunLayout& other);
-// "1.4% slower", and what costs the more time.
-std::string loss_text(const LayoutResult& best, const LostClass& lost);
+// "12.92 s (+3.9%): bubble +40 ms". By how much the best of the class loses against the best of all in what was looked for, and what costs the more time.
+std::string loss_text(const LayoutSearch& search, const LostClass& lost);
 
 }  // namespace gptrain

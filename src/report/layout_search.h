@@ -76,6 +76,7 @@ struct LayoutSearch {
   std::string objective;
   int64_t gpus = 0;
   int64_t room_bytes = 0;        // of a device
+  std::vector<std::string> held;  // "parallel.tensor=8": keys that all layouts have that value of, as was asked
   int64_t num_layouts = 0;       // that the config and the machine allow
   int64_t num_too_large = 0;     // of them: more memory than there is, by the lower bound or as planned
   int64_t num_played = 0;        // of those that fit: whose pipelines were played pass by pass

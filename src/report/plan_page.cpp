@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/units.h"
+#include "config/faults.h"
 #include "report/html_page.h"
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
@@ -71,12 +72,14 @@ std::string bar(const LayoutResult& result, double longest) {
 std::string best_table(const LayoutSearch& search) {
   double longest = 0;
   for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
+  const bool shows_devices = search.objective == "cost";
   std::string out =
       "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
       "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate.</p>\n"
       "<table>\n<tr><th></th><th "
-      "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th><th>layout, or what "
-      "differs</th></tr>\n";
+      "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th>";
+  if (shows_devices) out += "<th class=\"number\">devices</th>";
+  out += "<th>layout, or what differs</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {
     const LayoutResult& result = search.best[i];
     out += "<tr>";
@@ -85,6 +88,7 @@ std::string best_table(const LayoutSearch& search) {
     out += fmt::format("<td>{}</td>", bar(result, longest));
     out += number_cell(result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "");
     out += number_cell(bytes_text(result.peak_bytes));
+    if (shows_devices) out += number_cell(fmt::format("{}", result.layout.world_size()));
     out += cell("td", i == 0 ? layout_text(result.layout)
                              : layout_difference(search.best.front().layout, result.layout));
     out += "</tr>\n";
@@ -96,7 +100,7 @@ std::string lost_table(const LayoutSearch& search) {
   std::string out = "<table>\n<tr><th>key</th><th>value</th><th>the best of those</th></tr>\n";
   for (const LostClass& lost : search.lost)
     out += fmt::format("<tr><td>{}</td><td>{}</td><td{}>{}</td></tr>\n", escape_html(lost.key), escape_html(lost.value),
-                       lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search.best.front(), lost)));
+                       lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search, lost)));
   return out + "</table>\n";
 }
 
@@ -207,6 +211,8 @@ std::string points_table(const Study& study) {
 std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config) {
   std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}; {}</p>\n", search.gpus,
                                  escape_html(search.machine), search.objective, escape_html(search.error.text()));
+  if (!search.held.empty())
+    body += fmt::format("<p class=\"note\">All with {}.</p>\n", escape_html(join(search.held, ", ")));
   body += "<dl class=\"summary\">\n";
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");

@@ -16,6 +16,16 @@ inline std::string text_row(std::string_view label, const std::string& value, co
 }
 
 inline std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+// Of a run: `amount` is what it takes without failures.
+inline std::string with_failures_text(double amount, double goodput) {
+  return goodput > 0 ? fmt::format("{} with failures", format_count(amount / goodput)) : "without end where nodes fail";
+}
+// "1.01 days".
+inline std::string days_text(double seconds) {
+  constexpr double most = 1e9;
+  const double days = seconds / 86400;
+  return days < most ? fmt::format("{:.2f} days", days) : fmt::format("{:.2e} days", days);
+}
 inline std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 }  // namespace gptrain

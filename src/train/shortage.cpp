@@ -68,7 +68,7 @@ std::string share_of(const Target& target) {
 
 std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
                             const MemoryPlan& memory) {
-  const int64_t room = target.memory_bytes / target.sharing;
+  const int64_t room = target.bytes_of_rank();
   const int64_t peak = memory.total();
   if (peak <= room) return "";
   std::string text = fmt::format("Does not fit: {} are missing on {}. ", bytes_text(peak - room), share_of(target));

@@ -232,14 +232,16 @@ class DryRun(CliCase):
         self.assertGreater(plan["bubble_seconds"], 0)
         self.assertLess(sum(plan["exposed_seconds"].values()) + plan["bubble_seconds"], seconds)
         self.assertGreater(plan["goodput"], 0.9)
+        self.assertAlmostEqual(plan["total_days_with_failures"], plan["total_days"] / plan["goodput"])
         # Slower links, with the same memory.
         slow = self.plan(config, "--target", "h100", "--cluster", "pcie5", "--world-size", "4")
         self.assertGreater(slow["step_seconds"], seconds)
         self.assertEqual(slow["peak_bytes"], plan["peak_bytes"])
         given = self.plan(config, "--target", "h100", "--world-size", "4", "--tokens-per-second", "1000")
         self.assertEqual((given["tokens_per_second"], given["tokens_per_second_origin"]), (1000, "given"))
+        self.assertNotIn("total_days_with_failures", given)
         text = self.succeed("train", config, "--dry-run", "--target", "h100", "--world-size", "4")
-        for part in ["predicted step", "h100 in dgx-h100 nodes", "MFU", "HFU", "Critical path: ", "device-hours", "predicted\n"]:
+        for part in ["predicted step", "h100 in dgx-h100 nodes", "MFU", "HFU", "Critical path: ", "device-hours", "predicted; ", " with failures\n"]:
             self.assertIn(part, text)
         self.assertNotIn("step_seconds", self.plan(config, "--world-size", "4"))
 
@@ -254,6 +256,22 @@ class DryRun(CliCase):
         self.refuse(USAGE, ["nothing.json"], "train", config, "--dry-run", "--target", "nothing.json")
         self.refuse(USAGE, ['unknown cluster "dgx-h10"', "dgx-h100"], "train", config, "--dry-run", "--target", "h100",
                     "--cluster", "dgx-h10")
+
+    def test_rates_and_prices_are_within_what_amounts_can_hold(self):
+        arguments = ["train", self.write_config(tiny_config()), "--dry-run", "--target", "h100"]
+        for option, value in [("--storage-gbps", "1e-300"), ("--price", "1e308"), ("--tokens-per-second", "1e-300")]:
+            self.refuse(USAGE, f"{option}: {value} is not a number from 1e-12 to 1e+18", *arguments, option, value)
+        self.refuse(USAGE, "--cluster: is empty", *arguments, "--cluster", "")
+        plan = self.plan(*arguments[1:2], *arguments[3:], "--tokens-per-second", "1e-12", "--storage-gbps", "1e-12",
+                         *overrides("run.steps=1000000000000"))
+        self.assertGreater(plan["total_days"], 1e20)
+        self.assertGreaterEqual(plan["best_checkpoint_every_seconds"], plan["checkpoint_seconds"])
+        text = self.succeed(*arguments, "--tokens-per-second", "1e-12", "--storage-gbps", "1e-12",
+                            *overrides("run.steps=1000000000000"))
+        self.assertRegex(text, r"\n  time +7.41e\+20 days +7.41e\+20 days at ")
+        endless = self.succeed(*arguments, "--price", "1", "--storage-gbps", "1e-12")
+        self.assertRegex(endless, r"\n  device-hours .* without end where nodes fail: goodput 0.0%")
+        self.assertRegex(endless, r"\n  cost +\? +the run does not end\n")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
         config = self.write_config(large_config())

@@ -105,6 +105,28 @@ class Machine(CliCase):
         self.refuse(USAGE, ["has no links between processes", "gptrain bench comm --into FILE"], "train", config,
                     "--dry-run", "--target", "machine.json", "--world-size", "3")
 
+    def test_a_search_on_it_says_what_the_dry_run_says(self):
+        config = self.write_config(tiny_config(model={"num_layers": 2}, batch={"global": 4}, run={"threads": 0}))
+        search = ["plan", config, "--target", "machine.json", "--gpus"]
+        for command in [[*search, 2], ["train", config, "--dry-run", "--target", "machine.json", "--world-size", 2]]:
+            self.refuse(USAGE, "has no links between processes", *command)
+            self.refuse(USAGE, "--cluster dgx-h100: this-machine is one machine", *command, "--cluster", "dgx-h100")
+        profile = self.profile()
+        profile["links"]["tcp"] = {"2": profile["links"]["threads"]["2"]}
+        self.path("machine.json").write_text(json.dumps(profile), encoding="utf-8")
+        for gpus in (1, 2):
+            found = json.loads(self.succeed(*search, gpus, "--top", 2, "--out", "best.json", "--json"))
+            dry = self.plan("best.json", "--target", "machine.json", "--world-size", gpus)
+            for key in ["peak_bytes", "step_seconds", "tokens_per_second", "mfu", "goodput"]:
+                self.assertEqual(found["best"][0][key], dry[key], key)
+            self.assertEqual(found["target_memory_bytes"], dry["target_memory_bytes"] // gpus)
+            self.assertLess(found["best"][0]["mfu"], 1)
+        swept = json.loads(self.succeed(*search, 2, "--sweep", "batch.micro=1,2", "--json"))
+        self.assertTrue(all(point["fits"] for point in swept["points"]))
+        self.refuse(USAGE, "--objective cost: this-machine is one machine", *search, 2, "--objective", "cost")
+        self.refuse(USAGE, "--links 1: this-machine is one machine, which has no NICs", *search, 2, "--links", "1")
+        self.refuse(USAGE, "--scale 1..2: this-machine is one machine", *search[:-1], "--scale", "1..2")
+
     def test_the_timeline_of_a_profile_is_that_of_the_simulation(self):
         for ranks, settings in [(1, []), (2, ["parallel.zero=2"]), (2, ["parallel.pipeline=2", "batch.micro=1"])]:
             with self.subTest(ranks=ranks, settings=settings):
@@ -143,7 +165,7 @@ class Refused(CliCase):
         self.refuse(USAGE, "--into other.json: one rank has no links", *comm, "other.json", "--ranks", "1")
         self.path("broken.json").write_text('{"shares": 1')
         config = self.write_config(tiny_config())
-        self.refuse(USAGE, "broken.json: no JSON object", "train", config, "--dry-run", "--target", "broken.json")
+        self.refuse(USAGE, "broken.json:1:13: syntax error", "train", config, "--dry-run", "--target", "broken.json")
         self.path("empty.json").write_text('{"shares": {}}')
         self.refuse(USAGE, ["empty.json: shares: is empty", "empty.json: cores: is missing"], "train", config,
                     "--dry-run", "--target", "empty.json")

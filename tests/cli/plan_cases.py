@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import unittest
 
-from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, tiny_config
+from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
 
 CONFIGS = SOURCE_ROOT / "configs"
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
@@ -66,6 +66,38 @@ class Search(PlanCase):
         self.assertLess(by["memory"]["peak_bytes"], by["time"]["peak_bytes"])
         self.assertLess(by["time"]["step_seconds"], by["memory"]["step_seconds"])
         self.assertLess(by["cost"]["gpu_hours"] / by["cost"]["goodput"], by["time"]["gpu_hours"] / by["time"]["goodput"])
+        # Others lost in what was looked for, and by no less than nothing.
+        for word, loss in [("memory", r"  [~>]?[\d.]+ [MG]iB \(\+[\d.]+%\), "), ("cost", r" s on \d devices \(\+[\d.]+% device-hours\)")]:
+            text = self.succeed("plan", config, "--gpus", 8, "--target", "a100-80g", "--objective", word)
+            lost = text.split("why others lost")[1]
+            self.assertRegex(lost, loss)
+            self.assertNotIn("(-", "\n".join(line for line in lost.splitlines() if "~" not in line and ">" not in line))
+
+
+    def test_rows_by_cost_say_how_many_devices_they_take(self):
+        config = self.write_config(plan_config())
+        arguments = [config, "--gpus", 8, "--target", "a100-80g", "--top", 3, "--objective", "cost"]
+        plan = self.plan(*arguments)
+        for row in plan["best"]:
+            layout = row["layout"]
+            self.assertEqual(row["gpus"], layout["tensor"] * layout["pipeline"] * layout["data"])
+        lines = self.succeed("plan", *arguments, "--html", "page.html").splitlines()
+        [heading] = [line for line in lines if "MFU" in line]
+        self.assertRegex(heading, r" peak devices   layout")
+        end = heading.index("devices") + len("devices")
+        self.assertEqual(lines[lines.index(heading) + 1][:end].split()[-1], str(plan["best"][0]["gpus"]))
+        self.assertIn('<th class="number">devices</th>', self.path("page.html").read_text(encoding="utf-8"))
+
+    def test_keys_that_are_set_are_held(self):
+        config = self.write_config(plan_config())
+        settings = ["parallel.tensor=1", "parallel.tensor=2", "batch.micro=2", "parallel.zero=null", "optimizer.lr=0.1"]
+        arguments = [config, "--gpus", 4, "--top", 5, *overrides(*settings)]
+        plan = self.plan(*arguments)
+        self.assertEqual(plan["held"], ["parallel.tensor=2", "batch.micro=2"])
+        self.assertEqual({(row["layout"]["tensor"], row["layout"]["micro"]) for row in plan["best"]}, {(2, 2)})
+        self.assertEqual(plan["config"]["optimizer"]["lr"], 0.1)
+        self.assertGreater(len({row["layout"]["zero"] for row in plan["best"]}), 1)
+        self.assertIn("\n  all with parallel.tensor=2, batch.micro=2\n", self.succeed("plan", *arguments))
 
 
 class Comparisons(PlanCase):
@@ -110,6 +142,25 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, "--cluster", "nowhere"], "nowhere"),
                 ([config, "--gpus", 8, "--objective", "speed"], "speed not in {time,memory,cost}"),
                 ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number above 0"),
+                ([config, "--gpus", 8, "--price", "1e308"], "1e308 is not a number from 1e-12 to 1e+18"),
+                ([config, "--gpus", 8, "--cluster", ""], "--cluster: is empty"),
+                ([config, "--gpus", 8, "--links", ""], "--links: is empty"),
+                ([config, "--gpus", 8, "--out", "one", "--html", "./one"], "--out and --html name the same file: one"),
+                ([config, "--gpus", 8, *overrides("parallel.tensor=3")], "parallel.tensor = 3: must divide"),
+                ([config, "--gpus", 8, *overrides("parallel.zero=1", "batch.micro=16")],
+                 "no layout divides batch.global = 16 and the model's heads and layers over so many and is one of those "
+                 "searched, with parallel.zero=1, batch.micro=16"),
+                ([config, "--gpus", 8, *overrides("parallel.pipeline=2", "parallel.layers_per_stage=[3,5]")],
+                 "--set parallel.layers_per_stage=[3,5]: a search spreads the layers evenly"),
+                ([config, "--scale", "1..2", *overrides("parallel.elastic=true")],
+                 "--set parallel.elastic=true: a plan is for all devices"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--sweep", "batch.micro=2"],
+                 "--sweep batch.micro=2: batch.micro is swept already"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1,,2"], "--sweep batch.micro=1,,2: has an empty value"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1,2,1"], "--sweep batch.micro=1,2,1: has the value 1 twice"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1,"], "--sweep batch.micro=1,: has an empty value"),
+                ([config, "--gpus", 2, "--sweep", "batch.micro=1", *overrides("batch.micro=2")],
+                 "--set batch.micro=2 has no effect: --sweep has the values of batch.micro"),
                 ([config, "--gpus", 8, "--top", "0"], "0 is not a whole number of at least 1"),
                 ([config, "--gpus", 8, "--target", "v100-32g"], "precision.compute"),
                 ([config, "--gpus", 8, "--set", "model.num_layers=0"], "model.num_layers"),

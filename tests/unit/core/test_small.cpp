@@ -2,6 +2,7 @@
 #include <cmath>
 #ifdef __x86_64__
 #include <immintrin.h>
+#include <limits>
 #endif
 
 #include "base/dtype.h"
@@ -122,6 +123,12 @@ TEST_CASE("numbers for people") {
   CHECK(format_duration(59.96) == "1m");
   CHECK(format_duration(3600 * 5.2) == "5h 12m");
   CHECK(format_duration(86400 * 3 + 3600 * 4) == "3d 4h");
+  CHECK(format_duration(86400 * 999'999.0) == "999999d 0h");
+  CHECK(format_duration(1e18) == "1.16e+13 days");
+  CHECK(format_duration(1e300) == "1.16e+295 days");
+  CHECK(format_duration(std::numeric_limits<double>::infinity()) == "inf days");
+  CHECK(format_count(9e23) == "900Z");
+  CHECK(format_count(1e30) == "1.00e+30");
   CHECK(format_grouped(124439808) == "124,439,808");
   CHECK(format_grouped(-1234) == "-1,234");
   CHECK(format_grouped(999) == "999");

@@ -171,10 +171,11 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
   bad = replaced(bad, "    \"4\": {", "    \"four\": {");
   bad = replaced(bad, "\"bf16 attention_forward\": [[[1000000.0,1.0", "\"bf16 attention_forward bias\": [[[1000000.0,1.0");
   bad = replaced(bad, "all_reduce", "all_reducing");
+  bad = replaced(bad, "\"stretch\": [1.0,", "\"stretch\": [0.5,");
   const std::string faults = refusal(bad);
   for (const char* fault :
        {"kind: must be cpu or gpu", "cores: must be a whole number", "slow_down_beside_traffic: is a share: at most 1",
-        "shares.1.ops.f32 linear_forward: has rows of other lengths",
+        "shares.1.stretch: must be at least 1", "shares.1.ops.f32 linear_forward: has rows of other lengths",
         "shares.1.ops.f32 attention_forward: must be [[[size, ..., value], ...], \"where it is from\"]",
         "shares.1.ops.bf16 linear_foreward: no profile has this", "shares.four: must be a number of ranks",
         "links.threads.2: names no collective", "links.threads.2.all_reducing: no profile has this"}) {
@@ -219,6 +220,48 @@ TEST_CASE("ops with products take longer in a step than alone") {
   CHECK(in_step_key(op) == "f32 linear_backward_weight bias");
   op.executed_flops = 1'000'000'000;
   CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1000 * alone));
+}
+
+TEST_CASE("the matrix rate is no less than the best that the tables give on all cores") {
+  MeasuredMachine machine = machine_of();
+  CHECK(best_product_rate(machine, DType::bf16) == Approx(1e11));
+  machine.f32_flops = machine.half_flops = 1e9;  // measured while something else had the cores
+  const auto rate = [&] {
+    const File file(machine_text(machine, source));
+    return find_device(File::path()).f32.flops_per_second;
+  };
+  CHECK(rate() == Approx(1e11));
+  machine.shares[1].ops.insert_or_assign("f32 linear_forward", RateTable(RateTable::Kind::rate, {{256, 256, 256, 4e10}}));
+  CHECK(rate() == Approx(1.6e11));  // four ranks of a thread each
+  machine.half_flops = 0;
+  const File file(machine_text(machine, source));
+  CHECK(find_device(File::path()).half.flops_per_second == 0);
+}
+
+TEST_CASE("no product is quicker than the matrix rate") {
+  MeasuredMachine machine = machine_of();
+  machine.shares[0].in_steps.emplace("f32 linear_forward", RateTable(RateTable::Kind::ratio, {{1e6, 0.5}}));
+  Event op{.name = LinearForward::name, .executed_flops = 1'100'000'000};
+  op.products = {.kind = ProductShape::Kind::plain, .dtype = DType::f32, .m = 256, .n = 256, .k = 256};
+  const auto seconds = [&](int64_t threads) {
+    return *measured_op_seconds(share_of_rank(machine, 1, threads), op, DType::f32, {});
+  };
+  CHECK(seconds(4) == Approx(1e-2));  // at 1.1e11 FLOP/s, not at twice the 1e11 of the table
+  CHECK(seconds(1) == Approx(4.4e-2));
+  machine.f32_flops = 1e12;
+  CHECK(seconds(4) == Approx(5.5e-3));
+}
+
+TEST_CASE("attention of a part of a tile takes as long as of the tile") {
+  const MeasuredMachine machine = machine_of();
+  const auto seconds = [&](int64_t tokens) {
+    Event op{.name = AttentionForward::name, .executed_flops = 1'000'000'000};
+    op.products = {.kind = ProductShape::Kind::attention_forward, .dtype = DType::f32, .count = 1, .m = tokens, .n = tokens, .k = 64};
+    return *measured_op_seconds(share_of_rank(machine, 1, 4), op, DType::f32, {});
+  };
+  CHECK(seconds(1) == Approx(seconds(64)));
+  CHECK(seconds(65) == Approx(seconds(128)));
+  CHECK(seconds(300) == Approx(1e-2));
 }
 
 TEST_CASE("ranks share what was measured of the machine") {

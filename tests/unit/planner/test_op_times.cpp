@@ -82,6 +82,26 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
   }
 }
 
+TEST_CASE("no sequence takes less time in attention than a shorter one") {
+  const DeviceProfile device = find_device("a100-80g");
+  double before = 0;
+  for (int64_t tokens = 1; tokens < 400; ++tokens) {
+    // Whole tiles of 64 x 64 pairs, those on the diagonal among them.
+    const int64_t tiles = (tokens + 63) / 64;
+    const ProductShape heads{.kind = ProductShape::Kind::attention_forward,
+                             .dtype = DType::bf16,
+                             .count = 1024,
+                             .m = tokens,
+                             .n = tokens,
+                             .k = 128};
+    const double flops = 4.0 * 64 * 64 * 128 * 1024 * static_cast<double>(tiles * (tiles + 1) / 2);
+    const double seconds = fused_attention_seconds(device, heads, flops, 0);
+    INFO(tokens);
+    REQUIRE(seconds >= before);
+    before = seconds;
+  }
+}
+
 TEST_CASE("a device without a dtype's products takes its 16-bit ones for FP8") {
   const DeviceProfile h100 = find_device("h100"), a100 = find_device("a100-80g");
   ProductShape fp8 = product(8192, 8192, 8192);

@@ -120,18 +120,29 @@ TEST_CASE("no other interval between checkpoints loses less") {
 
 TEST_CASE("steps wait for the copy of an asynchronous checkpoint, and for the whole of another") {
   Machine machine{find_device("a100-80g"), find_cluster("dgx-a100")};
-  constexpr int64_t bytes = 16'000'000'000'000;
-  const StepForecast waits = forecast_step(machine, {}, 1024, bytes, false);
-  CHECK(waits.checkpoint_seconds == Approx(bytes / (128.0 * 2e9)));
-  CHECK(waits.checkpoint_cost_seconds == waits.checkpoint_seconds);
-  const StepForecast beside = forecast_step(machine, {}, 1024, bytes, true);
-  CHECK(beside.checkpoint_seconds == waits.checkpoint_seconds);
-  CHECK(beside.checkpoint_cost_seconds == Approx(bytes / 1024.0 / 3.2e10));
+  // The largest rank writes more than an eighth of the largest node, and that more than a 128th of all.
+  const CheckpointForecast checkpoint{
+      .bytes = 16'000'000'000'000, .rank_bytes = 20'000'000'000, .node_bytes = 130'000'000'000, .seconds = 65};
+  const StepForecast waits = forecast_step(machine, {}, 1024, checkpoint, false);
+  CHECK(waits.checkpoint_cost_seconds == 65);
+  const StepForecast beside = forecast_step(machine, {}, 1024, checkpoint, true);
+  CHECK(beside.checkpoint_cost_seconds == Approx(2e10 / 3.2e10));
   CHECK(beside.goodput > waits.goodput);
   // Eight devices copy into one memory.
   machine.cluster.host_memory_bytes_per_second = 8e10;
-  CHECK(forecast_step(machine, {}, 1024, bytes, true).checkpoint_cost_seconds == Approx(8 * bytes / 1024.0 / 8e10));
-  CHECK(forecast_step(machine, {}, 2, bytes, true).checkpoint_cost_seconds == Approx(bytes / 2.0 / 3.2e10));
+  CHECK(forecast_step(machine, {}, 1024, checkpoint, true).checkpoint_cost_seconds == Approx(1.3e11 / 8e10));
+}
+
+TEST_CASE("the best interval is no shorter than the node that writes the most takes") {
+  Machine machine{find_device("a100-80g"), find_cluster("dgx-a100")};
+  machine.cluster.storage_bytes_per_second = 1e6;
+  const RunConfig config = small_config(Family::gpt2, {"batch.global=9", "batch.micro=1"}, 9);  // a node and a rank
+  const Prediction prediction = predict_run(config, machine, 9);
+  const CheckpointForecast checkpoint = planned_checkpoint(machine, config, prediction.plan, 9);
+  CHECK(checkpoint.node_bytes > checkpoint.bytes / 2);
+  CHECK(checkpoint.seconds == static_cast<double>(checkpoint.node_bytes) / 1e6);
+  machine.cluster.node_mtbf_seconds = 1e-3;  // by which alone the interval would be shorter
+  CHECK(predict_run(config, machine, 9).forecast.best_checkpoint_interval >= checkpoint.seconds);
 }
 
 }  // namespace

@@ -113,6 +113,20 @@ TEST_CASE("a profile's faults are told together, each with its key") {
     CHECK(has(faults, fault));
 }
 
+TEST_CASE("a key that is given twice is a fault, in profiles as in configs") {
+  const std::string text = text_of_a100();
+  const auto begun_with = [&](const std::string& members) { return refusal("{" + members + text.substr(text.find('{') + 1)); };
+  CHECK(begun_with("// a comment\n").empty());
+  CHECK(has(begun_with("\"name\": \"mine\","), "json: name: is given twice"));
+  CHECK(has(begun_with("\"memory\": {\"bytes\": [1, \"measured\"]},"), "json: memory: is given twice"));
+  CHECK(has(refusal("{\"name\": 1,\n}"), "json:2:1: "));
+  std::string cluster;
+  for (const BuiltInProfile& profile : built_in_clusters())
+    if (profile.name == "dgx-a100") cluster = profile.text;
+  const File file("{\"name\": \"mine\"," + cluster.substr(cluster.find('{') + 1));
+  CHECK_THROWS_AS(find_cluster(File::path()), Error);
+}
+
 TEST_CASE("counts of a profile are whole, and figures within what amounts can hold") {
   const std::string text = text_of_a100();
   const auto with = [&](const std::string& from, const std::string& to) {

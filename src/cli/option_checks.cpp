@@ -1,10 +1,14 @@
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fmt/format.h>
 #include <optional>
 #include <string>
+#include <system_error>
+
+#include "base/error.h"
 
 namespace gptrain {
 namespace {
@@ -44,11 +48,27 @@ CLI::Validator number_from(double least) {
 CLI::Validator positive_number() {
   return CLI::Validator(
       [](std::string& text) {
+        constexpr double least = 1e-12, most = 1e18;
         const auto value = parse<double>(text);
-        return value && std::isfinite(*value) && *value > 0 ? std::string()
-                                                            : fmt::format("{} is not a number above 0", text);
+        if (!value || !(*value > 0)) return fmt::format("{} is not a number above 0", text);
+        return *value >= least && *value <= most
+                   ? std::string()
+                   : fmt::format("{} is not a number from {:g} to {:g}", text, least, most);
       },
       "");
+}
+
+CLI::Validator some_text() {
+  return CLI::Validator([](std::string& text) { return text.empty() ? std::string("is empty") : std::string(); }, "");
+}
+
+void refuse_same_file(const OutputPath& first, const OutputPath& second) {
+  namespace fs = std::filesystem;
+  if (first.path.empty() || second.path.empty()) return;
+  std::error_code unknown;  // a path that cannot be followed is refused when its file is made
+  const fs::path place = fs::weakly_canonical(fs::absolute(first.path), unknown);
+  if (!unknown && place == fs::weakly_canonical(fs::absolute(second.path), unknown))
+    throw Error(ExitCode::usage, "{} and {} name the same file: {}", first.option, second.option, first.path);
 }
 
 }  // namespace gptrain
