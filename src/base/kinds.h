@@ -17,6 +17,8 @@ enum class RecomputeKind : uint8_t { none, selective, block, every_nth };
 // AdamW: arXiv 1711.05101; SGD with momentum; Lion: arXiv 2302.06675. And their names in configs.
 enum class OptimizerKind : uint8_t { adamw, sgd, lion };
 constexpr std::array<std::string_view, 3> optimizer_names = {"adamw", "sgd", "lion"};
+// How the learning rate follows the size of the batch: linear (arXiv 1706.02677) or by the root (arXiv 1404.5997).
+enum class LrScaling : uint8_t { none, linear, sqrt };
 // The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
 enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
 constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",

@@ -87,6 +87,7 @@ std::span<const Aliases> key_aliases() {
       {"precision.loss_scale", {"initial_loss_scale", "initial_scale_power"}},
       {"optimizer.type", {"optim", "optimizer_type"}},
       {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr"}},
+      {"optimizer.lr_scaling", {"scale_lr", "lr_scale"}},
       {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
       {"optimizer.eps", {"adam_eps", "adam_epsilon"}},
       {"optimizer.momentum", {"sgd_momentum"}},

@@ -232,6 +232,19 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                          "peak learning rate")
                        .required("0.0003")
                        .changeable(),
+                   words<O, LrScaling>(
+                       "optimizer.lr_scaling", section, &O::lr_scaling,
+                       {{"none", LrScaling::none}, {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}}, {},
+                       "what lr, schedule.min_lr and warmup_steps are multiplied with: nothing, batch.global / base_batch, "
+                       "or its root")
+                       .changeable(),
+                   field("optimizer.base_batch", section, &O::base_batch,
+                         IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
+                         "sequences of the batch that lr and schedule are meant for")
+                       .required("256")
+                       .only_with({"optimizer.lr_scaling", "optimizer.lr_scaling is linear or sqrt",
+                                   [](const RunConfig& config) { return config.optimizer.lr_scaling != LrScaling::none; }})
+                       .changeable(),
                    betas_field().derived("[0.9,0.95]").only_with(has_betas),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
                          "added to the root of the second moment")

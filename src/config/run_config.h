@@ -1,6 +1,7 @@
 // A run config after presets, overrides, defaults and checks: every value final, nothing left to derive.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -115,6 +116,8 @@ struct PrecisionConfig {
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
   double lr = 0;
+  LrScaling lr_scaling = LrScaling::none;
+  int64_t base_batch = 256;  // sequences of the batch that lr and the section `schedule` are meant for
   double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw and lion
   double beta2 = 0.95;
   double eps = 1e-8;      // adamw
@@ -205,6 +208,17 @@ struct RunConfig {
   LogConfig log;
   CommConfig comm;
   RunSettings run;
+
+  // What lr_scaling multiplies the learning rate with, its minimum, and the steps of warm-up.
+  double lr_factor() const {
+    const double ratio = static_cast<double>(batch.global) / static_cast<double>(optimizer.base_batch);
+    if (optimizer.lr_scaling == LrScaling::none) return 1;
+    return optimizer.lr_scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
+  }
+  // Stretched, and rounded to whole steps; a number that is too large for a run stays one.
+  int64_t warmup_steps() const {
+    return std::llround(std::fmin(static_cast<double>(lr_curve.warmup_steps) * lr_factor(), 1e18));
+  }
 };
 
 }  // namespace gptrain

@@ -58,6 +58,16 @@ class Optimizers(CheckpointCase):
             self.assertEqual(plan(*settings, *overrides("optimizer.ema=0.9")), two)
             self.assertIn(f"; {column} f32\n", self.train(self.config, *settings, "--dry-run"))
 
+    def test_the_dry_run_says_which_learning_rate_results(self):
+        scaled = overrides("optimizer.lr_scaling=sqrt", "optimizer.base_batch=1", "schedule.warmup_steps=2", "run.out=new")
+        text = self.train(self.config, *scaled, "--dry-run")
+        self.assertRegex(text, r"learning rate +0\.02 +at its peak: 0\.01 x sqrt\(4 / 1\); warm-up of 4 steps\n")
+        planned = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *scaled))
+        self.assertEqual((planned["peak_learning_rate"], planned["warmup_steps"]), (0.02, 4))
+        self.assertNotIn("learning rate", self.train(self.config, "--dry-run", *overrides("run.out=new")))
+        self.train(self.config, *scaled)
+        self.assertEqual([record["lr"] for record in self.records("new")], [0.005, 0.01, 0.015, 0.02, 0.02, 0.02])
+
     def test_another_optimizer_needs_a_new_run(self):
         sgd = self.settings("sgd", "out")
         self.refuse(USAGE, 'optimizer.type: "adamw" in the checkpoint, "sgd" in the config', "train", self.config, *sgd,

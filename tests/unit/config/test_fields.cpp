@@ -75,6 +75,8 @@ const std::map<std::string, Sample> samples = {
     {"precision.loss_scale_window", {"100", {"precision.compute=fp16"}}},
     {"optimizer.type", {R"("lion")", {}}},
     {"optimizer.lr", {"0.002", {}}},
+    {"optimizer.lr_scaling", {R"("sqrt")", {"optimizer.base_batch=64"}}},
+    {"optimizer.base_batch", {"64", {"optimizer.lr_scaling=linear"}}},
     {"optimizer.betas", {"[0.8,0.99]", {}}},
     {"optimizer.eps", {"1e-6", {}}},
     {"optimizer.momentum", {"0.8", {"optimizer.type=sgd"}}},

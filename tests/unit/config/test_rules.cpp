@@ -329,6 +329,24 @@ TEST_CASE("each optimizer has its own keys and defaults") {
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
 
+TEST_CASE("the learning rate follows the batch, and warm-up with it") {
+  CHECK(fault({"optimizer.lr_scaling=sqrt"}) ==
+        "optimizer.base_batch: must be given, as optimizer.lr_scaling is linear or sqrt (try 256)");
+  CHECK(fault({"optimizer.base_batch=64"}) ==
+        "optimizer.base_batch = 64: has no effect unless optimizer.lr_scaling is linear or sqrt (try leaving it out)");
+  const Overrides linear = {"optimizer.lr_scaling=linear", "optimizer.base_batch=4", "schedule.warmup_steps=250"};
+  const RunConfig config = parse(linear);
+  CHECK(config.lr_factor() == 4);
+  CHECK(config.warmup_steps() == 1000);
+  CHECK(parse({"optimizer.lr_scaling=sqrt", "optimizer.base_batch=4"}).lr_factor() == 2);
+  CHECK(parse({"schedule.warmup_steps=250"}).warmup_steps() == 250);
+  CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=251"}) ==
+        "schedule.warmup_steps = 251: must be at most run.steps = 1000 over 4, which optimizer.lr_scaling stretches it "
+        "by (try 250)");
+  CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=200", "schedule.type=wsd", "schedule.decay_steps=201"}) ==
+        "schedule.decay_steps = 201: must be at most run.steps - schedule.warmup_steps = 1000 - 800 (try 200)");
+}
+
 TEST_CASE("faults come all at once, and none that only follows from another") {
   const std::string text = R"({
     "model": {"num_layers": 0, "hidden_size": 768, "num_heads": 5, "vocab_size": 257, "vocab_size": 258,
