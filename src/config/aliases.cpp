@@ -91,6 +91,7 @@ std::span<const Aliases> key_aliases() {
       {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
       {"optimizer.eps", {"adam_eps", "adam_epsilon"}},
       {"optimizer.momentum", {"sgd_momentum"}},
+      {"optimizer.trust_coefficient", {"trust_coef", "trust_ratio", "lars_coefficient"}},
       {"optimizer.ema", {"ema_decay", "ema_rate", "weight_ema", "model_ema"}},
       {"optimizer.clip_norm",
        {"grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val", "max_grad_norm", "max_norm"}},
