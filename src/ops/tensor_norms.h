@@ -52,7 +52,8 @@ class TensorFactors {
   struct Norms {
     double weights, measured;
 
-    GPTRAIN_FORMULA bool are_positive() const { return weights > 0 && measured > 0; }
+    // One smaller than that is zero but for rounding, and f32 might not hold what it divides.
+    GPTRAIN_FORMULA bool are_positive() const { return weights > 1e-30 && measured > 1e-30; }
   };
 
   GPTRAIN_FORMULA void begin_segment(const UpdateSegment& segment) {
