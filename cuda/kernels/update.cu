@@ -1,9 +1,9 @@
 // The end of a step: the norm of the gradients, the decision to skip, the updates of optimizers.
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "base/philox.h"
+#include "kernels/segments.h"
 #include "kernels/update.h"
 #include "kernels/values.h"
 #include "launch.h"
@@ -11,53 +11,6 @@
 
 namespace gptrain {
 namespace {
-
-constexpr unsigned threads = 256;
-constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
-// Segments are cut into chunks, whatever the number of blocks: sums have one order.
-constexpr int64_t chunk = gpu_norm_chunk;
-constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
-
-// At least one block: a rank's piece of a unit can be all padding, without a segment.
-LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_blocks), threads, 0}; }
-
-// Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
-template <typename Segment, typename Body>
-__device__ void for_each_chunk(const Segment* segments, int64_t num_segments, const Body& body) {
-  int64_t first_of_segment = 0;
-  int64_t next = blockIdx.x;
-  for (int64_t i = 0; i < num_segments; ++i) {
-    const int64_t chunks = (segments[i].count + chunk - 1) / chunk;
-    for (; next < first_of_segment + chunks; next += gridDim.x) {
-      const int64_t first = segments[i].offset + (next - first_of_segment) * chunk;
-      const int64_t end_of_segment = segments[i].offset + segments[i].count;
-      body(segments[i], first, first + chunk < end_of_segment ? first + chunk : end_of_segment, next);
-    }
-    first_of_segment += chunks;
-  }
-}
-
-// Whether packs can be read from here on: segments begin where they like.
-template <typename... T>
-__device__ bool in_whole_packs(const T*... pointers) {
-  return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(Pack<T, width>) == 0) && ...);
-}
-
-struct WarpSums {
-  double of_warp[threads / 32];
-};
-
-// The sum over the block, on thread 0; the same order every time.
-__device__ double block_sum(double value) {
-  WarpSums& sums = shared<WarpSums>();
-  for (unsigned lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
-  if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  double total = 0;
-  for (const double sum : sums.of_warp) total += sum;
-  __syncthreads();  // before the next sum is written
-  return total;
-}
 
 __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const float* gradients,
                             double* sums) {
@@ -72,7 +25,7 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
           sum += static_cast<double>(gradients[rest]) * gradients[rest];
       }
     }
-    sum = block_sum(sum);
+    sum = block_sum(sum, shared<WarpSums>());
     if (threadIdx.x == 0) sums[index] = sum;
   });
 }
@@ -117,18 +70,6 @@ struct UpdateBuffers {
   float* columns[n];
 };
 
-// The formula in this step: one thread of the block makes it for all.
-template <typename Formula>
-__device__ Formula begun(const Formula& formula, const StepState& state) {
-  Formula& step = shared<Formula>();
-  if (threadIdx.x == 0) {
-    step = formula;
-    step.begin_step(state);
-  }
-  __syncthreads();
-  return step;
-}
-
 // What `of` gives for each column's element, as arguments of the formula.
 template <typename Formula, typename Of, size_t... column>
 __device__ float updated(const Formula& formula, float gradient, float weight, const Of& of,
@@ -142,7 +83,7 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
   if (state->skip != 0) return;
   constexpr size_t n = Op::num_columns;
   constexpr std::make_index_sequence<n> columns;
-  const auto step = begun(formula, *state);
+  const auto step = begun(formula, *state, shared<typename Op::Formula>());
   for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
     auto own = step;
     own.begin_segment(segment);
@@ -192,7 +133,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
   if (state->skip != 0) return;
   constexpr size_t n = Op::num_columns;
   constexpr std::make_index_sequence<n> columns;
-  const auto step = begun(formula, *state);
+  const auto step = begun(formula, *state, shared<typename Op::Formula>());
   const int64_t updates = state->updates;
   for_each_chunk(segments, num_segments, [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t) {
     auto own = step;

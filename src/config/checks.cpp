@@ -364,7 +364,11 @@ class Settler {
 
   void settle_optimizer() {
     if (!sound({"optimizer.type"})) return;
-    if (config_.optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) config_.optimizer.beta2 = 0.99;
+    OptimizerConfig& optimizer = config_.optimizer;
+    const bool lamb = optimizer.type == OptimizerKind::lamb;
+    if (optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) optimizer.beta2 = 0.99;
+    if (lamb && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
+    if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
   }
 
   void settle_precision() {
@@ -463,15 +467,23 @@ class Settler {
   void check_lr_curve() {
     const LrCurveConfig& curve = config_.lr_curve;
     const int64_t steps = config_.run.steps;
-    if (sound({"schedule.warmup_steps", "run.steps"}) && curve.warmup_steps > steps) {
-      fault("schedule.warmup_steps", fmt::format("must be at most run.steps = {}", steps), fmt::format("{}", steps));
+    const bool scaled = config_.optimizer.lr_scaling != LrScaling::none;
+    const bool known = !scaled || sound({"optimizer.lr_scaling", "optimizer.base_batch", "batch.global"});
+    const double factor = config_.lr_factor();
+    const int64_t warmup = config_.warmup_steps();
+    if (known && sound({"schedule.warmup_steps", "run.steps"}) && warmup > steps) {
+      const std::string by =
+          scaled ? fmt::format(" over {:g}, which optimizer.lr_scaling stretches it by", factor) : "";
+      const auto most = static_cast<int64_t>(static_cast<double>(steps) / factor);
+      fault("schedule.warmup_steps", fmt::format("must be at most run.steps = {}{}", steps, by),
+            fmt::format("{}", most));
     }
-    if (curve.type == LrCurve::wsd &&
+    if (known && curve.type == LrCurve::wsd &&
         sound({"schedule.type", "schedule.decay_steps", "schedule.warmup_steps", "run.steps"}) &&
-        curve.decay_steps > steps - curve.warmup_steps) {
-      const int64_t most = steps - curve.warmup_steps;
+        curve.decay_steps > steps - warmup) {
+      const int64_t most = steps - warmup;
       fault("schedule.decay_steps",
-            fmt::format("must be at most run.steps - schedule.warmup_steps = {} - {}", steps, curve.warmup_steps),
+            fmt::format("must be at most run.steps - schedule.warmup_steps = {} - {}", steps, warmup),
             most > 0 ? fmt::format("{}", most) : "fewer schedule.warmup_steps");
     }
     if (curve.type != LrCurve::constant && sound({"schedule.type", "schedule.min_lr", "optimizer.lr"}) &&

@@ -197,7 +197,7 @@ Builder betas_field() {
   builder.path = "optimizer.betas";
   builder.description =
       "decay rates of the first and second moment; lion's in the step and of its one moment; default: [0.9, 0.95], "
-      "lion's [0.9, 0.99]";
+      "lion's [0.9, 0.99], lamb's [0.9, 0.999]";
   builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
   builder.get = [](const RunConfig& config) -> Json {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -209,45 +209,63 @@ Builder betas_field() {
   return builder;
 }
 
-void add_optimizer_and_lr_curve(std::vector<Field>& table) {
+template <OptimizerKind... kinds>
+Dependency of_type(const std::string& names) {
+  return {"optimizer.type", "optimizer.type is " + names,
+          [](const RunConfig& config) { return ((config.optimizer.type == kinds) || ...); }};
+}
+
+void add_optimizer(std::vector<Field>& table) {
   const auto section = &RunConfig::optimizer;
   using O = OptimizerConfig;
-  using S = LrCurveConfig;
-  const Dependency wsd{"schedule.type", "schedule.type is wsd",
-                       [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
-  const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
-                          [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
-  const Dependency adamw{"optimizer.type", "optimizer.type is adamw",
-                         [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::adamw; }};
-  const Dependency sgd{"optimizer.type", "optimizer.type is sgd",
-                       [](const RunConfig& config) { return config.optimizer.type == OptimizerKind::sgd; }};
-  const Dependency has_betas{"optimizer.type", "optimizer.type is adamw or lion",
-                             [](const RunConfig& config) { return config.optimizer.type != OptimizerKind::sgd; }};
+  const Dependency scales{"optimizer.lr_scaling", "optimizer.lr_scaling is linear or sqrt",
+                          [](const RunConfig& config) { return config.optimizer.lr_scaling != LrScaling::none; }};
+  using enum OptimizerKind;
   table.insert(table.end(),
                {
                    words<O, OptimizerKind>("optimizer.type", section, &O::type,
                                            words_of<OptimizerKind>(optimizer_names), {},
-                                           "the optimizer: AdamW with two moments, SGD with momentum or Lion with one"),
+                                           "the optimizer: AdamW with two moments, SGD with momentum or Lion with one; "
+                                           "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                          "peak learning rate")
                        .required("0.0003")
                        .changeable(),
-                   betas_field().derived("[0.9,0.95]").only_with(has_betas),
+                   words<O, LrScaling>(
+                       "optimizer.lr_scaling", section, &O::lr_scaling,
+                       {{"none", LrScaling::none}, {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}}, {},
+                       "what lr, schedule.min_lr and warmup_steps are multiplied with: nothing, batch.global / "
+                       "base_batch, or its root")
+                       .changeable(),
+                   field("optimizer.base_batch", section, &O::base_batch,
+                         IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
+                         "sequences of the batch that lr and schedule are meant for")
+                       .required("256")
+                       .only_with(scales)
+                       .changeable(),
+                   betas_field().derived("[0.9,0.95]").only_with(of_type<adamw, lion, lamb>("adamw, lion or lamb")),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
-                         "added to the root of the second moment")
-                       .only_with(adamw),
+                         "added to the root of the second moment; default: 1e-8, lamb's 1e-6")
+                       .derived("1e-08")
+                       .only_with(of_type<adamw, lamb>("adamw or lamb")),
                    field("optimizer.momentum", section, &O::momentum,
                          NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "share of the moment that each step keeps")
-                       .only_with(sgd),
+                       .only_with(of_type<sgd, lars>("sgd or lars")),
                    field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
                          "the step looks ahead by the momentum, after Nesterov")
                        .only_with({"optimizer.momentum", "optimizer.type is sgd and momentum greater than 0",
                                    [](const RunConfig& config) {
                                      return config.optimizer.type == OptimizerKind::sgd && config.optimizer.momentum > 0;
                                    }}),
+                   field("optimizer.trust_coefficient", section, &O::trust_coefficient,
+                         NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                         "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
+                         "rate")
+                       .only_with(of_type<lars>("lars")),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
-                         "decoupled decay per unit of learning rate; never of norms and biases"),
+                         "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
+                         "and biases"),
                    field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
                          "largest global norm of the gradients; 0: no clipping"),
                    field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
@@ -255,6 +273,17 @@ void add_optimizer_and_lr_curve(std::vector<Field>& table) {
                          "0.999; 0: none is kept")
                        .usually("0.999")
                        .changeable(),
+               });
+}
+
+void add_lr_curve(std::vector<Field>& table) {
+  using S = LrCurveConfig;
+  const Dependency wsd{"schedule.type", "schedule.type is wsd",
+                       [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
+  const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
+                          [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
+  table.insert(table.end(),
+               {
                    words<S, LrCurve>("schedule.type", &RunConfig::lr_curve, &S::type,
                                      {{"constant", LrCurve::constant},
                                       {"linear", LrCurve::linear},
@@ -420,7 +449,8 @@ std::vector<Field> make_table() {
   add_model_fields(table);
   add_data_and_batch(table);
   add_parallel_and_precision(table);
-  add_optimizer_and_lr_curve(table);
+  add_optimizer(table);
+  add_lr_curve(table);
   add_memory_checkpoint_log(table);
   add_run(table);
   for (Field& row : table) {

@@ -1,6 +1,7 @@
 // A run config after presets, overrides, defaults and checks: every value final, nothing left to derive.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -115,11 +116,14 @@ struct PrecisionConfig {
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
   double lr = 0;
-  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw and lion
+  LrScaling lr_scaling = LrScaling::none;
+  int64_t base_batch = 256;  // sequences of the batch that lr and the section `schedule` are meant for
+  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw, lion and lamb
   double beta2 = 0.95;
-  double eps = 1e-8;      // adamw
-  double momentum = 0.9;  // sgd
+  double eps = 1e-8;      // adamw and lamb
+  double momentum = 0.9;  // sgd and lars
   bool nesterov = false;  // sgd
+  double trust_coefficient = 0.001;  // lars
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of an average of the weights; 0: there is none
@@ -205,6 +209,17 @@ struct RunConfig {
   LogConfig log;
   CommConfig comm;
   RunSettings run;
+
+  // What lr_scaling multiplies the learning rate with, its minimum, and the steps of warm-up.
+  double lr_factor() const {
+    const double ratio = static_cast<double>(batch.global) / static_cast<double>(optimizer.base_batch);
+    if (optimizer.lr_scaling == LrScaling::none) return 1;
+    return optimizer.lr_scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
+  }
+  // Stretched, and rounded to whole steps; a number that is too large for a run stays one.
+  int64_t warmup_steps() const {
+    return std::llround(std::fmin(static_cast<double>(lr_curve.warmup_steps) * lr_factor(), 1e18));
+  }
 };
 
 }  // namespace gptrain

@@ -18,20 +18,19 @@ struct AdamW : ElementUpdate {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
 };
 
-class AdamW::Formula : public UpdateFactors {
+// Adam's two moments and the direction that they give.
+class AdamMoments {
  public:
-  explicit Formula(const AdamW& op)
-      : UpdateFactors(op.weight_decay),
-        log_beta1_(std::log(op.beta1)),
-        log_beta2_(std::log(op.beta2)),
-        beta1_(static_cast<float>(op.beta1)),
-        one_minus_beta1_(static_cast<float>(1.0 - op.beta1)),
-        beta2_(static_cast<float>(op.beta2)),
-        one_minus_beta2_(static_cast<float>(1.0 - op.beta2)),
-        eps_(static_cast<float>(op.eps)) {}
+  AdamMoments(double beta1, double beta2, double eps)
+      : log_beta1_(std::log(beta1)),
+        log_beta2_(std::log(beta2)),
+        beta1_(static_cast<float>(beta1)),
+        one_minus_beta1_(static_cast<float>(1.0 - beta1)),
+        beta2_(static_cast<float>(beta2)),
+        one_minus_beta2_(static_cast<float>(1.0 - beta2)),
+        eps_(static_cast<float>(eps)) {}
 
   GPTRAIN_FORMULA void begin_step(const StepState& state) {
-    UpdateFactors::begin_step(state);
     const auto updates = static_cast<double>(state.updates);
     // 1 - beta^updates without the cancellation that small exponents and betas near 1 would bring.
     const auto correction1 = static_cast<float>(-expm1(updates * log_beta1_));
@@ -40,18 +39,34 @@ class AdamW::Formula : public UpdateFactors {
     inverse_correction2_ = static_cast<float>(1.0 / static_cast<double>(correction2));
   }
 
-  GPTRAIN_FORMULA float updated(float gradient, float weight, float& m, float& v) const {
-    const float g = gradient * scale_;
+  // Of the scaled gradient g; m and v become those after the update.
+  GPTRAIN_FORMULA float direction(float g, float& m, float& v) const {
     m = beta1_ * m + one_minus_beta1_ * g;
     v = beta2_ * v + one_minus_beta2_ * g * g;
-    const float step = m * inverse_correction1_ / (sqrtf(v * inverse_correction2_) + eps_);
-    return weight - rate_ * step - decay_ * weight;
+    return m * inverse_correction1_ / (sqrtf(v * inverse_correction2_) + eps_);
   }
 
  private:
   double log_beta1_, log_beta2_;
   float beta1_, one_minus_beta1_, beta2_, one_minus_beta2_, eps_;
   float inverse_correction1_ = 0, inverse_correction2_ = 0;
+};
+
+class AdamW::Formula : public UpdateFactors {
+ public:
+  explicit Formula(const AdamW& op) : UpdateFactors(op.weight_decay), moments_(op.beta1, op.beta2, op.eps) {}
+
+  GPTRAIN_FORMULA void begin_step(const StepState& state) {
+    UpdateFactors::begin_step(state);
+    moments_.begin_step(state);
+  }
+
+  GPTRAIN_FORMULA float updated(float gradient, float weight, float& m, float& v) const {
+    return weight - rate_ * moments_.direction(gradient * scale_, m, v) - decay_ * weight;
+  }
+
+ private:
+  AdamMoments moments_;
 };
 
 }  // namespace gptrain

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <stdexcept>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/fp8.h"
@@ -377,10 +378,30 @@ void check_update(std::string_view name, const ElementUpdate& op, size_t num_col
   }
 }
 
-#define GPTRAIN_CHECK_UPDATE(Op) \
-  void check(const Op& op) { check_update(Op::name, op, Op::num_columns); }
+void check_tensor_sums(std::string_view name, const Matrix& sums) {
+  const Checker checker(name);
+  checker.matrix("sums", sums, DType::f64, sums.rows, 2);
+  checker.require(sums.rows > 0 && sums.stride == 2, "sums are not pairs that follow one another");
+}
+
+void check_sums_of(std::string_view, const ElementUpdate&) {}
+void check_sums_of(std::string_view name, const TensorUpdate& op) { check_tensor_sums(name, op.sums); }
+
+#define GPTRAIN_CHECK_UPDATE(Op)                 \
+  void check(const Op& op) {                     \
+    check_update(Op::name, op, Op::num_columns); \
+    check_sums_of(Op::name, op);                 \
+  }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
 #undef GPTRAIN_CHECK_UPDATE
+
+#define GPTRAIN_CHECK_TENSOR_NORMS(Op)                          \
+  void check(const Op& op) {                                    \
+    check_update(Op::name, op.update, Op::Update::num_columns); \
+    check_tensor_sums(Op::name, op.sums);                       \
+  }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CHECK_TENSOR_NORMS)
+#undef GPTRAIN_CHECK_TENSOR_NORMS
 
 void check(const Cast& op) {
   const Checker checker(op.name);

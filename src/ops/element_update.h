@@ -50,6 +50,7 @@ struct UpdateSegment {
   // What rounding draws by; without effect where there are masters.
   PhiloxKey key = {};
   IndexMap map = {};
+  int64_t tensor = 0;  // its index in the model, for updates that read sums of whole tensors (ops/tensor_norms.h)
 };
 
 // An update has at most so many columns of state.

@@ -186,6 +186,20 @@ Footprint update_footprint(const ElementUpdate& op) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_FOOTPRINT)
 #undef GPTRAIN_UPDATE_FOOTPRINT
 
+// What the update reads.
+int64_t measured_bytes(const ElementUpdate& op) {
+  int64_t bytes = moved({op.gradients, op.master.given() ? op.master : op.weights});
+  for (const Matrix& column : op.columns) bytes += moved({column});
+  return bytes;
+}
+
+#define GPTRAIN_TENSOR_NORMS_FOOTPRINT(Op)                                                                            \
+  Footprint footprint(const Op& op, const Target& target) {                                                           \
+    return {.bytes_moved = measured_bytes(op.update) + moved({op.sums}), .scratch_bytes = scratch_bytes(op, target)}; \
+  }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_FOOTPRINT)
+#undef GPTRAIN_TENSOR_NORMS_FOOTPRINT
+
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
 
 Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }

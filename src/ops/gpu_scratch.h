@@ -39,6 +39,12 @@ inline int64_t gpu_scratch_bytes(const SquaredNorm& op) {
   return gpu_norm_chunks_bound(op.gradients.cols, op.num_segments) * dtype_bytes(DType::f64);
 }
 
+// TensorNorms does the same with two sums.
+template <typename Op>
+int64_t gpu_scratch_bytes(const TensorNorms<Op>& op) {
+  return 2 * gpu_norm_chunks_bound(op.update.gradients.cols, op.update.num_segments) * dtype_bytes(DType::f64);
+}
+
 // EmbeddingBackward sorts the rows by token: a key for each row, before and after a pass over them.
 inline int64_t gpu_scratch_bytes(const EmbeddingBackward& op) { return 2 * op.dx.rows * dtype_bytes(DType::i64); }
 

@@ -420,6 +420,7 @@ struct ScaledProduct {
   X(AccumulateLoss)            \
   X(SquaredNorm)               \
   X(PrepareUpdate)             \
+  GPTRAIN_FOR_EACH_NORMS(X)    \
   GPTRAIN_FOR_EACH_UPDATE(X)   \
   X(Cast)                      \
   X(Add)                       \

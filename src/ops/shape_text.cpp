@@ -103,6 +103,11 @@ std::string update_text(const ElementUpdate& op) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_TEXT)
 #undef GPTRAIN_UPDATE_TEXT
 
+#define GPTRAIN_TENSOR_NORMS_TEXT(Op) \
+  std::string shape_text(const Op& op) { return update_text(op.update); }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_TEXT)
+#undef GPTRAIN_TENSOR_NORMS_TEXT
+
 std::string shape_text(const Cast& op) {
   return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
 }

@@ -1,18 +1,27 @@
 // The updates of all optimizers: each is an ElementUpdate with a formula (ops/element_update.h), alone and with an
-// average of the weights (ops/averaged.h).
+// average of the weights (ops/averaged.h). Some take the sums of a pass before (ops/tensor_norms.h).
 #pragma once
 
 #include "ops/adamw.h"
 #include "ops/averaged.h"
+#include "ops/lamb.h"
+#include "ops/lars.h"
 #include "ops/lion.h"
 #include "ops/sgd.h"
 
 namespace gptrain {
 
 using AdamWEma = Averaged<AdamW>;
+using LambEma = Averaged<Lamb>;
+using LarsEma = Averaged<Lars>;
 using LionEma = Averaged<Lion>;
 using SgdEma = Averaged<Sgd>;
 
+using LambNorms = TensorNorms<Lamb>;
+using LarsNorms = TensorNorms<Lars>;
+
 }  // namespace gptrain
 
-#define GPTRAIN_FOR_EACH_UPDATE(X) X(AdamW) X(AdamWEma) X(Lion) X(LionEma) X(Sgd) X(SgdEma)
+#define GPTRAIN_FOR_EACH_UPDATE(X) \
+  X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) X(Lion) X(LionEma) X(Sgd) X(SgdEma)
+#define GPTRAIN_FOR_EACH_NORMS(X) X(LambNorms) X(LarsNorms)

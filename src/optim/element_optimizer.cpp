@@ -44,7 +44,8 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                             .decay = tensor.decay ? 1 : 0,
                             .rate_factor = tensor.rate_factor,
                             .key = tensor_key(tensor, seed, RandomUse::update_rounding),
-                            .map = index_map(tensor, box, from - in_unit)});
+                            .map = index_map(tensor, box, from - in_unit),
+                            .tensor = i});
     }
   }
 }
@@ -78,23 +79,28 @@ ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std:
   first_segment_ = std::move(segments.first);
 }
 
-ElementUpdate ElementUpdates::operands(int64_t unit, int64_t first, int64_t elements, int64_t first_segment,
-                                       int64_t end_segment) const {
-  const ParameterStore& parameters = context_.parameters;
+ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements) {
+  const ParameterStore& parameters = context.parameters;
   const auto row = [&](void* data, DType dtype) {
     return data == nullptr ? Matrix{}
                            : Matrix(static_cast<std::byte*>(data) + first * dtype_bytes(dtype), dtype, 1, elements);
   };
   const UpdateRange range = parameters.update_range(unit);
-  ElementUpdate update{.segments = segments_ + first_segment,
-                       .num_segments = end_segment - first_segment,
-                       .state = context_.state,
+  ElementUpdate update{.state = context.state,
                        .gradients = row(range.gradients, DType::f32),
                        .master = row(range.master, DType::f32),
                        .columns = {},
                        .weights = row(range.weights, parameters.sharding().compute)};
   for (size_t i = 0; i < parameters.columns().size(); ++i)
     update.columns[i] = row(parameters.column(i, unit), parameters.columns()[i].dtype);
+  return update;
+}
+
+ElementUpdate ElementUpdates::operands(int64_t unit, int64_t first, int64_t elements, int64_t first_segment,
+                                       int64_t end_segment) const {
+  ElementUpdate update = unit_operands(context_, unit, first, elements);
+  update.segments = segments_ + first_segment;
+  update.num_segments = end_segment - first_segment;
   return update;
 }
 

@@ -15,6 +15,9 @@
 
 namespace gptrain {
 
+// Elements [first, first + elements) of what this rank updates of the unit, without segments.
+ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements);
+
 // The segments of all units in device memory, and each unit's update as ranges of elements.
 class ElementUpdates {
  public:

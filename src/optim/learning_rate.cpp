@@ -8,9 +8,9 @@ namespace gptrain {
 
 double learning_rate(const RunConfig& config, int64_t step) {
   const LrCurveConfig& curve = config.lr_curve;
-  const double lr = config.optimizer.lr;
-  const int64_t steps = config.run.steps;
-  if (step < curve.warmup_steps) return lr * static_cast<double>(step + 1) / static_cast<double>(curve.warmup_steps);
+  const double lr = config.optimizer.lr * config.lr_factor(), min_lr = curve.min_lr * config.lr_factor();
+  const int64_t steps = config.run.steps, warmup = config.warmup_steps();
+  if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
 
   // Share of the decay done at this step: 0 at its first step, 1 at the run's last.
   const auto progress = [&](int64_t first) {
@@ -21,14 +21,13 @@ double learning_rate(const RunConfig& config, int64_t step) {
     case LrCurve::constant:
       return lr;
     case LrCurve::linear:
-      return lr + (curve.min_lr - lr) * progress(curve.warmup_steps);
+      return lr + (min_lr - lr) * progress(warmup);
     case LrCurve::cosine:
-      return curve.min_lr + (lr - curve.min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress(curve.warmup_steps)));
+      return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress(warmup)));
     case LrCurve::wsd: {
       const int64_t decay_start = steps - curve.decay_steps;
       if (step < decay_start) return lr;
-      return lr +
-             (curve.min_lr - lr) * static_cast<double>(step - decay_start + 1) / static_cast<double>(curve.decay_steps);
+      return lr + (min_lr - lr) * static_cast<double>(step - decay_start + 1) / static_cast<double>(curve.decay_steps);
     }
   }
   return lr;

@@ -27,8 +27,11 @@ struct UpdateContext {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Updates this rank's part of the unit (ParameterStore::update_range). The unit's gradients are summed over all ranks;
-  // the update multiplies them by StepState::gradient_scale, which clips them and takes the loss scale out.
+  // Called once before the updates of a step, when its state is decided: sums of what this rank holds, f64, which the
+  // caller adds up over the world. Not given where the update needs none.
+  virtual Matrix measure() { return {}; }
+  // Updates this rank's part of the unit (ParameterStore::update_range). The unit's gradients are summed over all
+  // ranks; the update multiplies them by StepState::gradient_scale, which clips them and takes the loss scale out.
   virtual void update(int64_t unit) = 0;
 };
 

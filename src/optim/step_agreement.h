@@ -1,5 +1,5 @@
-// At the end of a step all ranks agree on the loss, on the norm of the gradients and their clipping, on whether the step
-// is skipped, and on whether the run stops. This is the same for every optimizer.
+// At the end of a step all ranks agree on the loss, on the norm of the gradients and their clipping, on whether the
+// step is skipped, and on whether the run stops. This is the same for every optimizer.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,8 @@ class StepAgreement {
   // first of several ranks that hold the same shard. So ZeRO 0 and 1 yield the same bits of the norm, and so do ZeRO 2
   // and 3. Collective over the world.
   void agree();
+  // Adds up f64 in device memory. Collective over the world.
+  void sum_over_world(const Matrix& sums);
 
   // `stop_wanted` tells whether this rank wants to stop. Each step calls it as late as the ranks can still agree. After
   // it has returned true, the rank wants to stop for good. Where the host runs ahead of a device, every wait for the
@@ -69,7 +71,10 @@ class StepUpdate final : public UpdateRule {
  public:
   // Borrows both.
   StepUpdate(StepAgreement& agreement, Optimizer& optimizer) : agreement_(agreement), optimizer_(optimizer) {}
-  void norm() override { agreement_.agree(); }
+  void norm() override {
+    agreement_.agree();
+    if (const Matrix sums = optimizer_.measure(); sums.given()) agreement_.sum_over_world(sums);
+  }
   void update(int64_t unit) override { optimizer_.update(unit); }
 
  private:

@@ -6,6 +6,8 @@
 namespace gptrain {
 
 OptimizerType adamw_type();
+OptimizerType lamb_type();
+OptimizerType lars_type();
 OptimizerType lion_type();
 OptimizerType sgd_type();
 

@@ -340,6 +340,17 @@ Json world_json(const DryRunInput& input) {
   return json;
 }
 
+// What optimizer.lr_scaling makes of the config's rate and warm-up.
+std::string scaled_rate_row(const RunConfig& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  if (optimizer.lr_scaling == LrScaling::none) return "";
+  const bool linear = optimizer.lr_scaling == LrScaling::linear;
+  return text_row("learning rate", fmt::format("{:.3g}", optimizer.lr * config.lr_factor()),
+                  fmt::format("at its peak: {:g} x {}{} / {}{}; warm-up of {}", optimizer.lr, linear ? "" : "sqrt(",
+                              config.batch.global, optimizer.base_batch, linear ? "" : ")",
+                              format_counted(config.warmup_steps(), "step")));
+}
+
 std::string run_section(const DryRunInput& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
@@ -349,6 +360,7 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                           input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
   text += text_row("tokens", format_count(to_double(totals.tokens)),
               fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
+  text += scaled_rate_row(config);
   text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
   const double rate = matrix_rate(input);
   if (rate > 0) {
@@ -454,6 +466,8 @@ std::string dry_run_json(const DryRunInput& input) {
   json["reference_flops_per_step"] = flops_json(totals.reference);
   json["bytes_moved_per_step"] = flops_json(totals.step.bytes_moved);
   json["steps"] = input.config.run.steps;
+  json["peak_learning_rate"] = input.config.optimizer.lr * input.config.lr_factor();
+  json["warmup_steps"] = input.config.warmup_steps();
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));

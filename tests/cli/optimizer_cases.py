@@ -1,12 +1,13 @@
-"""SGD with momentum and Lion: their runs are resumed, change their layout, and say what they take."""
+"""Optimizers beside AdamW: their runs are resumed, change their layout, and say what they take."""
 import json
 
 from checkpoints_cases import CheckpointCase
 from cli_case import USAGE, overrides
 from weights_cases import weights_of
 
-# Of optimizer.type: its other keys, and its column.
-OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], "momentum"), "lion": ([], "exp_avg")}
+# Of optimizer.type: its other keys, and its columns.
+OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], ["momentum"]), "lion": ([], ["exp_avg"]),
+              "lamb": ([], ["exp_avg", "exp_avg_sq"]), "lars": (["optimizer.trust_coefficient=0.1"], ["momentum"])}
 
 
 class Optimizers(CheckpointCase):
@@ -14,7 +15,7 @@ class Optimizers(CheckpointCase):
         return overrides(f"optimizer.type={kind}", f"run.out={out}", *OPTIMIZERS[kind][0])
 
     def test_they_go_on_where_they_were(self):
-        for kind, (_, column) in OPTIMIZERS.items():
+        for kind, (_, columns) in OPTIMIZERS.items():
             with self.subTest(kind=kind):
                 whole, part = self.settings(kind, f"{kind}-whole"), self.settings(kind, f"{kind}-part")
                 self.train(self.config, *whole)
@@ -24,27 +25,28 @@ class Optimizers(CheckpointCase):
                 losses = [record["loss"] for record in self.records(f"{kind}-whole")]
                 self.assertNotEqual(losses[1:], [record["loss"] for record in self.records()][1:])
                 tensors = weights_of(self.checkpoint(6, f"{kind}-whole"))
-                self.assertEqual({name.split("/")[0] for name in tensors}, {"weight", column})
-                self.assertTrue(any(tensors[f"{column}/embedding.token"]))
+                self.assertEqual({name.split("/")[0] for name in tensors}, {"weight", *columns})
+                self.assertTrue(any(tensors[f"{columns[0]}/embedding.token"]))
 
     def test_checkpoints_change_their_layout(self):
-        for kind, (_, column) in OPTIMIZERS.items():
+        pieces, shards = (2, ["parallel.zero=1"]), (4, ["parallel.tensor=2", "parallel.zero=3"])
+        for kind, (ranks, layout) in {"sgd": pieces, "lion": shards, "lamb": shards, "lars": pieces}.items():
+            columns = OPTIMIZERS[kind][1]
             run = [*self.settings(kind, kind), *overrides("checkpoint.every_steps=1", "checkpoint.keep_last=9")]
             self.train(self.config, *run, "--steps", "4")
             expected = weights_of(self.checkpoint(4, kind))
-            for ranks, layout in [(4, ["parallel.tensor=2", "parallel.zero=3"]), (2, ["parallel.zero=1"])]:
-                with self.subTest(kind=kind, ranks=ranks):
-                    many, back = f"{kind}-{ranks}", f"{kind}-{ranks}-back"
-                    self.train(self.config, "--ranks", ranks, *run, *overrides(f"run.out={many}", "batch.micro=1", *layout),
-                               "--resume", f"{kind}/checkpoints/step-00000002", "--steps", "1")
-                    self.train(self.config, *run, *overrides(f"run.out={back}"), "--resume",
-                               f"{many}/checkpoints/step-00000003", "--steps", "1")
-                    for name, values in weights_of(self.checkpoint(4, back)).items():
-                        if not name.startswith(column):
-                            continue
-                        bound = 1e-4 * max(map(abs, expected[name]))
-                        for value, other in zip(values, expected[name], strict=True):
-                            self.assertAlmostEqual(value, other, delta=bound, msg=name)
+            with self.subTest(kind=kind, ranks=ranks):
+                many, back = f"{kind}-{ranks}", f"{kind}-{ranks}-back"
+                self.train(self.config, "--ranks", ranks, *run, *overrides(f"run.out={many}", "batch.micro=1", *layout),
+                           "--resume", f"{kind}/checkpoints/step-00000002", "--steps", "1")
+                self.train(self.config, *run, *overrides(f"run.out={back}"), "--resume",
+                           f"{many}/checkpoints/step-00000003", "--steps", "1")
+                for name, values in weights_of(self.checkpoint(4, back)).items():
+                    if not name.startswith(columns[0] + "/"):
+                        continue
+                    bound = 1e-4 * max(map(abs, expected[name]))
+                    for value, other in zip(values, expected[name], strict=True):
+                        self.assertAlmostEqual(value, other, delta=bound, msg=name)
 
     def test_what_they_take(self):
         def plan(*arguments):
@@ -52,11 +54,22 @@ class Optimizers(CheckpointCase):
             return planned["moments_bytes"]
 
         two = plan()
-        for kind, (_, column) in OPTIMIZERS.items():
+        for kind, (_, columns) in OPTIMIZERS.items():
             settings = self.settings(kind, "new")
-            self.assertEqual(plan(*settings) * 2, two)
-            self.assertEqual(plan(*settings, *overrides("optimizer.ema=0.9")), two)
-            self.assertIn(f"; {column} f32\n", self.train(self.config, *settings, "--dry-run"))
+            self.assertEqual(plan(*settings) * 2, two * len(columns))
+            self.assertEqual(plan(*settings, *overrides("optimizer.ema=0.9")) * 2, two * (len(columns) + 1))
+            named = ", ".join(f"{column} f32" for column in columns)
+            self.assertIn(f"; {named}\n", self.train(self.config, *settings, "--dry-run"))
+
+    def test_the_dry_run_says_which_learning_rate_results(self):
+        scaled = overrides("optimizer.lr_scaling=sqrt", "optimizer.base_batch=1", "schedule.warmup_steps=2", "run.out=new")
+        text = self.train(self.config, *scaled, "--dry-run")
+        self.assertRegex(text, r"learning rate +0\.02 +at its peak: 0\.01 x sqrt\(4 / 1\); warm-up of 4 steps\n")
+        planned = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *scaled))
+        self.assertEqual((planned["peak_learning_rate"], planned["warmup_steps"]), (0.02, 4))
+        self.assertNotIn("learning rate", self.train(self.config, "--dry-run", *overrides("run.out=new")))
+        self.train(self.config, *scaled)
+        self.assertEqual([record["lr"] for record in self.records("new")], [0.005, 0.01, 0.015, 0.02, 0.02, 0.02])
 
     def test_another_optimizer_needs_a_new_run(self):
         sgd = self.settings("sgd", "out")

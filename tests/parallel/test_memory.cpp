@@ -130,7 +130,7 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   plan[MemoryClass::weights] = compute_bytes * share(3) + (mixed && zero >= 1 ? 4 * e.norms() : 0);
   plan[MemoryClass::gradients] = 4 * share(2);
   plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
-  plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::adamw ? 8 : 4) * share(1);
+  plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::lars ? 4 : 8) * share(1);
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
   plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
@@ -141,8 +141,8 @@ constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::
                                              MemoryClass::optimizer, MemoryClass::gathered,  MemoryClass::buckets};
 
 const std::vector<std::string> precisions[] = {
-    {"precision.compute=fp32", "optimizer.type=sgd"}, {"precision.compute=bf16"},
-    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lion"}};
+    {"precision.compute=fp32", "optimizer.type=lars"}, {"precision.compute=bf16"},
+    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"}};
 
 struct Layout {
   int64_t tensor, data, zero;

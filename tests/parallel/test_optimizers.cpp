@@ -16,6 +16,9 @@ namespace {
 
 const Overrides sgd = {"optimizer.type=sgd", "optimizer.momentum=0.8", "optimizer.nesterov=true"};
 const Overrides lion = {"optimizer.type=lion"};
+// An eps as in layouts.cpp: the first step is not to hang on the sign of a gradient that is zero but for rounding.
+const Overrides lamb = {"optimizer.type=lamb", "optimizer.eps=1e-4"};
+const Overrides lars = {"optimizer.type=lars", "optimizer.trust_coefficient=0.1"};
 
 Overrides with(Overrides overrides, const Overrides& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
@@ -52,7 +55,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
 }  // namespace
 
 TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
-  for (const Overrides& optimizer : {sgd, lion}) {
+  for (const Overrides& optimizer : {sgd, lion, lamb, lars}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
       INFO(optimizer.front() << " " << precision);
       const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
@@ -67,7 +70,7 @@ TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with
 }
 
 TEST_CASE("an average of the weights changes no bit of any optimizer") {
-  for (const Overrides& optimizer : {sgd, lion}) {
+  for (const Overrides& optimizer : {sgd, lion, lars}) {
     INFO(optimizer.front());
     const SmallLayout layout{1, 2, {"parallel.zero=1"}};
     const Outcome averaged = train(layout, with(optimizer, {"optimizer.ema=0.9"}), 3);
@@ -77,13 +80,30 @@ TEST_CASE("an average of the weights changes no bit of any optimizer") {
   }
 }
 
-TEST_CASE("SGD takes the step of one rank on every layout") {
-  for (const SmallLayout& layout : layouts) {
-    const auto [one, many] = compared_step(layout, sgd);
-    const Difference d = difference(make_spec(config_of(layout, sgd).model), one, many);
-    INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight
-                             << " of " << d.weight_of);
-    CHECK(d.small());
+TEST_CASE("SGD, LAMB and LARS take the step of one rank on every layout") {
+  for (const Overrides& optimizer : {sgd, lamb, lars}) {
+    for (const SmallLayout& layout : layouts) {
+      const auto [one, many] = compared_step(layout, optimizer);
+      const Difference d = difference(make_spec(config_of(layout, optimizer).model), one, many);
+      INFO(optimizer.front() << ", " << layout.world_size() << " ranks, moment " << d.first_moment << " of "
+                             << d.moment_of << ", weight " << d.weight << " of " << d.weight_of);
+      CHECK(d.small());
+    }
+  }
+}
+
+// The table of a tied head lies on two stages, and the only head of keys and values on both tensor ranks: a part of a
+// tensor, which must not count twice in the tensor's norms.
+TEST_CASE("LAMB and LARS count what several ranks hold once") {
+  const Overrides tied = {"model.tied_head=true", "model.num_kv_heads=1"};
+  for (const Overrides& optimizer : {lamb, lars}) {
+    for (const SmallLayout& layout : {SmallLayout{1, 2, {"parallel.zero=1"}, 2}, SmallLayout{2, 1, {}, 2}}) {
+      const auto [one, many] = compared_step(layout, with(optimizer, tied));
+      const Difference d = difference(make_spec(config_of(layout, tied).model), one, many);
+      INFO(optimizer.front() << ", " << layout.world_size() << " ranks, moment " << d.first_moment << " of "
+                             << d.moment_of << ", weight " << d.weight << " of " << d.weight_of);
+      CHECK(d.small());
+    }
   }
 }
 

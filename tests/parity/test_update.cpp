@@ -1,4 +1,5 @@
 // That what the config says about the update and about dropout reaches the ops.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -44,6 +45,26 @@ AfterOneStep one_step(const RunConfig& config) {
   }
   after.moment_norm = std::sqrt(squares);
   return after;
+}
+
+std::map<std::string, std::vector<float>> initial_weights(const RunConfig& config) {
+  const auto backend = make_cpu_backend(2);
+  testing::OneRank rank(config);
+  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  step.initialize();
+  std::map<std::string, std::vector<float>> weights;
+  for (const auto& tensor : step.state())
+    weights[step.spec().tensors[static_cast<size_t>(tensor.tensor)].name].assign(tensor.weight,
+                                                                                 tensor.weight + tensor.count());
+  return weights;
+}
+
+// The largest of elements.
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  return largest;
 }
 
 }  // namespace
@@ -93,6 +114,45 @@ TEST_CASE("what the config says about an optimizer reaches its steps") {
   CHECK(sgd != weights({"optimizer.type=sgd", "optimizer.weight_decay=0.5"}));
   CHECK(weights({"optimizer.type=lion"}) != weights({"optimizer.type=lion", "optimizer.weight_decay=0.5"}));
   CHECK(weights({"optimizer.type=lion"}) != sgd);
+  const std::vector<float> lars = weights({"optimizer.type=lars"});
+  CHECK(lars != weights({"optimizer.type=lars", "optimizer.trust_coefficient=0.01"}));
+  CHECK(lars != weights({"optimizer.type=lars", "optimizer.weight_decay=0.5"}));
+  CHECK(weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.eps=1e-3"}));
+  CHECK(weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.weight_decay=0.5"}));
+}
+
+// In the first step of LAMB each matrix moves by the learning rate times its own norm, and of LARS, without decay, by
+// that times the trust coefficient. Norms and biases take the steps of AdamW and SGD.
+TEST_CASE("LAMB and LARS move each matrix by a share of its norm") {
+  const RunConfig config = small_config(Family::gpt2);
+  const std::vector<std::string> still = {"optimizer.clip_norm=0", "optimizer.weight_decay=0"};
+  const auto after = [&](const std::string& type, std::vector<std::string> more) {
+    more.insert(more.end(), still.begin(), still.end());
+    more.push_back("optimizer.type=" + type);
+    return one_step(small_config(Family::gpt2, more)).weights;
+  };
+  const auto initial = initial_weights(config);
+  const auto adamw = after("adamw", {"optimizer.eps=1e-6", "optimizer.betas=[0.9,0.999]"}), sgd = after("sgd", {});
+  const auto lamb = after("lamb", {}), lars = after("lars", {"optimizer.trust_coefficient=0.5"});
+  const auto moved = [](const std::vector<float>& from, const std::vector<float>& to) {
+    double squares = 0, of_change = 0;
+    for (size_t i = 0; i < from.size(); ++i) {
+      squares += static_cast<double>(from[i]) * from[i];
+      of_change += std::pow(static_cast<double>(to[i]) - static_cast<double>(from[i]), 2);
+    }
+    return std::sqrt(of_change / squares);
+  };
+  for (const TensorSpec& tensor : make_spec(config.model).tensors) {
+    INFO(tensor.name);
+    const std::vector<float>& before = initial.at(tensor.name);
+    if (tensor.decay) {
+      CHECK(moved(before, lamb.at(tensor.name)) == Approx(1e-2).epsilon(1e-4));
+      CHECK(moved(before, lars.at(tensor.name)) == Approx(0.5e-2).epsilon(1e-4));
+    } else {
+      CHECK(distance(lamb.at(tensor.name), adamw.at(tensor.name)) < 1e-7);
+      CHECK(distance(lars.at(tensor.name), sgd.at(tensor.name)) < 1e-7);
+    }
+  }
 }
 
 TEST_CASE("each dropout rate changes the training loss, none the evaluation's") {

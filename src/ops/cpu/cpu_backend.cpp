@@ -231,6 +231,14 @@ void CpuBackend::run(const PrepareUpdate& op) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
+#define GPTRAIN_CPU_TENSOR_NORMS(Op)   \
+  void CpuBackend::run(const Op& op) { \
+    prepare(op);                       \
+    cpu_tensor_norms(op, context_);    \
+  }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
+#undef GPTRAIN_CPU_TENSOR_NORMS
+
 void CpuBackend::run(const Cast& op) {
   prepare(op);
   cpu_cast(op, context_);

@@ -100,4 +100,41 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
+// `kernel` is the instruction set's.
+template <typename Op, typename Kernel>
+void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& kernel) {
+  auto* const sums = op.sums.template as<double>();
+  std::fill_n(sums, op.sums.count(), 0.0);
+  const auto& update = op.update;
+  if (update.state->skip != 0) return;
+  auto* const of_chunks = reinterpret_cast<double*>(context.scratch);
+  typename Op::Update::Formula formula(update);
+  formula.begin_step(*update.state);
+  for_each_chunk(context.num_threads, update.segments, update.num_segments,
+                 [&](const UpdateSegment& segment, int64_t first, int64_t end, int64_t index) {
+                   auto own = formula;
+                   own.begin_measuring(segment);
+                   kernel(op, own, first, end, of_chunks + 2 * index);
+                 });
+  int64_t index = 0;
+  for (int64_t i = 0; i < update.num_segments; ++i) {
+    double* const of_tensor = sums + 2 * (update.segments[i].tensor - op.first_tensor);
+    const int64_t end = index + num_chunks(update.segments[i].count);
+    for (; index < end; ++index) {
+      of_tensor[0] += of_chunks[2 * index];
+      of_tensor[1] += of_chunks[2 * index + 1];
+    }
+  }
+}
+
+#define GPTRAIN_CPU_TENSOR_NORMS(Op)                                                                  \
+  int64_t cpu_scratch_bytes(const Op& op, int) {                                                      \
+    return 2 * (op.update.gradients.cols / chunk + op.update.num_segments) * dtype_bytes(DType::f64); \
+  }                                                                                                   \
+  void cpu_tensor_norms(const Op& op, const CpuContext& context) {                                    \
+    run_tensor_norms(op, context, context.kernels->norms_##Op);                                       \
+  }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
+#undef GPTRAIN_CPU_TENSOR_NORMS
+
 }  // namespace gptrain

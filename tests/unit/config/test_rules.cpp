@@ -314,19 +314,48 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=lion"}).optimizer.beta2 == 0.99);
   CHECK(parse({"optimizer.type=lion", "optimizer.betas=[0.9, 0.95]"}).optimizer.beta2 == 0.95);
   CHECK(parse({}).optimizer.beta2 == 0.95);
+  CHECK(parse({}).optimizer.eps == 1e-8);
+  CHECK(parse({"optimizer.type=lamb"}).optimizer.beta2 == 0.999);
+  CHECK(parse({"optimizer.type=lamb"}).optimizer.eps == 1e-6);
+  CHECK(parse({"optimizer.type=lamb", "optimizer.eps=1e-8"}).optimizer.eps == 1e-8);
+  CHECK(fault({"optimizer.type=lamb", "optimizer.trust_coefficient=0.01"}) ==
+        "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw or lion (try leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, lion or lamb (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw (try leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw or lamb (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
-        "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd (try leaving it out)");
+        "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd or lars (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
         "optimizer.nesterov = true: has no effect unless optimizer.type is sgd and momentum greater than 0 (try leaving "
         "it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
         "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
-  for (const char* type : {"adamw", "sgd", "lion"})
+  for (const char* type : {"adamw", "sgd", "lion", "lamb", "lars"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
+}
+
+TEST_CASE("the learning rate follows the batch, and warm-up with it") {
+  CHECK(fault({"optimizer.lr_scaling=sqrt"}) ==
+        "optimizer.base_batch: must be given, as optimizer.lr_scaling is linear or sqrt (try 256)");
+  CHECK(fault({"optimizer.base_batch=64"}) ==
+        "optimizer.base_batch = 64: has no effect unless optimizer.lr_scaling is linear or sqrt (try leaving it out)");
+  const Overrides linear = {"optimizer.lr_scaling=linear", "optimizer.base_batch=4", "schedule.warmup_steps=250"};
+  const RunConfig config = parse(linear);
+  CHECK(config.lr_factor() == 4);
+  CHECK(config.warmup_steps() == 1000);
+  CHECK(parse({"optimizer.lr_scaling=sqrt", "optimizer.base_batch=4"}).lr_factor() == 2);
+  CHECK(parse({"schedule.warmup_steps=250"}).warmup_steps() == 250);
+  CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=251"}) ==
+        "schedule.warmup_steps = 251: must be at most run.steps = 1000 over 4, which optimizer.lr_scaling stretches it "
+        "by (try 250)");
+  CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=200", "schedule.type=wsd", "schedule.decay_steps=201"}) ==
+        "schedule.decay_steps = 201: must be at most run.steps - schedule.warmup_steps = 1000 - 800 (try 200)");
+  // What does not hang on the factor is found beside a fault of it.
+  const std::string both =
+      fault({linear[0], "optimizer.base_batch=0", "schedule.type=linear", "schedule.min_lr=0.5", "optimizer.lr=0.1"});
+  CHECK(both.find("optimizer.base_batch = 0: ") != std::string::npos);
+  CHECK(both.find("schedule.min_lr = 0.5: must be at most optimizer.lr = 0.1") != std::string::npos);
 }
 
 TEST_CASE("faults come all at once, and none that only follows from another") {

@@ -164,6 +164,25 @@ TEST_CASE("learning rates at the corners of each curve") {
   CHECK(learning_rate(config, 109) == 1.0);
 }
 
+TEST_CASE("a larger batch scales the course of the learning rate and stretches its warm-up") {
+  RunConfig config;
+  config.optimizer.lr = 0.1;
+  config.optimizer.base_batch = 16;
+  config.batch.global = 64;
+  config.run.steps = 30;
+  config.lr_curve = {LrCurve::linear, 4, 0, 0.01};
+  CHECK(learning_rate(config, 3) == Approx(0.1));  // without scaling
+  config.optimizer.lr_scaling = LrScaling::sqrt;
+  CHECK(learning_rate(config, 3) == Approx(0.1));
+  CHECK(learning_rate(config, 7) == Approx(0.2));
+  CHECK(learning_rate(config, 29) == Approx(0.02));
+  config.optimizer.lr_scaling = LrScaling::linear;
+  CHECK(learning_rate(config, 15) == Approx(0.4));
+  CHECK(learning_rate(config, 29) == Approx(0.04));
+  config.batch.global = 8;  // a smaller one, too
+  CHECK(learning_rate(config, 1) == Approx(0.05));
+}
+
 TEST_CASE("learning rates have what the page of optimizers says of their first and last steps") {
   const auto rates = [](LrCurve type, int64_t steps, int64_t warmup, int64_t decay) {
     RunConfig config;

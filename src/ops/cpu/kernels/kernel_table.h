@@ -52,6 +52,11 @@ struct KernelTable {
                       int64_t end);
   GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
 #undef GPTRAIN_UPDATE_ENTRY
+  // Of the same range: the squares of weights and of what the formula measures go to sums[0] and sums[1].
+#define GPTRAIN_TENSOR_NORMS_ENTRY(Op) \
+  void (*norms_##Op)(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums);
+  GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_ENTRY)
+#undef GPTRAIN_TENSOR_NORMS_ENTRY
   // sums[c] = sum over blocks b, in order, of partials[b * stride + c], for columns [first_column, end_column).
   void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                        int64_t end_column);

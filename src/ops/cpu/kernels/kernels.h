@@ -24,6 +24,10 @@ double sum_of_squares(const float* values, int64_t count);
   void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
 #undef GPTRAIN_DECLARE_UPDATE
+#define GPTRAIN_DECLARE_TENSOR_NORMS(Op) \
+  void tensor_norms(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums);
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_TENSOR_NORMS)
+#undef GPTRAIN_DECLARE_TENSOR_NORMS
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                   int64_t end_column);
 void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);

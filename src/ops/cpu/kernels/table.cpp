@@ -26,6 +26,9 @@ const KernelTable table{
 #define GPTRAIN_UPDATE_ENTRY(Op) .update_##Op = update,
     GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
 #undef GPTRAIN_UPDATE_ENTRY
+#define GPTRAIN_TENSOR_NORMS_ENTRY(Op) .norms_##Op = tensor_norms,
+    GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_ENTRY)
+#undef GPTRAIN_TENSOR_NORMS_ENTRY
     .add_partials = add_partials,
     .cast = cast,
     .add = add,

@@ -77,6 +77,33 @@ void update_range(const Op& op, const typename Op::Formula& formula, const Updat
   });
 }
 
+template <typename Formula, typename C, typename... Columns>
+void measure(const Formula& formula, const float* gradients, const C* weights, int64_t count, double* sums,
+             const Columns*... columns) {
+  double of_weights = 0, of_measured = 0;
+#pragma omp simd reduction(+ : of_weights, of_measured)
+  for (int64_t i = 0; i < count; ++i) {
+    const float w = load(weights + i);
+    const auto measured = static_cast<double>(formula.measured(gradients[i], w, columns[i]...));
+    of_weights += static_cast<double>(w) * static_cast<double>(w);
+    of_measured += measured * measured;
+  }
+  sums[0] = of_weights;
+  sums[1] = of_measured;
+}
+
+template <typename Op, size_t... column>
+void measure_range(const Op& op, const typename Op::Formula& formula, int64_t first, int64_t end, double* sums,
+                   std::index_sequence<column...>) {
+  const float* gradients = row_of<float>(op.gradients, 0) + first;
+  const auto measure_weights = [&](const auto* weights) {
+    measure(formula, gradients, weights + first, end - first, sums,
+            op.columns[column].template as<const float>() + first...);
+  };
+  if (op.master.rows == 0) return measure_weights(row_of<bf16>(op.weights, 0));
+  measure_weights(row_of<float>(op.master, 0));
+}
+
 }  // namespace
 
 double sum_of_squares(const float* values, int64_t count) {
@@ -92,5 +119,12 @@ double sum_of_squares(const float* values, int64_t count) {
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE)
 #undef GPTRAIN_UPDATE
+
+#define GPTRAIN_TENSOR_NORMS(Op)                                                                                  \
+  void tensor_norms(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums) { \
+    measure_range(op.update, formula, first, end, sums, std::make_index_sequence<Op::Update::num_columns>());     \
+  }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS)
+#undef GPTRAIN_TENSOR_NORMS
 
 }  // namespace gptrain::GPTRAIN_ISA

@@ -1,0 +1,70 @@
+// Segments of a flat range of elements, as kernels of updates go over them: in chunks that blocks share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/values.h"
+#include "launch.h"
+#include "ops/gpu_scratch.h"
+
+namespace gptrain {
+
+constexpr unsigned threads = 256;
+constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
+// Segments are cut into chunks, whatever the number of blocks: sums have one order.
+constexpr int64_t chunk = gpu_norm_chunk;
+constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
+
+// At least one block: a rank's piece of a unit can be all padding, without a segment.
+inline LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_blocks), threads, 0}; }
+
+// Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
+template <typename Segment, typename Body>
+__device__ void for_each_chunk(const Segment* segments, int64_t num_segments, const Body& body) {
+  int64_t first_of_segment = 0;
+  int64_t next = blockIdx.x;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    const int64_t chunks = (segments[i].count + chunk - 1) / chunk;
+    for (; next < first_of_segment + chunks; next += gridDim.x) {
+      const int64_t first = segments[i].offset + (next - first_of_segment) * chunk;
+      const int64_t end_of_segment = segments[i].offset + segments[i].count;
+      body(segments[i], first, first + chunk < end_of_segment ? first + chunk : end_of_segment, next);
+    }
+    first_of_segment += chunks;
+  }
+}
+
+// Whether packs can be read from here on: segments begin where they like.
+template <typename... T>
+__device__ bool in_whole_packs(const T*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(Pack<T, width>) == 0) && ...);
+}
+
+struct WarpSums {
+  double of_warp[threads / 32];
+};
+
+// The sum over the block; the same order every time. `sums` lie in shared memory.
+__device__ inline double block_sum(double value, WarpSums& sums) {
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
+  if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  double total = 0;
+  for (const double sum : sums.of_warp) total += sum;
+  __syncthreads();  // before the next sum is written
+  return total;
+}
+
+// The formula in this step: one thread of the block makes it for all, in shared memory.
+template <typename Formula, typename State>
+__device__ Formula begun(const Formula& formula, const State& state, Formula& step) {
+  if (threadIdx.x == 0) {
+    step = formula;
+    step.begin_step(state);
+  }
+  __syncthreads();
+  return step;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,93 @@
+// Optimizers that scale the step of each tensor by norms of the whole tensor (see ops/tensor_norms.h): the sums of a
+// pass before the updates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "optim/element_optimizer.h"
+
+namespace gptrain {
+
+// The table of sums by tensor, and what this rank adds to it. One rank adds each element, the one that adds it to the
+// norm of the gradients (StepAgreement::agree), so that the same layouts have the same bits.
+class TensorSums {
+ public:
+  // Uploads its segments to `tables`, which is device memory of table_bytes. The context's references are borrowed.
+  TensorSums(const UpdateContext& context, std::byte* tables);
+
+  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                             const ParameterStore& parameters);
+
+  const Matrix& sums() const { return sums_; }
+
+  // Calls run(operands, first_tensor, sums) as TensorNorms takes them, so that every row of the table is written.
+  void measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const;
+
+ private:
+  UpdateContext context_;
+  const UpdateSegment* segments_;       // device memory; unit after unit
+  std::vector<int64_t> first_segment_;  // by unit, and the end
+  Matrix sums_;
+};
+
+// Of element_table_bytes and TensorSums::table_bytes.
+int64_t tensor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                           const ParameterStore& parameters);
+
+// `Op` is `Update` or its average.
+template <typename Update, typename Op>
+class TensorOptimizer final : public Optimizer {
+ public:
+  TensorOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
+      : update_(op),
+        backend_(context.backend),
+        sums_(context, tables + element_table_bytes(context.spec, context.shards, context.parameters)),
+        second_pass_(with_sums(op, sums_.sums()), context, seed, tables) {}
+
+  Matrix measure() override {
+    sums_.measure([this](const ElementUpdate& operands, int64_t first_tensor, const Matrix& sums) {
+      TensorNorms<Update> op{.update = update_, .first_tensor = first_tensor, .sums = sums};
+      static_cast<ElementUpdate&>(op.update) = operands;
+      backend_.run(op);
+    });
+    return sums_.sums();
+  }
+
+  void update(int64_t unit) override { second_pass_.update(unit); }
+
+ private:
+  static Op with_sums(Op op, const Matrix& sums) {
+    op.sums = sums;
+    return op;
+  }
+
+  Update update_;
+  Backend& backend_;
+  TensorSums sums_;
+  ElementOptimizer<Op> second_pass_;
+};
+
+// `op_of(config)` is the op with the config's constants.
+template <auto op_of>
+std::unique_ptr<Optimizer> make_tensor_optimizer(const OptimizerConfig& config, const UpdateContext& context,
+                                                 uint64_t seed, std::byte* tables) {
+  const auto op = op_of(config);
+  using Op = std::remove_const_t<decltype(op)>;
+  if (config.ema == 0) return std::make_unique<TensorOptimizer<Op, Op>>(op, context, seed, tables);
+  Averaged<Op> averaged{op};
+  averaged.ema = config.ema;
+  return std::make_unique<TensorOptimizer<Op, Averaged<Op>>>(averaged, context, seed, tables);
+}
+
+// `columns` are those of the op, in its order.
+template <auto op_of>
+OptimizerType tensor_optimizer_type(OptimizerKind kind, StateColumns columns) {
+  return {kind, std::move(columns), tensor_table_bytes, make_tensor_optimizer<op_of>};
+}
+
+}  // namespace gptrain

@@ -1,0 +1,325 @@
+// The updates that scale by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums
+// that they take.
+#include <array>
+#include <cmath>
+#include <fmt/format.h>
+#include <type_traits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test {
+namespace {
+
+constexpr int64_t first_tensor = 5, num_tensors = 5;
+
+// With gaps between them: tensor 5 in two segments, one of them of more than one of the chunks that threads share, 6
+// without decay, 7 with a learning rate of its own, 8 with weights that are all zero. 9 has none.
+std::vector<UpdateSegment> segments_of(int64_t size) {
+  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
+  return {{0, 1, 1, 1, {1, 2}, row, 5},
+          {64, 13, 0, 1, {3, 4}, row, 6},
+          {128, size, 1, 1, {5, 6}, row, 5},
+          {size + 192, 31, 1, 0.25F, {7, 8}, row, 7},
+          {size + 224, 9, 1, 1, {9, 1}, row, 8}};
+}
+
+int64_t elements_of(int64_t size) { return size + 256; }
+
+template <typename Real>
+using Columns = std::array<Real, 2>;
+
+// What the formula measures; `columns` become those after the update.
+template <typename Real>
+Real measured(const Lamb& op, Real gradient, Real weight, Real decay, int64_t updates, Columns<Real>& columns) {
+  const auto of_decay = [&](double rate, Real& moment, Real value) {
+    moment = static_cast<Real>(rate) * moment + static_cast<Real>(1 - rate) * value;
+    return moment / (1 - std::pow(static_cast<Real>(rate), static_cast<Real>(updates)));
+  };
+  const Real m = of_decay(op.beta1, columns[0], gradient);
+  const Real v = of_decay(op.beta2, columns[1], gradient * gradient);
+  return m / (std::sqrt(v) + static_cast<Real>(op.eps)) + decay * weight;
+}
+template <typename Real>
+Real measured(const Lars&, Real gradient, Real, Real, int64_t, Columns<Real>&) {
+  return gradient;
+}
+
+// The learning rate's factor of a tensor with these norms.
+template <typename Real>
+Real trust(const Lamb&, Real weights, Real measured, Real) {
+  return weights / measured;
+}
+template <typename Real>
+Real trust(const Lars& op, Real weights, Real measured, Real decay) {
+  return static_cast<Real>(op.trust) * weights / (measured + decay * weights);
+}
+
+template <typename Real>
+Real updated(const Lamb& op, Real gradient, Real weight, Real rate, Real decay, int64_t updates,
+             Columns<Real>& columns) {
+  return weight - rate * measured(op, gradient, weight, decay, updates, columns);
+}
+template <typename Real>
+Real updated(const Lars& op, Real gradient, Real weight, Real rate, Real decay, int64_t, Columns<Real>& columns) {
+  columns[0] = static_cast<Real>(op.momentum) * columns[0] + rate * (gradient + decay * weight);
+  return weight - columns[0];
+}
+
+// What an update writes: masters, or weights without masters.
+enum class Writes : uint8_t { masters, masters_and_weights, weights };
+
+struct Buffers {
+  const Operand& gradients;
+  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
+  std::array<Operand*, 2> moments;
+  Operand& ema;
+};
+
+StepState state_of(bool skip) {
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 0.3F;
+  state.skip = skip ? 1 : 0;
+  state.updates = 3;
+  return state;
+}
+
+// Operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
+template <typename Op>
+Buffers add_operands(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, int64_t size, bool masters,
+                     bool skip) {
+  const int64_t elements = elements_of(size);
+  const auto moment = [&]() -> Operand* { return &trial.in_out(DType::f32, 1, elements, 0.1); };
+  const Buffers buffers{trial.input(DType::f32, 1, elements),
+                        trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
+                        {moment(), moment()},
+                        trial.in_out(DType::f32, 1, elements)};
+  for (int64_t i = 0; i < elements; ++i) buffers.moments[1]->set(0, i, std::abs(buffers.moments[1]->at(0, i)));
+  for (int64_t i = segments.back().offset; i < elements; ++i) buffers.weight.set(0, i, 0);
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = static_cast<int64_t>(segments.size());
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state_of(skip)));
+  op.gradients = buffers.gradients.matrix();
+  for (size_t i = 0; i < buffers.moments.size(); ++i) op.columns[i] = buffers.moments[i]->matrix();
+  (masters ? op.master : op.weights) = buffers.weight.matrix();
+  return buffers;
+}
+
+template <typename Op>
+void check_sums(Trial& trial, Op update, int64_t size, bool masters, bool skip) {
+  std::vector<UpdateSegment> segments = segments_of(size);
+  const Buffers buffers = add_operands(trial, update, segments, size, masters, skip);
+  Operand& sums = trial.output(DType::f64, num_tensors, 2);
+  const StepState state = state_of(skip);
+  std::vector<double> expected(2 * num_tensors);
+  if (skip) segments.clear();
+  for (const UpdateSegment& segment : segments) {
+    double* const of_tensor = expected.data() + 2 * (segment.tensor - first_tensor);
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const double weight = buffers.weight.at(0, i);
+      Columns<double> columns{buffers.moments[0]->at(0, i), buffers.moments[1]->at(0, i)};
+      const double gradient = buffers.gradients.at(0, i) * static_cast<double>(state.gradient_scale);
+      const double decay = segment.decay != 0 ? update.weight_decay : 0;
+      of_tensor[0] += weight * weight;
+      of_tensor[1] += std::pow(measured(update, gradient, weight, decay, state.updates, columns), 2);
+    }
+  }
+  trial.run(TensorNorms<Op>{.update = update, .first_tensor = first_tensor, .sums = sums.matrix()});
+  for (int64_t tensor = 0; tensor < num_tensors; ++tensor) {
+    // Of weights the sum rounds in f64 only; what is measured rounds some times in f32 before.
+    for (const auto& [i, bound] : {std::pair<int64_t, double>{0, 1e-12}, {1, 2e-6}}) {
+      const double exact = expected[static_cast<size_t>(2 * tensor + i)], sum = sums.at(tensor, i);
+      trial.expect_true(std::abs(sum - exact) <= bound * exact,
+                        fmt::format("sum {} of tensor {} is {}, not {}", i, tensor, sum, exact));
+    }
+  }
+}
+
+template <typename Real>
+struct Values {
+  std::vector<Real> weight, ema;
+  std::array<std::vector<Real>, 2> moments;
+};
+
+template <typename Real, typename Op>
+Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>& segments, const Operand& sums,
+                       const Buffers& buffers) {
+  const StepState state = state_of(false);
+  Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.ema.values()), {}};
+  for (size_t i = 0; i < 2; ++i) values.moments[i] = to_real<Real>(buffers.moments[i]->values());
+  const Real share =
+      (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
+  for (const UpdateSegment& segment : segments) {
+    const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
+    const auto norm = [&](int64_t i) { return static_cast<Real>(std::sqrt(sums.at(segment.tensor, i))); };
+    Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
+    if (segment.decay != 0 && norm(0) > 0 && norm(1) > 0)
+      rate *= trust(static_cast<const Op&>(op), norm(0), norm(1), decay);
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const Real gradient = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
+      Columns<Real> columns{values.moments[0][at], values.moments[1][at]};
+      values.weight[at] =
+          updated(static_cast<const Op&>(op), gradient, values.weight[at], rate, decay, state.updates, columns);
+      for (size_t c = 0; c < Op::num_columns; ++c) values.moments[c][at] = columns[c];
+      values.ema[at] = share * values.weight[at] + (1 - share) * values.ema[at];
+    }
+  }
+  return values;
+}
+
+// `op` holds the constants of Tested, which is Averaged<Op> or Op.
+template <typename Tested, typename Op>
+void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
+  const std::vector<UpdateSegment> segments = segments_of(size);
+  const bool masters = writes != Writes::weights;
+  const Buffers buffers = add_operands(trial, op, segments, size, masters, skip);
+  op.columns[Op::num_columns] = buffers.ema.matrix();
+  Operand& weights = trial.in_out(weights_dtype, 1, elements_of(size));
+  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
+  // Of tensor 8 one norm is zero.
+  std::vector<double> squares(2 * (first_tensor + num_tensors));
+  for (size_t i = 0; i < squares.size(); ++i) squares[i] = i == 16 ? 0 : 0.5 + static_cast<double>(i * i % 7);
+  const Operand& sums = trial.input(DType::f64, first_tensor + num_tensors, 2, squares);
+  op.sums = sums.matrix();
+
+  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
+  const auto expected = reference<double>(op, changed, sums, buffers);
+  const auto plain = reference<float>(op, changed, sums, buffers);
+  std::vector<double> rounded_weights = weights.values();
+  const std::vector<double> ema = buffers.ema.values();
+  trial.run(static_cast<const Tested&>(op));
+  // The reference also holds what lies between segments, which must not change.
+  for (size_t c = 0; c < Op::num_columns; ++c)
+    trial.expect_close("moment", *buffers.moments[c], expected.moments[c], to_double(plain.moments[c]), 3, 0x1p-24);
+  if (std::is_same_v<Tested, Averaged<Op>>) {
+    trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+  } else {
+    trial.expect_equal("ema", buffers.ema, ema);
+  }
+  // A weight without a master is one of the two bf16 numbers around the reference.
+  if (!masters) {
+    int64_t outside = 0;
+    for (const UpdateSegment& segment : changed) {
+      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+        const double exact = expected.weight[static_cast<size_t>(i)];
+        const double place = std::ldexp(1.0, std::ilogb(exact) - 7) + std::abs(exact) * 0x1p-20 + 0x1p-24;
+        outside += std::abs(buffers.weight.at(0, i) - exact) > place ? 1 : 0;
+      }
+    }
+    return trial.expect_true(outside == 0, fmt::format("{} weights are more than a place away", outside));
+  }
+  trial.expect_close("master", buffers.weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
+  for (const UpdateSegment& segment : changed) {
+    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
+      rounded_weights[static_cast<size_t>(i)] = rounded(buffers.weight.at(0, i), weights_dtype);
+  }
+  trial.expect_equal("weights", weights, rounded_weights);
+}
+
+LambEma lamb() {
+  LambEma op{};
+  op.beta1 = 0.9;
+  op.beta2 = 0.97;
+  op.eps = 1e-4;
+  op.weight_decay = 0.1;
+  op.ema = 0.8;
+  return op;
+}
+
+LarsEma lars() {
+  LarsEma op{};
+  op.momentum = 0.8;
+  op.trust = 0.02;
+  op.weight_decay = 0.1;
+  op.ema = 0.8;
+  return op;
+}
+
+// A rank without a part of a unit asks for zeros.
+void check_nothing(Trial& trial) {
+  Lars update = lars();
+  const Matrix nothing(nullptr, DType::f32, 1, 0);
+  update.state = Trial::pointer<const StepState>(trial.in_out_value(state_of(false)));
+  update.gradients = update.master = update.columns[0] = nothing;
+  Operand& sums = trial.output(DType::f64, 3, 2);
+  trial.run(LarsNorms{.update = update, .first_tensor = 0, .sums = sums.matrix()});
+  trial.expect_equal("sums", sums, std::vector<double>(6));
+}
+
+void check_rejections(Trial& trial) {
+  Lamb update = lamb();
+  add_operands(trial, update, segments_of(100), 100, true, false);
+  const Operand& pairs = trial.input(DType::f64, 3, 2, 1, 1);
+  LambNorms norms{.update = update, .first_tensor = 0, .sums = pairs.matrix()};
+  trial.expect_rejected(norms, "pairs with a gap between them");
+  norms.sums = trial.input(DType::f64, 3, 3).matrix();
+  trial.expect_rejected(norms, "three sums for each tensor");
+  trial.expect_rejected(update, "no sums");
+}
+
+constexpr int64_t bench_elements = 40'000'000;
+
+template <typename Op>
+Op bench_operands(Trial& trial, Op op) {
+  const std::vector<UpdateSegment> segments{{0, bench_elements, 1}};
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = 1;
+  StepState state;
+  state.updates = 1;
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  op.gradients = trial.input(DType::f32, 1, bench_elements, 0).matrix();
+  op.master = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
+  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
+  return op;
+}
+
+template <typename Op>
+void time_update(Trial& trial, const Op& constants) {
+  Op op = bench_operands(trial, constants);
+  op.weights = trial.output(DType::bf16, 1, bench_elements).matrix();
+  op.sums = trial.input(DType::f64, 1, 2).matrix();
+  trial.time(op);
+}
+
+template <typename Op>
+void time_sums(Trial& trial, const Op& constants) {
+  trial.time(TensorNorms<Op>{bench_operands(trial, constants), 0, trial.output(DType::f64, 1, 2).matrix()});
+}
+
+template <typename Op>
+void add_cases(Suite& suite, const Averaged<Op>& op) {
+  const auto add = [&](int64_t size, Writes writes, DType dtype, const std::string& name, bool skip = false) {
+    suite.add<Op>(name, [=](Trial& t) { check_update<Op>(t, op, size, writes, dtype, skip); });
+    suite.add<Averaged<Op>>(name, [=](Trial& t) { check_update<Averaged<Op>>(t, op, size, writes, dtype, skip); });
+  };
+  for (const int64_t size : {1000, 100003}) {
+    const std::string name = fmt::format("segment of {}", size);
+    add(size, Writes::masters, DType::f32, name);
+    add(size, Writes::masters_and_weights, DType::bf16, name + ", bf16 weights");
+    add(size, Writes::weights, DType::bf16, name + ", stochastic rounding");
+    suite.add<TensorNorms<Op>>(name, [=](Trial& t) { check_sums<Op>(t, op, size, true, false); });
+    suite.add<TensorNorms<Op>>(name + ", bf16 weights", [=](Trial& t) { check_sums<Op>(t, op, size, false, false); });
+  }
+  add(1000, Writes::masters_and_weights, DType::f16, "segment of 1000, f16 weights");
+  add(100, Writes::masters_and_weights, DType::bf16, "skipped", true);
+  add(100, Writes::weights, DType::bf16, "skipped, stochastic rounding", true);
+  suite.add<TensorNorms<Op>>("skipped", [=](Trial& t) { check_sums<Op>(t, op, 100, true, true); });
+  const std::string bench = "40 M elements, bf16 weights";
+  suite.add_bench<Op>(bench, [=](Trial& t) { time_update<Op>(t, op); });
+  suite.add_bench<Averaged<Op>>(bench, [=](Trial& t) { time_update(t, op); });
+  suite.add_bench<TensorNorms<Op>>("40 M elements", [=](Trial& t) { time_sums<Op>(t, op); });
+}
+
+void add_lamb_lars_cases(Suite& suite) {
+  add_cases<Lamb>(suite, lamb());
+  add_cases<Lars>(suite, lars());
+  suite.add<LarsNorms>("nothing", check_nothing);
+  suite.add<LambNorms>("rejections", check_rejections);
+}
+
+const Registration lamb_lars(add_lamb_lars_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test
