@@ -340,7 +340,8 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     load_slices(out.path() / "checkpoints/step-00000005", slices);
     const bool same = std::all_of(data.begin(), data.end(), [](float value) { return value == 1.25F; });
     const long grown = peak_kib() - before;
-    return same && grown < 8 * 1024 ? std::string("ok") : fmt::format("same {}, grown by {} KiB", same, grown);
+    constexpr long most_kib = 12 * 1024;  // sanitizers keep for a while what is freed
+    return same && grown < most_kib ? std::string("ok") : fmt::format("same {}, grown by {} KiB", same, grown);
   });
   CHECK(result == "ok");
 }
