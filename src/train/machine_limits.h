@@ -17,12 +17,12 @@ struct MachineLimits {
 // run measures before it takes its arenas, so that this is no part of what it takes and has only to fit by itself.
 constexpr int64_t measuring_bytes = int64_t{1} << 30;  // borrowed at most
 
-// FLOP/s of large products of random numbers in `dtype` on this backend, the median, measured now (a fraction of a
-// second).
+// FLOP/s of large products of random numbers in `dtype` on this backend, the upper quartile, measured now (on a CPU
+// less than a tenth of a second).
 double measure_matrix_rate(Backend& backend, DType dtype);
 
-// Bytes/s, read and written together, of copies that are larger than caches, the median, measured now (a
-// fraction of a second).
+// Bytes/s, read and written together, of copies that are larger than caches, measured now in the same way (a fraction of
+// a second).
 double measure_copy_rate(Backend& backend);
 
 // Both, but copies only where `measure_copies`.

@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_activation {
 namespace {
 
 constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
@@ -197,4 +197,4 @@ void add_cases(Suite& suite) {
 const Registration registration(add_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_activation

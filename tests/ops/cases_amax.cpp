@@ -6,7 +6,7 @@
 
 #include "harness.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_amax {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -177,4 +177,4 @@ const Registration cases(add_cases);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_amax

@@ -8,7 +8,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_attention {
 namespace {
 
 // How sequences are divided into documents: not at all, without and with a mask; a document for each token; documents
@@ -593,4 +593,4 @@ const Registration cases(add_cases);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_attention

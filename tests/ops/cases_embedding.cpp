@@ -3,7 +3,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_embedding {
 namespace {
 
 struct Shape {
@@ -243,4 +243,4 @@ void add_cases(Suite& suite) {
 const Registration registration(add_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_embedding

@@ -8,7 +8,7 @@
 #include "base/fp8.h"
 #include "harness.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_fp8 {
 namespace {
 
 // The formats by their definition (arXiv 2209.05433), without a line of the code under test.
@@ -358,4 +358,4 @@ const Registration cases(add_cases);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_fp8

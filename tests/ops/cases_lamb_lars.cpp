@@ -8,7 +8,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_lamb_lars {
 namespace {
 
 constexpr int64_t first_tensor = 5, num_tensors = 5;
@@ -322,4 +322,4 @@ void add_lamb_lars_cases(Suite& suite) {
 const Registration lamb_lars(add_lamb_lars_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_lamb_lars

@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_linear {
 namespace {
 
 struct Shape {
@@ -348,4 +348,4 @@ const Registration activated_benches(add_activated_benches);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_linear

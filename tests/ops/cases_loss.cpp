@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_loss {
 namespace {
 
 struct Shape {
@@ -404,4 +404,4 @@ void add_cases(Suite& suite) {
 const Registration registration(add_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_loss

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_norm {
 namespace {
 
 constexpr double eps = 1e-5;
@@ -544,4 +544,4 @@ const Registration residuals(add_residual_cases);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_norm

@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_query_key {
 namespace {
 
 constexpr double eps = 1e-5;
@@ -364,4 +364,4 @@ void add_cases(Suite& suite) {
 const Registration registration(add_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_query_key

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_rounding {
 namespace {
 
 // Of |x|: the bf16 number below it (8 significant bits) plus, where 16 random bits carry, one place.
@@ -254,4 +254,4 @@ void add_rounding_cases(Suite& suite) {
 const Registration roundings(add_rounding_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_rounding

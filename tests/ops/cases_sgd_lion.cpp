@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_sgd_lion {
 namespace {
 
 // Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
@@ -217,4 +217,4 @@ void add_sgd_lion_cases(Suite& suite) {
 const Registration sgd_lion(add_sgd_lion_cases);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_sgd_lion

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "reference.h"
 
-namespace gptrain::ops_test {
+namespace gptrain::ops_test::cases_update {
 namespace {
 
 constexpr double beta1 = 0.9, beta2 = 0.95;
@@ -469,4 +469,4 @@ const Registration updates(add_update_cases);
 const Registration benches(add_benches);
 
 }  // namespace
-}  // namespace gptrain::ops_test
+}  // namespace gptrain::ops_test::cases_update

@@ -11,6 +11,8 @@
 #include "ranks.h"
 #include "wrappers.h"
 
+namespace test_agreement {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -99,3 +101,5 @@ TEST_CASE("checksums tell a rank whose weights or norms are not the others'") {
     CHECK(of_changed[2] == of_alike[0]);
   }
 }
+
+}  // namespace test_agreement

@@ -16,6 +16,8 @@
 #include "train/batches.h"
 #include "train/step_design.h"
 
+namespace test_best_fit {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -127,3 +129,5 @@ TEST_CASE("samples with padding have the losses and first moments of one rank on
     }
   }
 }
+
+}  // namespace test_best_fit

@@ -11,6 +11,8 @@
 #include "ranks.h"
 #include "wrappers.h"
 
+namespace test_bits {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -287,3 +289,5 @@ TEST_CASE("bf16 layouts agree with one rank to bf16's rounding", "[long]") {
     }
   }
 }
+
+}  // namespace test_bits

@@ -11,6 +11,8 @@
 #include "model_fixture.h"
 #include "train/averaged_weights.h"
 
+namespace test_ema {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -126,3 +128,5 @@ TEST_CASE("an evaluation of the average is one of a model with these weights, an
     }
   }
 }
+
+}  // namespace test_ema

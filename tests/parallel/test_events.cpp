@@ -13,6 +13,8 @@
 #include "report/formulas.h"
 #include "train/plan_step.h"
 
+namespace test_events {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -182,3 +184,5 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
     }
   });
 }
+
+}  // namespace test_events

@@ -17,6 +17,8 @@
 #include "model_fixture.h"
 #include "train/training_step.h"
 
+namespace test_layers {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -410,3 +412,5 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
                                                        "norm2.sums"});
   CHECK(!dropped.use(backward_weight).reads.contains(Operand::d_output));
 }
+
+}  // namespace test_layers

@@ -11,6 +11,8 @@
 #include "model_fixture.h"
 #include "some_cases.h"
 
+namespace test_layouts {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -97,3 +99,5 @@ TEST_CASE("first moments of every layout", "[.full]") {
   for (size_t i = part; i < all.size(); i += parts) own.push_back(all[i]);
   compare_all(own);
 }
+
+}  // namespace test_layouts

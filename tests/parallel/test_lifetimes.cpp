@@ -13,6 +13,8 @@
 #include "some_cases.h"
 #include "wrappers.h"
 
+namespace test_lifetimes {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -134,3 +136,5 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
     }
   }
 }
+
+}  // namespace test_lifetimes

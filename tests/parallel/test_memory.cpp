@@ -21,6 +21,8 @@
 #include "train/samples.h"
 #include "wrappers.h"
 
+namespace test_memory {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -597,3 +599,5 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
   }
   std::filesystem::remove_all(folder);
 }
+
+}  // namespace test_memory

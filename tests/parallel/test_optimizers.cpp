@@ -9,6 +9,8 @@
 #include "layouts.h"
 #include "model_fixture.h"
 
+namespace test_optimizers {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -134,3 +136,5 @@ TEST_CASE("Lion takes the step of one rank on every layout but where the gradien
     CHECK(turned <= all / 1000);
   }
 }
+
+}  // namespace test_optimizers

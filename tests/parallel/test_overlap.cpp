@@ -12,6 +12,8 @@
 #include "ranks.h"
 #include "wrappers.h"
 
+namespace test_overlap {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -128,3 +130,5 @@ TEST_CASE("the reduction of a block begins before the backward of the block befo
     }
   }
 }
+
+}  // namespace test_overlap

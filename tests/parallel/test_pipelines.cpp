@@ -16,6 +16,8 @@
 #include "layouts.h"
 #include "model_fixture.h"
 
+namespace test_pipelines {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -329,3 +331,5 @@ TEST_CASE("a validation through a pipeline finds the loss of one stage on every 
     }
   }
 }
+
+}  // namespace test_pipelines

@@ -8,6 +8,8 @@
 #include "layouts.h"
 #include "wrappers.h"
 
+namespace test_planted_faults {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -172,3 +174,5 @@ TEST_CASE("a gradient averaged twice is found") {
   CHECK(d.first_moment > 0.1);
   CHECK(std::abs(d.norm) > 0.01);
 }
+
+}  // namespace test_planted_faults

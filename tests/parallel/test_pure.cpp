@@ -16,6 +16,8 @@
 #include "ranks.h"
 #include "wrappers.h"
 
+namespace test_pure {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -256,3 +258,5 @@ TEST_CASE("without masters, a step that is not finite changes no bit, on no rank
     });
   }
 }
+
+}  // namespace test_pure

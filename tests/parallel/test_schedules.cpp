@@ -11,6 +11,8 @@
 #include "parallel/executor.h"
 #include "train/training_step.h"
 
+namespace test_schedules {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -107,3 +109,5 @@ TEST_CASE("a block's backward at once gives the bits of its two halves") {
     }
   }
 }
+
+}  // namespace test_schedules

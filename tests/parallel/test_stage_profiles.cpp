@@ -11,6 +11,8 @@
 #include "layouts.h"
 #include "model_fixture.h"
 
+namespace test_stage_profiles {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -127,3 +129,5 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
     CHECK(passes.at({forward, 1, 1}).start_seconds < passes.at({backward_input, head, 0}).start_seconds);
   }
 }
+
+}  // namespace test_stage_profiles

@@ -10,6 +10,8 @@
 #include "ranks.h"
 #include "wrappers.h"
 
+namespace test_traffic {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -325,3 +327,5 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
     }
   }
 }
+
+}  // namespace test_traffic

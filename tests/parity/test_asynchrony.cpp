@@ -19,6 +19,8 @@
 #include "train/plan_step.h"
 #include "train/run_state.h"
 
+namespace test_asynchrony {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -331,3 +333,5 @@ TEST_CASE("the copy of the state lies in memory of the host that is planned, and
   CHECK(copied_weights(trainer) == trainer.weights());
   CHECK(copied_weights(hasty) != hasty.weights());
 }
+
+}  // namespace test_asynchrony

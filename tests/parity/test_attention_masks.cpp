@@ -10,6 +10,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_attention_masks {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -164,3 +166,5 @@ TEST_CASE("masks that leave nothing out change no bit, others do") {
   CHECK_FALSE(third_step({"data.mask_documents=true"}) == plain);
   CHECK(third_step({"data.mask_documents=true", "memory.recompute=block"}) == third_step({"data.mask_documents=true"}));
 }
+
+}  // namespace test_attention_masks

@@ -18,6 +18,8 @@
 #include "train/plan_step.h"
 #include "train/run_state.h"
 
+namespace test_cuda {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -588,3 +590,5 @@ TEST_CASE("copies of FP8 weights are made once in a step, and save activations",
   CHECK(fp8.memory().arenas[MemoryClass::fp8_weights] == 3 * (2 * weights + 4 * memory_alignment));
   CHECK(bf16.memory().arenas[MemoryClass::fp8_weights] == 0);
 }
+
+}  // namespace test_cuda

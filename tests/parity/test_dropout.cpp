@@ -10,6 +10,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_dropout {
+
 using namespace gptrain;
 using namespace gptrain::testing;
 
@@ -116,3 +118,5 @@ TEST_CASE("the losses of a run with dropout are what they have always been") {
   const double expected[] = {4.6481184897, 4.5914965868, 4.6324157213};
   for (const double loss : expected) CHECK(step.run(1e-2, batches).loss == Approx(loss).epsilon(1e-5));
 }
+
+}  // namespace test_dropout

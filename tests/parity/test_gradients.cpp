@@ -8,6 +8,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_gradients {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -130,3 +132,5 @@ TEST_CASE("z-loss adds its gradient and leaves the reported loss alone") {
   CHECK(a.loss == b.loss);
   CHECK(a.grad_norm != b.grad_norm);
 }
+
+}  // namespace test_gradients

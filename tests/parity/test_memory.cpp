@@ -7,6 +7,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_memory {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -91,3 +93,5 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
     }
   }
 }
+
+}  // namespace test_memory

@@ -9,6 +9,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_same_results {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -185,3 +187,5 @@ TEST_CASE("training lowers the loss in every precision") {
     }
   }
 }
+
+}  // namespace test_same_results

@@ -8,6 +8,8 @@
 #include "train/plan_step.h"
 #include "train/step_profiler.h"
 
+namespace test_step_profile {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -128,3 +130,5 @@ TEST_CASE("a profile holds every action of the schedule in order, and every even
     CHECK(profile.end_seconds >= previous_end);
   }
 }
+
+}  // namespace test_step_profile

@@ -10,6 +10,8 @@
 #include "model_fixture.h"
 #include "train/plan_step.h"
 
+namespace test_update {
+
 using namespace gptrain;
 using gptrain::testing::Family;
 using gptrain::testing::RandomBatches;
@@ -178,3 +180,5 @@ TEST_CASE("each choice of the model gives another function") {
         loss_with(Family::gpt2, {"model.init_std=0.5"}));
   CHECK(loss_with(Family::gpt2, {"model.norm_eps=0.1"}) != loss_with(Family::gpt2, {}));
 }
+
+}  // namespace test_update

@@ -7,6 +7,8 @@
 #include "comm/agree.h"
 #include "train/device.h"
 
+namespace test_agree {
+
 using namespace gptrain;
 
 namespace {
@@ -86,3 +88,5 @@ TEST_CASE("a failure with a message is thrown before one without") {
                         "diverged");
   }
 }
+
+}  // namespace test_agree

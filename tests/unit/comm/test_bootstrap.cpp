@@ -8,6 +8,8 @@
 #include "comm/bootstrap.h"
 #include "comm/rendezvous.h"
 
+namespace test_bootstrap {
+
 using namespace gptrain;
 
 namespace {
@@ -179,3 +181,5 @@ TEST_CASE("ranks that do not come are told of with the time that was waited, and
             .starts_with("of 3 ranks, 1, 2 did not come within 0.01 s (comm.timeout_seconds)" + rest));
   CHECK(message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, 1, 2 did not come within 0.01 s" + rest));
 }
+
+}  // namespace test_bootstrap

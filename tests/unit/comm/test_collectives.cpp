@@ -14,6 +14,8 @@
 #include "some_cases.h"
 #include "unit/comm/ranks.h"
 
+namespace test_collectives {
+
 using namespace gptrain;
 
 namespace {
@@ -442,3 +444,5 @@ TEST_CASE("what a group cannot do is refused") {
   REQUIRE_THROWS_WITH(group.group_start(), "group_start inside a group of transfers");
   REQUIRE_THROWS_WITH(group.barrier(), "barrier() inside a group of transfers");
 }
+
+}  // namespace test_collectives

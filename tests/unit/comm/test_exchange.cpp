@@ -12,6 +12,8 @@
 #include "comm/transport.h"
 #include "counting_group.h"
 
+namespace test_exchange {
+
 using namespace gptrain;
 
 namespace {
@@ -180,3 +182,5 @@ TEST_CASE("bytes of a call that are too many stop at the largest amount") {
   CHECK(sent(Operation::reduce_scatter, large) == most);
   CHECK(sent(Operation::all_gather, large) == most);
 }
+
+}  // namespace test_exchange

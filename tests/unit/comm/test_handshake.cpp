@@ -7,6 +7,8 @@
 #include "comm/frames.h"
 #include "comm/handshake.h"
 
+namespace test_handshake {
+
 using namespace gptrain;
 using namespace std::chrono_literals;
 
@@ -114,3 +116,5 @@ TEST_CASE("members of a frame are what they are, or nothing") {
   for (const char* name : {"a", "c", "d", "e", "f"}) CHECK_FALSE(number_member(json, name, 0, 9));
   CHECK_FALSE(number_member(json, "b", 8, 9));
 }
+
+}  // namespace test_handshake

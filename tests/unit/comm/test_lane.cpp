@@ -17,6 +17,8 @@
 #include "comm/plan.h"
 #include "unit/comm/ranks.h"
 
+namespace test_lane {
+
 using namespace gptrain;
 
 namespace {
@@ -456,3 +458,5 @@ TEST_CASE("transfers that run together have one time, which others do not take")
     CHECK(events[3].start_seconds >= events[2].end_seconds);
   }
 }
+
+}  // namespace test_lane

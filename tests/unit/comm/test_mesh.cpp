@@ -4,6 +4,8 @@
 #include "catch.h"
 #include "mesh/mesh.h"
 
+namespace test_mesh {
+
 using namespace gptrain;
 
 namespace {
@@ -83,3 +85,5 @@ TEST_CASE("sizes that do not make the world are refused") {
     REQUIRE(error.code() == ExitCode::usage);
   }
 }
+
+}  // namespace test_mesh

@@ -6,6 +6,8 @@
 #include "catch.h"
 #include "comm/reduce_kernels.h"
 
+namespace test_reduce {
+
 using namespace gptrain;
 
 namespace {
@@ -51,3 +53,5 @@ TEST_CASE("reductions of every type give the same bits under every instruction s
       }
 #endif
 }
+
+}  // namespace test_reduce

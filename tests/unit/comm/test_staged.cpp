@@ -12,6 +12,8 @@
 #include "some_cases.h"
 #include "unit/comm/ranks.h"
 
+namespace test_staged {
+
 using namespace gptrain;
 
 namespace {
@@ -267,3 +269,5 @@ TEST_CASE("a lane without a thread marks what it queues, and has the ops wait fo
     REQUIRE(message == "");
   }
 }
+
+}  // namespace test_staged

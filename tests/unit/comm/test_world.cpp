@@ -9,6 +9,8 @@
 #include "comm/world.h"
 #include "unit/comm/ranks.h"
 
+namespace test_world {
+
 using namespace gptrain;
 
 namespace {
@@ -101,3 +103,5 @@ TEST_CASE("ranks as threads: the first error is the one that is thrown") {
                                       }),
                       "no such file");
 }
+
+}  // namespace test_world

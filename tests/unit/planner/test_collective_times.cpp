@@ -6,7 +6,7 @@
 #include "catch.h"
 #include "planner/collective_times.h"
 
-namespace gptrain {
+namespace gptrain::test_collective_times {
 namespace {
 
 // Round figures: 100 GB/s between the GPUs of a node, 8 NICs of 10 GB/s, 1 and 10 microseconds.
@@ -113,4 +113,4 @@ TEST_CASE("a group of one takes no time, and every operation has a time in every
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_collective_times

@@ -16,7 +16,7 @@
 #include "planner/simulate_step.h"
 #include "train/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::test_measured_machine {
 namespace {
 
 constexpr const char* source = "measured: by a test";
@@ -352,4 +352,4 @@ TEST_CASE("ranks without measured links are refused") {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_measured_machine

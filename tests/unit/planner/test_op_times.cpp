@@ -2,7 +2,7 @@
 #include "catch.h"
 #include "planner/op_times.h"
 
-namespace gptrain {
+namespace gptrain::test_op_times {
 namespace {
 
 ProductShape product(int64_t m, int64_t n, int64_t k, int64_t count = 1) {
@@ -112,4 +112,4 @@ TEST_CASE("a device without a dtype's products takes its 16-bit ones for FP8") {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_op_times

@@ -7,7 +7,7 @@
 #include "model_fixture.h"
 #include "planner/predict.h"
 
-namespace gptrain {
+namespace gptrain::test_predict {
 namespace {
 
 using testing::Family;
@@ -146,4 +146,4 @@ TEST_CASE("the best interval is no shorter than the node that writes the most ta
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_predict

@@ -8,7 +8,7 @@
 #include "catch.h"
 #include "planner/profiles.h"
 
-namespace gptrain {
+namespace gptrain::test_profiles {
 namespace {
 
 TEST_CASE("named targets") {
@@ -141,4 +141,4 @@ TEST_CASE("counts of a profile are whole, and figures within what amounts can ho
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_profiles

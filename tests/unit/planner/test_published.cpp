@@ -14,7 +14,7 @@
 #include "report/formulas.h"
 #include "train/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::test_published {
 namespace {
 
 // GPTs of 2048 tokens and a vocabulary of 51200 on A100 with 80 GB.
@@ -157,4 +157,4 @@ TEST_CASE("rows that are reported without a bound") {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_published

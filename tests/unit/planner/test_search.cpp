@@ -14,7 +14,7 @@
 #include "planner/layouts.h"
 #include "planner/search.h"
 
-namespace gptrain {
+namespace gptrain::test_search {
 namespace {
 
 RunConfig model(int64_t hidden, int64_t layers, int64_t global, const std::string& more = "",
@@ -193,4 +193,4 @@ TEST_CASE("layouts that the config's rules allow are read back as they were") {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_search

@@ -13,6 +13,8 @@
 #include "schedule/pipeline/simulate.h"
 #include "train/plan_step.h"
 
+namespace test_simulated_step {
+
 using namespace gptrain;
 
 namespace {
@@ -165,3 +167,5 @@ TEST_CASE("the timeline has a row for each stage and a bar for each pass") {
   CHECK(count("a &lt;model&gt;") == 2);
   CHECK(count("<model>") == 0);
 }
+
+}  // namespace test_simulated_step

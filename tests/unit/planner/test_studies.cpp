@@ -11,7 +11,7 @@
 #include "planner/studies.h"
 #include "report/encoder_estimate.h"
 
-namespace gptrain {
+namespace gptrain::test_studies {
 namespace {
 
 const std::filesystem::path configs = std::filesystem::path(GPTRAIN_SOURCE_ROOT) / "configs";
@@ -107,4 +107,4 @@ TEST_CASE("encoders have the parameters that are published") {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::test_studies
