@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -72,7 +74,52 @@ SyncedFile::~SyncedFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
+void SyncedFile::Freed::operator()(std::byte* memory) const { std::free(memory); }
+
+void SyncedFile::write_past_cache() {
+  constexpr long ext4 = 0xef53;
+  constexpr long xfs = 0x58465342;
+  struct statfs system {};
+  if (::fstatfs(descriptor_, &system) != 0 || (system.f_type != ext4 && system.f_type != xfs)) return;
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0) return;
+  constexpr size_t alignment = 4096;  // no smaller than the blocks of disks in use
+  direct_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, direct_buffer_bytes)));
+  if (!direct_) stop_past_cache();
+}
+
+// What is left is no whole block, or the system does not take what was said to be taken well.
+void SyncedFile::stop_past_cache() {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor_, F_SETFL, flags & ~O_DIRECT) != 0) fail("write", path_, errno);
+  const auto buffer = std::move(direct_);
+  if (num_buffered_ > 0) write_through(buffer.get(), std::exchange(num_buffered_, 0));
+}
+
 void SyncedFile::write(const void* data, int64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  while (direct_ && bytes > 0) {
+    const int64_t n = std::min(bytes, direct_buffer_bytes - num_buffered_);
+    std::memcpy(direct_.get() + num_buffered_, at, static_cast<size_t>(n));
+    num_buffered_ += n;
+    at += n;
+    bytes -= n;
+    if (num_buffered_ < direct_buffer_bytes) continue;
+    const ssize_t written = retry([&] { return ::write(descriptor_, direct_.get(), direct_buffer_bytes); });
+    if (written < 0 && errno != EINVAL) fail("write", path_, errno);
+    if (written == direct_buffer_bytes) {
+      num_buffered_ = 0;
+    } else {
+      const int64_t rest = direct_buffer_bytes - std::max<int64_t>(written, 0);
+      std::memmove(direct_.get(), direct_.get() + direct_buffer_bytes - rest, static_cast<size_t>(rest));
+      num_buffered_ = rest;
+      stop_past_cache();
+    }
+  }
+  write_through(at, bytes);
+}
+
+void SyncedFile::write_through(const void* data, int64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const ssize_t n = retry([&] { return ::write(descriptor_, at, static_cast<size_t>(bytes)); });
@@ -83,6 +130,7 @@ void SyncedFile::write(const void* data, int64_t bytes) {
 }
 
 void SyncedFile::sync_and_close() {
+  if (direct_) stop_past_cache();
   if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
   // Network file systems report a full disk here. The descriptor is gone even if this fails.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("close", path_, errno);

@@ -24,6 +24,7 @@ constexpr int64_t length_bytes = 8;
 constexpr int64_t header_alignment = 8;  // so that every dtype is aligned when the file is mapped
 constexpr const char* metadata_key = "__metadata__";
 constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between checksum and write
+constexpr int64_t least_direct_bytes = int64_t{32} << 20;  // a smaller file is soon out of the cache
 constexpr int64_t read_bytes = int64_t{1} << 20;
 
 // Written by the first name of a dtype. Masks are BOOL, which other programs store beside the weights.
@@ -205,10 +206,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
                 path.string(), length);
   }
-  file_.write(&length, length_bytes);
-  file_.write(text.data(), static_cast<int64_t>(length));
   header_crc32c_ = crc32c(text.data(), text.size(), crc32c(&length, length_bytes));
   file_bytes_ = length_bytes + static_cast<int64_t>(length) + data_bytes;
+  if (file_bytes_ >= least_direct_bytes) file_.write_past_cache();
+  file_.write(&length, length_bytes);
+  file_.write(text.data(), static_cast<int64_t>(length));
 }
 
 uint32_t SafetensorsWriter::write(const void* data, int64_t bytes, uint32_t crc) {

@@ -1,7 +1,12 @@
 #include "checkpoint/safetensors.h"
 
+#include <algorithm>
 #include <cstring>
+#include <fcntl.h>
 #include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include "catch.h"
 #include "base/crc32c.h"
@@ -185,4 +190,57 @@ TEST_CASE("The writer refuses what the format cannot hold", "[safetensors]") {
   write_text(folder.path() / "there", "x");
   CHECK(lacking(error_of([&] { SafetensorsWriter(folder.path() / "there", {}, {}); }),
                 {"cannot create", "there: File exists"}) == "");
+}
+
+namespace {
+
+// The share of a file's pages that the system's cache holds.
+double cached_share(const std::filesystem::path& path) {
+  const auto bytes = static_cast<size_t>(std::filesystem::file_size(path));
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  ::close(descriptor);
+  REQUIRE(memory != MAP_FAILED);
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages((bytes + page - 1) / page);
+  REQUIRE(::mincore(memory, bytes, pages.data()) == 0);
+  ::munmap(memory, bytes);
+  return static_cast<double>(std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; })) /
+         static_cast<double>(pages.size());
+}
+
+bool is_on_disk(const std::filesystem::path& folder) {
+  struct statfs system {};
+  return ::statfs(folder.c_str(), &system) == 0 && (system.f_type == 0xef53 || system.f_type == 0x58465342);
+}
+
+}  // namespace
+
+TEST_CASE("A large file is written past the system's cache, in pieces of any size", "[safetensors]") {
+  const TempFolder folder;
+  const auto path = folder.path() / "x.safetensors";
+  constexpr int64_t elements = (int64_t{36} << 20) + 1234567;
+  std::vector<uint8_t> data(static_cast<size_t>(elements));
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 2654435761U >> 13U);
+  SafetensorsWriter writer(path, {{"a", DType::u8, {elements}}}, {});
+  uint32_t crc = 0;
+  int64_t at = 0;
+  for (int64_t piece = 1; at < elements; piece = piece * 3 + 1) {  // 1, 4, 13, .. bytes, up to many buffers
+    const int64_t n = std::min(piece, elements - at);
+    crc = writer.write(data.data() + at, n, crc);
+    at += n;
+  }
+  writer.finish();
+  CHECK(crc == crc32c(data.data(), data.size()));
+  CHECK(static_cast<int64_t>(std::filesystem::file_size(path)) == writer.file_bytes());
+  // All but the end of the file, which is no whole block of it.
+  if (is_on_disk(folder.path())) CHECK(cached_share(path) < 0.2);
+
+  const InputFile file(path);
+  const auto header = read_safetensors_header(file);
+  int64_t wrong = 0;
+  CHECK(stream_tensor(file, header.entries.at(0), [&](const std::byte* piece, int64_t offset, int64_t bytes) {
+          wrong += std::memcmp(piece, data.data() + offset, static_cast<size_t>(bytes)) != 0;
+        }) == crc);
+  CHECK(wrong == 0);
 }
