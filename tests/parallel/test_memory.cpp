@@ -16,7 +16,6 @@
 #include "model_fixture.h"
 #include "ranks.h"
 #include "train/inference.h"
-#include "train/machine_limits.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 #include "wrappers.h"
@@ -43,32 +42,6 @@ class PoisoningBackend final : public ForwardingBackend {
   }
 
   std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
-};
-
-// Counts the bytes that are out.
-class CountingBackend final : public ForwardingBackend {
- public:
-  using ForwardingBackend::ForwardingBackend;
-
-  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
-    now += bytes;
-    most = std::max(most, now);
-    return std::make_unique<Counted>(inner_.allocate(bytes), now);
-  }
-
-  int64_t now = 0, most = 0;
-
- private:
-  class Counted final : public DeviceMemory {
-   public:
-    Counted(std::unique_ptr<DeviceMemory> inner, int64_t& now)
-        : DeviceMemory(inner->data(), inner->bytes()), inner_(std::move(inner)), now_(now) {}
-    ~Counted() override { now_ -= bytes_; }
-
-   private:
-    std::unique_ptr<DeviceMemory> inner_;
-    int64_t& now_;
-  };
 };
 
 // Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
@@ -282,16 +255,6 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       CHECK(one_block == 24 * rows * m.hidden_size / t + 8 * rows * m.hidden_size / s + statistics);
     }
   }
-}
-
-TEST_CASE("measuring the machine borrows no more memory than is said, and gives it back") {
-  const auto cpu = make_cpu_backend(2);
-  CountingBackend backend(*cpu);
-  CHECK(measure_matrix_rate(backend, DType::f32) > 0);
-  CHECK(measure_copy_rate(backend) > 0);
-  CHECK(backend.most > 0);
-  CHECK(backend.most <= measuring_bytes);
-  CHECK(backend.now == 0);
 }
 
 namespace {
