@@ -4,6 +4,7 @@
 #include "kernels/amax.h"
 #include "kernels/elements.h"
 #include "kernels/rows.h"
+#include "ops/few_bits.h"
 
 namespace gptrain {
 namespace {
@@ -108,6 +109,7 @@ __device__ NormalTail normal_tail(float a) {
 
 // x Phi(x); the derivative adds x times the normal density.
 struct Gelu {
+  static constexpr ActivationKind kind = ActivationKind::gelu;
   __device__ static ValueAndSlope of(float x) {
     constexpr float inverse_sqrt_2pi = 0.398942280F;
     const NormalTail tail = normal_tail(fabsf(x));
@@ -118,6 +120,7 @@ struct Gelu {
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2 u), with 2 u = c (x + 0.044715 x^3).
 struct GeluTanh {
+  static constexpr ActivationKind kind = ActivationKind::gelu_tanh;
   __device__ static ValueAndSlope of(float x) {
     constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
     constexpr float cubic = 0.044715F;
@@ -161,6 +164,91 @@ __global__ void activation_backward(Rows<const C> x, const C* bias, Rows<const C
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * Function::of(values[i]).slope);
     store(dx.at(row, column), out);
+    amax.see(out);
+  });
+  amax.leave();
+}
+
+__host__ __device__ constexpr int64_t align_up_to_group(int64_t cols) {
+  return (cols + codes_in_group - 1) / codes_in_group * codes_in_group;
+}
+
+// A thread's share of a row where codes are beside it. `wide`: rows are whole packs of codes_in_group elements.
+template <bool wide, typename C>
+__device__ auto load_group(const Rows<const C>& rows, int64_t row, int64_t column, int64_t cols) {
+  if constexpr (wide) {
+    return load<codes_in_group>(rows.at(row, column));
+  } else {
+    Pack<std::remove_const_t<C>, codes_in_group> pack;
+    for (int i = 0; i < codes_in_group; ++i)
+      pack.at[i] = column + i < cols ? *rows.at(row, column + i) : std::remove_const_t<C>{};
+    return pack;
+  }
+}
+template <bool wide, typename C>
+__device__ void store_group(const Rows<C>& rows, int64_t row, int64_t column, int64_t cols,
+                            const Pack<C, codes_in_group>& pack) {
+  if constexpr (wide) {
+    store(rows.at(row, column), pack);
+  } else {
+    for (int i = 0; i < codes_in_group; ++i)
+      if (column + i < cols) *rows.at(row, column + i) = pack.at[i];
+  }
+}
+
+template <typename Function, int bits, bool wide, typename C>
+__global__ void activation_forward_coded(Rows<const C> x, const C* bias, Rows<C> y, Rows<uint8_t> codes, int64_t rows,
+                                         int64_t cols, float* parts) {
+  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
+  RunningAmax amax(parts);
+  for_each_pack<codes_in_group>(rows, align_up_to_group(cols), [&](int64_t row, int64_t column) {
+    const auto in = load_group<wide>(x, row, column, cols);
+    Pack<C, codes_in_group> out;
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < codes_in_group; ++i) {
+      const bool exists = wide || column + i < cols;
+      float value = to_float(in.at[i]);
+      if (bias != nullptr && exists) value += to_float(bias[column + i]);
+      out.at[i] = exists ? rounded_to<C>(Function::of(value).value) : C{};
+      const float magnitude = fabsf(value);
+      uint32_t code = value < 0 ? pieces.count : 0;
+#pragma unroll
+      for (int j = 0; j + 1 < pieces.count; ++j) code += magnitude > pieces.borders[j] ? 1 : 0;
+      word |= code << (bits * i);
+    }
+    store_group<wide>(y, row, column, cols, out);
+    uint8_t* place = codes.at(row, column / codes_in_group * bits);
+#pragma unroll
+    for (int i = 0; i < bits; ++i) place[i] = static_cast<uint8_t>(word >> (8 * i));
+    amax.see(out);
+  });
+  amax.leave();
+}
+
+template <typename Function, int bits, bool wide, typename C>
+__global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const C> dy, Rows<C> dx, int64_t rows,
+                                          int64_t cols, float* parts) {
+  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
+  RunningAmax amax(parts);
+  for_each_pack<codes_in_group>(rows, align_up_to_group(cols), [&](int64_t row, int64_t column) {
+    const uint8_t* place = codes.at(row, column / codes_in_group * bits);
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < bits; ++i) word |= static_cast<uint32_t>(place[i]) << (8 * i);
+    const auto gradient = load_group<wide>(dy, row, column, cols);
+    Pack<C, codes_in_group> out;
+#pragma unroll
+    for (int i = 0; i < codes_in_group; ++i) {
+      const uint32_t code = word >> (bits * i), piece = code & (pieces.count - 1);
+      // Comparisons with constants: a table that is looked into by a number would lie in memory.
+      float level = pieces.levels[0];
+#pragma unroll
+      for (int j = 1; j < pieces.count; ++j) level = piece >= static_cast<uint32_t>(j) ? pieces.levels[j] : level;
+      if ((code & pieces.count) != 0) level = 1.0F - level;
+      out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * level);
+    }
+    store_group<wide>(dx, row, column, cols, out);
     amax.see(out);
   });
   amax.leave();
@@ -215,8 +303,43 @@ LaunchShape shape_with_amax(int64_t rows, int64_t cols, int width, const Matrix&
   return shape;
 }
 
+// Calls body with the bits of a code as a constant.
+template <typename Body>
+void with_code_width(int bits, const Body& body) {
+  if (bits == 2) return body(std::integral_constant<int, 2>{});
+  if (bits == 3) return body(std::integral_constant<int, 3>{});
+  body(std::integral_constant<int, 4>{});
+}
+
+template <typename C, int N>
+void launch_coded(const ActivationForward& op, Stream stream) {
+  with_code_width(op.code_bits, [&](auto width) {
+    constexpr int bits = decltype(width)::value;
+    constexpr bool wide = N == codes_in_group;
+    const int64_t rows = op.y.rows, cols = op.y.cols;
+    auto* kernel = op.kind == ActivationKind::gelu ? activation_forward_coded<Gelu, bits, wide, C>
+                                                   : activation_forward_coded<GeluTanh, bits, wide, C>;
+    launch(stream, shape_with_amax(rows, align_up_to_group(cols), codes_in_group, op.amax), kernel, Rows<const C>(op.x),
+           op.bias.as<const C>(), Rows<C>(op.y), Rows<uint8_t>(op.codes), rows, cols, op.amax.as<float>());
+  });
+}
+
+template <typename C, int N>
+void launch_coded(const ActivationBackward& op, Stream stream) {
+  with_code_width(op.code_bits, [&](auto width) {
+    constexpr int bits = decltype(width)::value;
+    constexpr bool wide = N == codes_in_group;
+    const int64_t rows = op.dy.rows, cols = op.dy.cols;
+    auto* kernel = op.kind == ActivationKind::gelu ? activation_backward_coded<Gelu, bits, wide, C>
+                                                   : activation_backward_coded<GeluTanh, bits, wide, C>;
+    launch(stream, shape_with_amax(rows, align_up_to_group(cols), codes_in_group, op.amax), kernel,
+           Rows<const uint8_t>(op.codes), Rows<const C>(op.dy), Rows<C>(op.dx), rows, cols, op.amax.as<float>());
+  });
+}
+
 template <typename C, int N>
 void launch_activation(const ActivationForward& op, Stream stream) {
+  if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
   const Rows<const C> x(op.x);
   const Rows<C> y(op.y);
   const int64_t rows = op.y.rows, cols = op.y.cols;
@@ -231,6 +354,7 @@ void launch_activation(const ActivationForward& op, Stream stream) {
 
 template <typename C, int N>
 void launch_activation(const ActivationBackward& op, Stream stream) {
+  if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
   const Rows<const C> x(op.x), dy(op.dy);
   const Rows<C> dx(op.dx);
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
@@ -314,14 +438,14 @@ void cuda_run(const BranchBackward& op, Stream stream) {
 }
 
 void cuda_run(const ActivationForward& op, Stream stream) {
-  with_type(op.x.dtype, [&](auto compute) {
+  with_type(op.y.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.y},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
   });
 }
 
 void cuda_run(const ActivationBackward& op, Stream stream) {
-  with_type(op.x.dtype, [&](auto compute) {
+  with_type(op.dy.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.dy, op.dx},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
   });

@@ -47,6 +47,7 @@ class Settler {
     settle_precision();
     settle_optimizer();
     check_lr_curve();
+    check_activation_bits();
     check_totals();
     check_size();
     check_used();
@@ -494,6 +495,14 @@ class Settler {
   }
 
   // Products that later code forms in 64 (tokens of the run) and 32 bits (rows of a matrix).
+  void check_activation_bits() {
+    const int64_t bits = config_.memory.activation_bits;
+    if (!sound({"memory.activation_bits", "memory.recompute"}) || bits == 16) return;
+    if (bits > 4) return fault("memory.activation_bits", "must be 16, 4, 3 or 2", "4");
+    if (config_.memory.recompute == RecomputeKind::selective)
+      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input", "16");
+  }
+
   void check_totals() {
     const BatchConfig& batch = config_.batch;
     const int64_t length = config_.model.sequence_length;

@@ -312,6 +312,8 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
   const Dependency every_nth{"memory.recompute", "memory.recompute is every_nth", [](const RunConfig& config) {
                                return config.memory.recompute == RecomputeKind::every_nth;
                              }};
+  const Dependency not_gated{"model.activation", "model.activation is gelu or gelu_tanh",
+                             [](const RunConfig& config) { return !is_gated(config.model.activation); }};
   table.insert(
       table.end(),
       {
@@ -329,6 +331,11 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
                 "n of every_nth: blocks 0, n, 2n, ... are recomputed")
               .required("2")
               .only_with(every_nth)
+              .changeable(),
+          field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
+                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits of a "
+                "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
+              .only_with(not_gated)
               .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")

@@ -2,6 +2,7 @@
 // residual stream.
 #include "model/branch.h"
 #include "model/saved_matrix.h"
+#include "ops/few_bits.h"
 
 namespace gptrain {
 namespace {
@@ -19,15 +20,20 @@ class FfnBranch final : public Branch {
  private:
   ActivationKind activation() const { return context_.shape.model.activation; }
   int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
+  int64_t hidden_width() const { return is_gated(activation()) ? 2 * width() : width(); }
+  int code_bits() const { return context_.shape.code_bits; }
   // Of the activation's input, which is saved without it, unless the products compute the activation too.
   Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
+
+  Matrix codes(const LayerCall& call) const { return hidden_ ? Matrix() : layout_.at(call, codes_); }
 
   // Where the products do not compute it.
   void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
 
   std::unique_ptr<Linear> in_;
   Parameter in_bias_;
-  std::unique_ptr<SavedMatrix> hidden_;  // the activation's input
+  std::unique_ptr<SavedMatrix> hidden_;           // the activation's input
+  LayerLayout::Field codes_ = LayerLayout::none;  // with code_bits of its derivative, in place of that
   bool activation_is_fused_ = false;
 };
 
@@ -48,10 +54,14 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .bias = tensors.find("ffn.out.bias"),
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
-  activation_is_fused_ =
-      !context.shape.keeps_products && in_->fuses(activation(), width()) && out_->fuses(activation(), width());
-  hidden_ = make_saved_matrix(
-      layout, {"ffn.hidden", context.compute(), context.shape.rows(), is_gated(activation()) ? 2 * width() : width()});
+  // Products that compute the activation do not code its derivative.
+  activation_is_fused_ = !context.shape.keeps_products && code_bits() == 0 && in_->fuses(activation(), width()) &&
+                         out_->fuses(activation(), width());
+  if (code_bits() != 0) {
+    codes_ = layout.save({"ffn.codes", DType::u8, context.shape.rows(), code_bytes(width(), code_bits())});
+  } else {
+    hidden_ = make_saved_matrix(layout, {"ffn.hidden", context.compute(), context.shape.rows(), hidden_width()});
+  }
 }
 
 void FfnBranch::prepare_weights(const LayerCall& call) {
@@ -62,7 +72,8 @@ void FfnBranch::prepare_weights(const LayerCall& call) {
 void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
   WorkspaceFrame frame(*call.workspace);
   const Factor activated = out_->input_room(call, frame);
-  const Matrix hidden = hidden_->room(call, frame);
+  const Matrix hidden =
+      hidden_ ? hidden_->room(call, frame) : frame.take(context_.compute(), context_.shape.rows(), hidden_width());
   {
     WorkspaceFrame inner(*call.workspace);
     const Factor normed = in_->input_room(call, inner);
@@ -74,7 +85,7 @@ void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix
     }
   }
   if (!activation_is_fused_) activate(call, hidden, activated);
-  hidden_->keep(call, hidden);
+  if (hidden_) hidden_->keep(call, hidden);
   if (part.given()) {
     out_->forward(call, activated, {part});
   } else {
@@ -96,8 +107,13 @@ void FfnBranch::recompute(const LayerCall& call, const Matrix& x) {
 }
 
 void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Factor& activated) {
-  context_.backend.run(ActivationForward{
-      .kind = activation(), .x = hidden, .bias = bias(call), .y = activated.x, .amax = activated.amax});
+  context_.backend.run(ActivationForward{.kind = activation(),
+                                         .x = hidden,
+                                         .bias = bias(call),
+                                         .y = activated.x,
+                                         .amax = activated.amax,
+                                         .code_bits = code_bits(),
+                                         .codes = codes(call)});
 }
 
 void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
@@ -106,7 +122,7 @@ void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& grad
   const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
   TensorRows::Gathering normed;
   if (with_weights) normed = in_->begin_weight(call, frame);
-  const Matrix hidden = hidden_->read(call, frame);
+  const Matrix hidden = hidden_ ? hidden_->read(call, frame) : Matrix();
   const Factor d_hidden = in_->output_gradient_room(call, frame);
   if (activation_is_fused_) {
     out_->backward_input(call, d_branch, d_hidden.x, hidden);
@@ -116,10 +132,12 @@ void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& grad
     out_->backward_input(call, d_branch, d_activated);
     context_.backend.run(ActivationBackward{.kind = activation(),
                                             .x = hidden,
-                                            .bias = bias(call),
+                                            .bias = hidden_ ? bias(call) : Matrix(),
                                             .dy = d_activated,
                                             .dx = d_hidden.x,
-                                            .amax = d_hidden.amax});
+                                            .amax = d_hidden.amax,
+                                            .code_bits = code_bits(),
+                                            .codes = codes(call)});
   }
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
   in_->backward_input(call, d_hidden, part);

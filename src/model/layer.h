@@ -46,6 +46,7 @@ struct StepShape {
   // Blocks keep what their products computed, and recompute runs no product. Products then do not compute activations,
   // which recompute could not get from them again.
   bool keeps_products = false;
+  int code_bits = 0;  // of the derivative of the activation (ops/few_bits.h); 0: its input is kept
 
   int64_t rows() const { return batch * sequence_length; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/fp8.h"
+#include "ops/few_bits.h"
 
 namespace gptrain {
 namespace {
@@ -302,9 +303,23 @@ void check(const AttentionBackward& op) {
   checker.matrix("dv", op.dv, op.q.dtype, op.v.rows, op.v.cols);
 }
 
+namespace {
+
+template <typename Op>
+void check_codes(const Checker& checker, const Op& op, const Matrix& beside) {
+  checker.require(op.codes.given() == (op.code_bits != 0), "codes come with their width");
+  if (op.code_bits == 0) return;
+  checker.require(is_code_width(op.code_bits), "codes have 2, 3 or 4 bits");
+  checker.require(!is_gated(op.kind), "a gated activation has no codes");
+  checker.matrix("codes", op.codes, DType::u8, beside.rows, code_bytes(beside.cols, op.code_bits));
+}
+
+}  // namespace
+
 void check(const ActivationForward& op) {
   const Checker checker(op.name);
   checker.real("y", op.y);
+  check_codes(checker, op, op.y);
   checker.matrix("x", op.x, op.y.dtype, op.y.rows, activation_cols(op.kind, op.y));
   checker.optional("bias", op.bias, op.y.dtype, 1, op.x.cols);
   checker.amax(op.amax, op.y);
@@ -313,10 +328,15 @@ void check(const ActivationForward& op) {
 void check(const ActivationBackward& op) {
   const Checker checker(op.name);
   checker.real("dy", op.dy);
-  checker.matrix("x", op.x, op.dy.dtype, op.dy.rows, activation_cols(op.kind, op.dy));
-  checker.optional("bias", op.bias, op.dy.dtype, 1, op.x.cols);
-  checker.matrix("dx", op.dx, op.dy.dtype, op.x.rows, op.x.cols);
-  checker.separate("dx may not be x", op.dx, op.x);
+  check_codes(checker, op, op.dy);
+  checker.matrix("dx", op.dx, op.dy.dtype, op.dy.rows, activation_cols(op.kind, op.dy));
+  if (op.codes.given()) {
+    checker.require(!op.x.given() && !op.bias.given(), "x and bias are not read beside codes");
+  } else {
+    checker.matrix("x", op.x, op.dy.dtype, op.dx.rows, op.dx.cols);
+    checker.optional("bias", op.bias, op.dy.dtype, 1, op.x.cols);
+    checker.separate("dx may not be x", op.dx, op.x);
+  }
   checker.amax(op.amax, op.dx);
 }
 

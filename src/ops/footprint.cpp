@@ -150,11 +150,11 @@ Footprint footprint(const AttentionBackward& op, const Target& target) {
 }
 
 Footprint footprint(const ActivationForward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.y, op.amax})};
+  return {.bytes_moved = moved({op.x, op.bias, op.y, op.amax, op.codes})};
 }
 
 Footprint footprint(const ActivationBackward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx, op.amax})};
+  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx, op.amax, op.codes})};
 }
 
 Footprint footprint(const CrossEntropyStatistics& op, const Target&) {

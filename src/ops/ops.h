@@ -255,7 +255,7 @@ struct AttentionBackward {
 };
 
 // y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x is
-// kept without the bias.
+// kept without the bias. With code_bits 2, 3 or 4 (not swiglu), the codes of the derivative are written, too (few_bits.h).
 struct ActivationForward {
   static constexpr std::string_view name = "activation_forward";
   ActivationKind kind;
@@ -263,10 +263,12 @@ struct ActivationForward {
   Matrix bias;       // [1, cols of x] C or not given
   Matrix y;          // [N, f] C out
   Matrix amax = {};  // of y
+  int code_bits = 0;
+  Matrix codes = {};  // [N, code_bytes(f, code_bits)] u8, out
 };
 
 // dx = act'(x + bias) dy; dx may not alias x, but dy where they are as wide. (The bias' gradient is the column sum of
-// dx: LinearBackwardWeight.)
+// dx: LinearBackwardWeight.) With code_bits, act' is what the codes say, and x and bias are not given.
 struct ActivationBackward {
   static constexpr std::string_view name = "activation_backward";
   ActivationKind kind;
@@ -274,6 +276,8 @@ struct ActivationBackward {
   Matrix dy;         // [N, f] C
   Matrix dx;         // like x, out
   Matrix amax = {};  // of dx
+  int code_bits = 0;
+  Matrix codes = {};  // as forward wrote them
 };
 
 // Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the

@@ -30,9 +30,14 @@ std::string heads_text(const Matrix& q, const Matrix& k, int64_t head_size) {
                      dtype_name(q.dtype));
 }
 
+const Matrix& activated(const ActivationForward& op) { return op.y; }
+const Matrix& activated(const ActivationBackward& op) { return op.dy; }
+
 template <typename Op>
 std::string activation_text(const Op& op) {
-  return fmt::format("N={} f={} {}", op.x.rows, is_gated(op.kind) ? op.x.cols / 2 : op.x.cols, dtype_name(op.x.dtype));
+  const Matrix& narrow = activated(op);
+  return fmt::format("N={} f={} {}{}", narrow.rows, narrow.cols, dtype_name(narrow.dtype),
+                     op.code_bits != 0 ? fmt::format(" {} bits", op.code_bits) : "");
 }
 
 std::string elements_text(const Matrix& buffer) {

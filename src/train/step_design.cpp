@@ -35,7 +35,8 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .training = training,
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
-          .keeps_products = config.memory.recompute == RecomputeKind::selective};
+          .keeps_products = config.memory.recompute == RecomputeKind::selective,
+          .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0};
 }
 
 std::vector<bool> recomputed_units(const RunConfig& config) {

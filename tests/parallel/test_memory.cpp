@@ -168,11 +168,12 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   return end;
 }
 
-// Where the gradients of inputs and of weights are made apart, room for rows of all tensor ranks is what workspaces are
-// largest for; the rank's own place in it, the last one on the last rank, is not written.
+// Where the gradients of inputs and of weights are made apart, or forward keeps no input of the activation, room for rows
+// of all tensor ranks is what workspaces are largest for; the rank's own place in it, the last one on the last rank, is not written.
 bool peaks_in_gather(const RunConfig& config) {
-  return config.parallel.sequence && find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(
-                                         config.parallel.pipeline_schedule)])->splits_backward;
+  const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
+  return config.parallel.sequence &&
+         (config.memory.activation_bits < 16 || find_pipeline_schedule(order)->splits_backward);
 }
 int64_t own_rows_bytes(const RunConfig& config) {
   const int64_t rows = config.batch.micro * config.model.sequence_length / config.parallel.tensor;
@@ -282,9 +283,10 @@ void check_touched_on_all(const RunConfig& config, int64_t world_size) {
 
 TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
+    int64_t bits = 2;
     for (std::vector<std::string> overrides : precisions) {
       overrides.push_back("model.dropout=0.1");
-      if (family == Family::llama) overrides.push_back("optimizer.ema=0.9");
+      overrides.push_back(family == Family::llama ? "optimizer.ema=0.9" : fmt::format("memory.activation_bits={}", bits++));
       for (const Layout& layout : layouts()) {
         const int64_t world_size = layout.tensor * layout.data;
         if (world_size == 1 || world_size > 6) continue;

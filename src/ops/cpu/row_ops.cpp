@@ -35,7 +35,7 @@ void cpu_activation_forward(const ActivationForward& op, const CpuContext& conte
 }
 
 void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
+  parallel_shares(context.num_threads, op.dy.rows,
                   [&](int64_t first, int64_t end) { context.kernels->activation_backward(op, first, end); });
 }
 

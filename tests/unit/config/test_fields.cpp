@@ -91,6 +91,7 @@ const std::map<std::string, Sample> samples = {
     {"schedule.min_lr", {"1e-5", {"schedule.type=cosine"}}},
     {"memory.recompute", {R"("block")", {}}},
     {"memory.recompute_interval", {"3", {"memory.recompute=every_nth"}}},
+    {"memory.activation_bits", {"3", {}}},
     {"memory.loss_chunk_tokens", {"128", {}}},
     {"checkpoint.every_steps", {"10", {}}},
     {"checkpoint.every_seconds", {"600.0", {}}},

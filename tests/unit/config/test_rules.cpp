@@ -300,6 +300,12 @@ TEST_CASE("a key that would have no effect is refused") {
         "schedule.min_lr = 0.0: has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)");
   CHECK(fault({"schedule.decay_steps=10", "schedule.type=cosine"}) ==
         "schedule.decay_steps = 10: has no effect unless schedule.type is wsd (try leaving it out)");
+  CHECK(fault({"memory.activation_bits=8"}) == "memory.activation_bits = 8: must be 16, 4, 3 or 2 (try 4)");
+  CHECK(fault({"memory.activation_bits=1"}) == "memory.activation_bits = 1: must be at least 2 and at most 16 (try 2)");
+  CHECK(fault({"memory.activation_bits=3", "memory.recompute=selective"}) ==
+        "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try 16)");
+  CHECK(fault({"memory.activation_bits=3", "model.activation=swiglu"}) ==
+        "memory.activation_bits = 3: has no effect unless model.activation is gelu or gelu_tanh (try leaving it out)");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth (try leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==

@@ -1,12 +1,14 @@
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/math.h"
+#include "ops/few_bits.h"
 
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
 // x Phi(x); the derivative adds x times the normal density.
 struct Gelu {
+  static constexpr ActivationKind kind = ActivationKind::gelu;
   static float value(float x) { return x * normal_distribution(x).distribution; }
   static float slope(float x) {
     constexpr float inverse_sqrt_2pi = 0.398942280F;
@@ -17,6 +19,7 @@ struct Gelu {
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2 u), with 2 u = c (x + 0.044715 x^3).
 struct GeluTanh {
+  static constexpr ActivationKind kind = ActivationKind::gelu_tanh;
   static constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
   static constexpr float cubic = 0.044715F;
   static float value(float x) { return x * sigmoid(c * (x + cubic * x * x * x)); }
@@ -43,6 +46,89 @@ void backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
     float value = load(x + i);
     if constexpr (has_bias) value += load(bias + i);
     store(dx + i, load(dy + i) * Function::slope(value));
+  }
+}
+
+// Elements that are coded at a time: their values stay in the first cache.
+constexpr int64_t coded_chunk = 512;
+
+// The lowest `bits` bits of 8 bytes, side by side, and the way back.
+template <int bits>
+uint64_t packed(uint64_t bytes) {
+  constexpr uint64_t pair = ((uint64_t{1} << (2 * bits)) - 1) * 0x0001000100010001U;
+  constexpr uint64_t four = ((uint64_t{1} << (4 * bits)) - 1) * 0x0000000100000001U;
+  constexpr uint64_t eight = (uint64_t{1} << (8 * bits)) - 1;
+  bytes = (bytes | bytes >> (8 - bits)) & pair;
+  bytes = (bytes | bytes >> (16 - 2 * bits)) & four;
+  return (bytes | bytes >> (32 - 4 * bits)) & eight;
+}
+template <int bits>
+uint64_t unpacked(uint64_t codes) {
+  constexpr uint64_t four = ((uint64_t{1} << (4 * bits)) - 1) * 0x0000000100000001U;
+  constexpr uint64_t pair = ((uint64_t{1} << (2 * bits)) - 1) * 0x0001000100010001U;
+  constexpr uint64_t one = ((uint64_t{1} << bits) - 1) * 0x0101010101010101U;
+  codes = (codes | codes << (32 - 4 * bits)) & four;
+  codes = (codes | codes << (16 - 2 * bits)) & pair;
+  return (codes | codes << (8 - bits)) & one;
+}
+
+// forward_row, and the codes of the derivative.
+template <typename Function, bool has_bias, int bits, typename C>
+void forward_row_coded(const C* x, const C* bias, C* y, uint8_t* codes, int64_t cols) {
+  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
+  alignas(64) uint8_t chunk[coded_chunk];
+  for (int64_t begin = 0; begin < cols; begin += coded_chunk) {
+    const int64_t count = cols - begin < coded_chunk ? cols - begin : coded_chunk;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      float value = load(x + begin + i);
+      if constexpr (has_bias) value += load(bias + begin + i);
+      store(y + begin + i, Function::value(value));
+      const float magnitude = value < 0.0F ? -value : value;
+      int32_t code = value < 0.0F ? pieces.count : 0;
+#pragma GCC unroll 8
+      for (int j = 0; j + 1 < pieces.count; ++j) code += magnitude > pieces.borders[j] ? 1 : 0;
+      chunk[i] = static_cast<uint8_t>(code);
+    }
+    const int64_t groups = (count + codes_in_group - 1) / codes_in_group;
+    for (int64_t i = count; i < groups * codes_in_group; ++i) chunk[i] = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+      uint64_t bytes;
+      __builtin_memcpy(&bytes, chunk + group * codes_in_group, sizeof bytes);
+      const uint64_t word = packed<bits>(bytes);
+      __builtin_memcpy(codes + (begin / codes_in_group + group) * bits, &word, bits);
+    }
+  }
+}
+
+template <typename Function, int bits, typename C>
+void backward_row_coded(const uint8_t* codes, const C* dy, C* dx, int64_t cols) {
+  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
+  float levels[2 * pieces.count];
+  for (int i = 0; i < pieces.count; ++i) {
+    levels[i] = pieces.levels[i];
+    levels[pieces.count + i] = 1.0F - pieces.levels[i];
+  }
+  alignas(64) uint8_t chunk[coded_chunk];
+  for (int64_t begin = 0; begin < cols; begin += coded_chunk) {
+    const int64_t count = cols - begin < coded_chunk ? cols - begin : coded_chunk;
+    const int64_t groups = (count + codes_in_group - 1) / codes_in_group;
+    for (int64_t group = 0; group < groups; ++group) {
+      const uint8_t* from = codes + (begin / codes_in_group + group) * bits;
+      uint64_t word = 0;
+      // Four bytes of which three count are read at once; three are not. The last group has none behind it.
+      if (bits == 3 && group + 1 < groups) {
+        uint32_t four;
+        __builtin_memcpy(&four, from, sizeof four);
+        word = four;
+      } else {
+        __builtin_memcpy(&word, from, bits);
+      }
+      const uint64_t bytes = unpacked<bits>(word);
+      __builtin_memcpy(chunk + group * codes_in_group, &bytes, sizeof bytes);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(dx + begin + i, load(dy + begin + i) * levels[chunk[i]]);
   }
 }
 
@@ -120,23 +206,72 @@ void backward_rows(const ActivationBackward& op, int64_t first_row, int64_t end_
   }
 }
 
+// A number of bits as a type, for with_code_width.
+template <int bits>
+struct Width {
+  static constexpr int value = bits;
+};
+template <typename Body>
+void with_code_width(int bits, const Body& body) {
+  if (bits == 2) return body(Width<2>{});
+  if (bits == 3) return body(Width<3>{});
+  body(Width<4>{});
+}
+
+template <typename Function, bool has_bias, int bits, typename C>
+void forward_rows_coded(const ActivationForward& op, int64_t first_row, int64_t end_row) {
+  const C* bias = has_bias ? row_of<C>(op.bias, 0) : nullptr;
+  for (int64_t row = first_row; row < end_row; ++row) {
+    forward_row_coded<Function, has_bias, bits>(row_of<C>(op.x, row), bias, row_of<C>(op.y, row),
+                                                row_of<uint8_t>(op.codes, row), op.y.cols);
+  }
+}
+
+template <bool has_bias, typename C>
+void forward_rows_of_kind(const ActivationForward& op, int64_t first_row, int64_t end_row) {
+  if (op.code_bits == 0) return forward_rows<has_bias, C>(op, first_row, end_row);
+  with_code_width(op.code_bits, [&](auto width) {
+    if (op.kind == ActivationKind::gelu) {
+      forward_rows_coded<Gelu, has_bias, decltype(width)::value, C>(op, first_row, end_row);
+    } else {
+      forward_rows_coded<GeluTanh, has_bias, decltype(width)::value, C>(op, first_row, end_row);
+    }
+  });
+}
+
+template <typename Function, int bits, typename C>
+void backward_rows_coded(const ActivationBackward& op, int64_t first_row, int64_t end_row) {
+  for (int64_t row = first_row; row < end_row; ++row) {
+    backward_row_coded<Function, bits>(row_of<const uint8_t>(op.codes, row), row_of<const C>(op.dy, row),
+                                       row_of<C>(op.dx, row), op.dy.cols);
+  }
+}
+
 }  // namespace
 
 void activation_forward(const ActivationForward& op, int64_t first_row, int64_t end_row) {
-  with_type(op.x.dtype, [&](auto type) {
+  with_type(op.y.dtype, [&](auto type) {
     using C = decltype(type);
     if (op.bias.rows > 0) {
-      forward_rows<true, C>(op, first_row, end_row);
+      forward_rows_of_kind<true, C>(op, first_row, end_row);
     } else {
-      forward_rows<false, C>(op, first_row, end_row);
+      forward_rows_of_kind<false, C>(op, first_row, end_row);
     }
   });
 }
 
 void activation_backward(const ActivationBackward& op, int64_t first_row, int64_t end_row) {
-  with_type(op.x.dtype, [&](auto type) {
+  with_type(op.dy.dtype, [&](auto type) {
     using C = decltype(type);
-    if (op.bias.rows > 0) {
+    if (op.code_bits != 0) {
+      with_code_width(op.code_bits, [&](auto width) {
+        if (op.kind == ActivationKind::gelu) {
+          backward_rows_coded<Gelu, decltype(width)::value, C>(op, first_row, end_row);
+        } else {
+          backward_rows_coded<GeluTanh, decltype(width)::value, C>(op, first_row, end_row);
+        }
+      });
+    } else if (op.bias.rows > 0) {
       backward_rows<true, C>(op, first_row, end_row);
     } else {
       backward_rows<false, C>(op, first_row, end_row);

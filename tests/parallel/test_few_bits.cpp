@@ -1,0 +1,89 @@
+// Training with the derivative of the activation in a few bits: what stays the same, and what changes how much.
+#include <cmath>
+#include <fmt/format.h>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "layouts.h"
+
+namespace test_few_bits {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+Overrides with_bits(int64_t bits, const std::string& precision) {
+  return {"model.activation=gelu", precision, fmt::format("memory.activation_bits={}", bits)};
+}
+
+// Relative L2 distance.
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double apart = 0, length = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    length += double{b[i]} * b[i];
+  }
+  return std::sqrt(apart / (length + 1e-30));
+}
+
+}  // namespace
+
+TEST_CASE(
+    "with a derivative of few bits the loss is exact, and gradients are near the exact ones, nearer with more bits") {
+  const SmallLayout one{1, 1, {}};
+  const Outcome exact = train(one, with_bits(16, "precision.compute=fp32"), 1);
+  double before = 1;
+  for (const int64_t bits : {2, 3, 4}) {
+    const Outcome coded = train(one, with_bits(bits, "precision.compute=fp32"), 1);
+    REQUIRE(coded.losses == exact.losses);
+    double furthest = 0;
+    for (const auto& [name, values] : exact.state) {
+      INFO(name);
+      if (!name.starts_with("exp_avg/")) continue;
+      const double apart = distance(coded.state.at(name), values);
+      CHECK(apart < (bits == 2 ? 0.32 : bits == 3 ? 0.16 : 0.08));
+      furthest = std::max(furthest, apart);
+    }
+    CHECK(furthest > 1e-3);  // the codes are what backward reads
+    CHECK(furthest < 0.8 * before);
+    before = furthest;
+  }
+}
+
+TEST_CASE("a derivative of few bits has the same bits with every kind of sharding, in a pipeline and recomputed") {
+  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
+      return train({1, data, more, pipeline}, with_bits(3, precision), 3);
+    };
+    const auto require_same = [&](const Outcome& a, const Outcome& b) {
+      REQUIRE(a.torn + b.torn == "");
+      CHECK(a.losses == b.losses);
+      for (const auto& [name, values] : a.state) {
+        INFO(precision << " " << name);
+        REQUIRE(same_bits(values, b.state.at(name)));
+      }
+    };
+    require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
+    require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
+    const Outcome alone = run(1, {});
+    require_same(alone, run(1, {}, 2));
+    require_same(alone, run(1, {"memory.recompute=block"}));
+    require_same(alone, run(1, {"memory.recompute=every_nth", "memory.recompute_interval=2"}));
+  }
+}
+
+TEST_CASE(
+    "tensor ranks code the derivative of their columns as one rank does, but where a sum rounds across a border") {
+  const Outcome one = train({1, 1, {}}, with_bits(4, "precision.compute=fp32"), 1);
+  for (const Overrides& more : {Overrides{}, Overrides{"parallel.sequence=true"}}) {
+    const Outcome two = train({2, 1, more}, with_bits(4, "precision.compute=fp32"), 1);
+    for (const auto& [name, values] : one.state) {
+      INFO(name);
+      if (name.starts_with("exp_avg/")) CHECK(distance(two.state.at(name), values) < 2e-3);
+    }
+  }
+}
+
+}  // namespace test_few_bits
