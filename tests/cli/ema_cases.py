@@ -84,6 +84,19 @@ class Average(CheckpointCase):
         self.assertEqual(self.succeed("generate", "--checkpoint", "averaged", "--ema", *prompt),
                          self.succeed("generate", "--checkpoint", "mean", *prompt))
 
+    def test_there_is_none_before_the_first_update(self):
+        out = self.train(self.config, *AVERAGED, *VALIDATION, *overrides("run.validate_ema=true"), "--steps", "0")
+        self.assertRegex(out, r"validation after step 0: loss \d\.\d+.* over 8 sequences\n")
+        self.train(self.config, *VALIDATION, *overrides("run.out=plain"), "--steps", "0")
+        averaged, plain = (self.records(name, "validation_loss") for name in ("averaged", "plain"))
+        self.assertEqual(averaged, plain)
+        none = ("--ema: averaged/checkpoints/step-00000000 holds no average of its weights yet, as nothing has updated "
+                "them")
+        self.refuse(USAGE, none, "checkpoint", "export", "averaged", "--hf", "hf", "--ema")
+        self.refuse(USAGE, none, "checkpoint", "average", "averaged", "--out", "mean", "--ema")
+        self.refuse(USAGE, none, "generate", "--checkpoint", "averaged", "--prompt", "ab", "--ema")
+        self.assertFalse(self.path("hf").exists())
+
     def test_what_is_refused(self):
         none = "--ema: out/checkpoints/step-00000006 holds no average of its weights, which a run keeps with optimizer.ema"
         self.refuse(USAGE, none, "checkpoint", "export", "out", "--hf", "hf", "--ema")
