@@ -120,8 +120,11 @@ void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slic
 // throws for what it cannot remove: returns a warning text, else empty.
 std::string remove_unfinished_checkpoints(const std::filesystem::path& out);
 
+// Whether the manifest can be read and every file that it lists is there and has its size. The files are not read.
+bool is_sound_checkpoint(const std::filesystem::path& checkpoint);
+
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Those without a readable manifest neither count nor go. Unfinished ones are removed. Deletion first
+// (0: none). Those that are not sound (see above) neither count nor go. Unfinished ones are removed. Deletion first
 // renames to a temporary folder, so that a crash never leaves a damaged "complete" checkpoint. Never throws for a
 // folder it cannot delete: returns a warning text, else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);

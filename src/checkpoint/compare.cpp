@@ -52,8 +52,9 @@ Difference difference_of(const std::vector<float>& a, const std::vector<float>& 
   for (size_t i = 0; i < a.size(); ++i) {
     const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
     const double distance = a[i] == b[i] || both_nan ? 0 : std::abs(static_cast<double>(a[i]) - b[i]);
-    // A comparison with what is not a number is false; such a difference is the largest.
-    if (!(distance <= result.largest)) result.largest = distance;
+    // A difference that is no number is the largest, whatever comes after it.
+    if (std::isnan(distance) || distance > result.largest) result.largest = distance;
+    if (std::isnan(distance)) return {distance, distance};
     sum += distance * distance;
   }
   result.relative = sum == 0 ? 0 : std::sqrt(sum) / norm(a);

@@ -150,7 +150,6 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
     model.config["eos_token_id"] = *tokenizer->end_token;
   }
   HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out, model.warning};
-  create_folders(folder.path());
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   const int64_t total = result.parameters * dtype_bytes(dtype);
   int64_t done = 0;

@@ -1,13 +1,12 @@
-#include <algorithm>
 #include <fmt/format.h>
 #include <string_view>
 #include <system_error>
-#include <unistd.h>
 #include <vector>
 
 #include "base/directory.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -31,6 +30,15 @@ std::vector<fs::path> temporary_folders(const fs::path& folder) {
 
 }  // namespace
 
+bool is_sound_checkpoint(const fs::path& checkpoint) {
+  try {
+    read_manifest_and_sizes(checkpoint);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::string remove_unfinished_checkpoints(const fs::path& out) {
   std::string warnings;
   for (const fs::path& temporary : temporary_folders(checkpoints_folder(out)))
@@ -42,13 +50,15 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   const fs::path folder = checkpoints_folder(out);
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
-    auto checkpoints = list_checkpoints(out);
-    std::erase_if(checkpoints,
-                  [](const CheckpointInfo& info) { return ::access((info.path / manifest_name).c_str(), R_OK) != 0; });
-    const auto num_candidates = static_cast<int64_t>(checkpoints.size()) - std::max<int64_t>(keep_last, 0);
-    for (int64_t i = 0; i < num_candidates; ++i) {
-      const CheckpointInfo& old = checkpoints[static_cast<size_t>(i)];
-      if (keep_every > 0 && old.step % keep_every == 0) continue;
+    const std::vector<CheckpointInfo> checkpoints = list_checkpoints(out);
+    int64_t kept = 0;
+    for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
+      const CheckpointInfo& old = *newest;
+      const bool is_candidate = kept >= keep_last;
+      if (is_candidate && keep_every > 0 && old.step % keep_every == 0) continue;
+      if (!is_sound_checkpoint(old.path)) continue;
+      ++kept;
+      if (!is_candidate) continue;
       const fs::path temporary = folder / temporary_folder_name(old.step);
       std::error_code error;
       fs::rename(old.path, temporary, error);

@@ -72,8 +72,11 @@ void add_import_command(CLI::App& checkpoint) {
   CLI::App* command = checkpoint.add_subcommand("import", "a Hugging Face folder as a checkpoint of step 0");
   command->add_option("--hf", arguments->folder, "the folder to read: config.json and safetensors")
       ->required()
+      ->check(some_text())
       ->type_name("DIR");
-  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")
+      ->required()
+      ->check(some_text());
   command->add_option("--precision", arguments->precision, "precision.compute of the checkpoint's config: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("WORD");
@@ -119,7 +122,9 @@ void add_average_command(CLI::App& checkpoint) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = checkpoint.add_subcommand("average", "the mean of the weights of checkpoints of one model");
   command->add_option("DIR", arguments->folders, "checkpoints, or runs' folders (their newest)")->required();
-  command->add_option("--out", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("--out", arguments->out, "the folder to write, which must not exist")
+      ->required()
+      ->check(some_text());
   command->add_option("--shares", arguments->shares, "a factor for each checkpoint, in place of the mean")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -142,6 +147,10 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   const std::vector<CheckpointInfo> kept = list_checkpoints(run);
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
             kept.size());
+  for (const CheckpointInfo& info : kept) {
+    if (!is_sound_checkpoint(info.path))
+      print_err("warning: {} is damaged: it does not count, and stays until you remove it\n", info.path.string());
+  }
   if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
 }
 
@@ -176,6 +185,7 @@ void add_checkpoint_commands(CLI::App& app) {
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();
   export_command->add_option("--hf", exporting->out, "the folder to write, which must not exist")
       ->required()
+      ->check(some_text())
       ->type_name("OUT");
   export_command
       ->add_option("--dtype", exporting->dtype, "of the weights: fp32 (default), the masters as they are, or bf16")

@@ -1,10 +1,13 @@
 """Weights that change hands: `checkpoint import`, `train --init-from`, and `checkpoint diff|average|verify --deep|prune`."""
+import fcntl
 import json
+import os
+import re
 import struct
 import unittest
 
 from checkpoints_cases import RANK_FILE, CheckpointCase
-from cli_case import CHECKPOINT, USAGE, overrides
+from cli_case import CHECKPOINT, FINISHED, USAGE, overrides, overwrite
 
 
 def weights_of(checkpoint):
@@ -18,6 +21,15 @@ def weights_of(checkpoint):
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
         tensors[name] = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
     return tensors
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
 
 
 class InitFrom(CheckpointCase):
@@ -102,7 +114,50 @@ class Import(CheckpointCase):
         self.assertFalse(self.path("imported").exists())
 
 
+class NewFolders(CheckpointCase):
+    def test_two_processes_do_not_write_one_folder(self):
+        self.path(".tmp-made").mkdir()
+        self.path(".tmp-made/half").write_text("x", encoding="utf-8")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        commands = {"--hf": ["checkpoint", "export", "out", "--hf", "made"],
+                    "OUT": ["checkpoint", "import", "--hf", "hf", "made"],
+                    "--out": ["checkpoint", "average", "out", "--out", "made"]}
+        held = os.open(self.path(".tmp-made"), os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for option, command in commands.items():
+            self.refuse(USAGE, f"{option} made: another gptrain is writing this folder", *command)
+        self.assertTrue(self.path(".tmp-made/half").exists())
+        os.close(held)
+        # What a process that was killed has left is nobody's.
+        self.succeed(*commands["--hf"])
+        self.assertEqual(sorted(path.name for path in self.path("made").iterdir()), ["config.json", "model.safetensors"])
+        self.assertFalse(self.path(".tmp-made").exists())
+
+    def test_a_folder_that_cannot_be_written_is_refused_before_any_work(self):
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        self.damage_data(6)  # which is found when it is read
+        for command in (["export", "out", "--hf"], ["import", "--hf", "hf"], ["average", "out", "--out"]):
+            self.refuse(CHECKPOINT, "cannot create /proc/made", "checkpoint", *command, "/proc/made/deep")
+            self.refuse(CHECKPOINT, "cannot create run.json/.tmp-made: Not a directory", "checkpoint", *command, "run.json/made")
+            self.refuse(USAGE, "is empty", "checkpoint", *command, "")
+
+    def test_a_refusal_leaves_nothing(self):
+        self.path("empty").mkdir()
+        self.refuse(CHECKPOINT, "config.json", "checkpoint", "import", "--hf", "empty", "new/made")
+        self.assertFalse(self.path("new").exists())
+
+
 class Compare(CheckpointCase):
+    @staticmethod
+    def rewrite_slice(checkpoint, name, begin, data):
+        """Other numbers in a tensor, with the checksums that belong to them."""
+        overwrite(checkpoint / RANK_FILE, begin, data)
+        file = checkpoint / "manifest.json"
+        text = file.read_text(encoding="utf-8")
+        text = re.sub(f'("{re.escape(name)}": )"[0-9a-f]{{8}}"', rf'\1"{crc32c(data):08x}"', text)
+        covered = text[:text.rindex(",")]
+        file.write_text(f'{covered},\n  "crc32c": "{crc32c(covered.encode()):08x}"\n}}\n', encoding="utf-8")
+
     def test_diff(self):
         out = self.succeed("checkpoint", "diff", self.checkpoint(4), "out")
         a, b = weights_of(self.checkpoint(4)), weights_of(self.checkpoint(6))
@@ -115,6 +170,22 @@ class Compare(CheckpointCase):
         self.train(self.config, "--init-from", "out", "--steps", "0", *overrides("run.out=new", "model.vocab_size=300"))
         self.assertRegex(self.succeed("checkpoint", "diff", "out", "new"),
                          r"weight/embedding\.token +\[257, 8\] against \[300, 8\]\n")
+
+    def test_diff_of_what_is_no_number(self):
+        """The first element of a tensor is none, and those after it differ by numbers."""
+        self.train(self.config, *overrides("run.out=copy"))
+        file = self.checkpoint(6, "copy") / RANK_FILE
+        data = file.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + length])
+        begin, end = (8 + length + offset for offset in header["weight/head.norm.bias"]["data_offsets"])
+        nan = struct.pack("<8f", float("nan"), *[5.0] * 7)
+        self.rewrite_slice(self.checkpoint(6, "copy"), "weight/head.norm.bias", begin, nan)
+        for pair in (("out", "copy"), ("copy", "out")):
+            self.assertRegex(self.succeed("checkpoint", "diff", *pair),
+                             r"(?m)^weight/head\.norm\.bias +largest difference nan +relative norm nan$")
+        self.assertEqual(end - begin, len(nan))
+        self.assertIn("48 of 48", self.succeed("checkpoint", "diff", "copy", "copy"))
 
     def test_average(self):
         self.succeed("checkpoint", "average", self.checkpoint(2), self.checkpoint(6), "--out", "mean")
@@ -145,6 +216,14 @@ class Compare(CheckpointCase):
         self.assertAlmostEqual(float(line[1]), sum(x * x for x in values) ** 0.5, places=4)
         self.assertAlmostEqual(float(line[2]), max(map(abs, values)), places=5)
         self.assertTrue(out.endswith("out/checkpoints/step-00000006: sound\n"), out)
+
+    def test_prune_counts_sound_ones_alone(self):
+        self.damage_manifest(6)
+        result = self.run_gptrain("checkpoint", "prune", "out", "--keep-last", "1")
+        self.assertEqual((result.code, result.out), (FINISHED, "out: 1 checkpoint removed, 2 kept\n"))
+        self.assertEqual(result.err, "warning: out/checkpoints/step-00000006 is damaged: it does not count, and stays "
+                         "until you remove it\n")
+        self.assertEqual(self.checkpoint_steps(), [4, 6])
 
     def test_prune(self):
         out = self.succeed("checkpoint", "prune", "out", "--keep-last", "1", "--keep-every", "4")
