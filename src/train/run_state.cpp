@@ -40,6 +40,17 @@ auto with_way_out_of(const fs::path& checkpoint, const Work& work) {
   }
 }
 
+// Runs `work`, and adds to its errors what the command line has for them.
+template <typename Work>
+auto with_other_to_resume(const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::checkpoint || *error.what() == '\0') throw;
+    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
+  }
+}
+
 // Fills the slices that `wanted` names. Each rank reads its share of the files' headers, and what data ranks have in
 // common, one of them reads. Returns what the checkpoint holds. Collective over the world.
 Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
@@ -115,11 +126,13 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step.backend());
-  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
-    step.clear_state();
-    std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
-    begin_average(slices, stored.stored.manifest, checkpoint);
-    return slices;
+  const Contents contents = with_other_to_resume([&] {
+    return load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
+      step.clear_state();
+      std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
+      begin_average(slices, stored.stored.manifest, checkpoint);
+      return slices;
+    });
   });
   const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);
@@ -168,15 +181,13 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   } else {
     checkpoint = resolve_checkpoint(resume);
   }
-  Manifest manifest;
-  try {
-    manifest = read_manifest(checkpoint);
-    verify_checkpoint(checkpoint);
-    check_model(checkpoint);
-  } catch (const Error& error) {
-    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
-  }
+  const Contents contents = with_other_to_resume([&] {
+    read_manifest(checkpoint);  // sizes first, which tell more than headers
+    return verify_structure(checkpoint);
+  });
+  const Manifest& manifest = contents.stored.manifest;
   const RunConfig saved = saved_config(checkpoint, manifest);
+  with_other_to_resume([&] { check_model(contents, saved); });
   if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
                 (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
@@ -202,9 +213,10 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
 
 fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked) {
   fs::path checkpoint = resolve_checkpoint(asked);
-  verify_checkpoint(checkpoint);
-  check_model(checkpoint);
-  const std::string refused = model_changes(saved_config(checkpoint, read_manifest(checkpoint)), config).refused;
+  const Contents contents = verify_structure(checkpoint);
+  const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
+  check_model(contents, saved);
+  const std::string refused = model_changes(saved, config).refused;
   if (!refused.empty())
     throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(), refused);
   return checkpoint;

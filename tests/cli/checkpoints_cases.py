@@ -1,5 +1,6 @@
 """Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify|export`, and `generate`."""
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -220,6 +221,19 @@ class Damage(CheckpointCase):
                 self.assert_same_steps(self.records(), self.records("sound"))
                 self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "sound"))
 
+    def test_data_are_read_once_when_they_are_loaded(self):
+        """A config that cannot go on is refused before: nothing of the data has been read."""
+        self.damage_data(6)
+        self.refuse(USAGE, "run.seed: 1 in the checkpoint, 2 in the config", "train", self.config, "--resume",
+                    *overrides("run.seed=2"))
+        metrics = (self.path("out") / "metrics.jsonl").read_bytes()
+        for ranks in (1, 2):
+            error = self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "the one before it: out/checkpoints/step-00000004 "
+                                             "(--resume DIR goes on from another)"],
+                                "train", self.config, "--resume", "--ranks", ranks)
+            self.assertEqual(error.count("gptrain: "), 1, error)
+        self.assertEqual((self.path("out") / "metrics.jsonl").read_bytes(), metrics)
+
     def test_a_damaged_older_one_is_not_proposed(self):
         self.damage_data(6)
         self.damage_manifest(4)
@@ -314,6 +328,22 @@ class Room(CliCase):
                 self.assertRegex(done.stderr, r"^gptrain: run\.out = disk/out: no room for a checkpoint, which takes "
                                  r"3\d\.\d KiB: 32\.0 KiB are free there\n$")
                 self.assertEqual(done.stdout, "disk/out\ndisk/out/checkpoints\n")
+
+
+class Snapshot(CliCase):
+    def test_its_memory_is_there_from_the_start(self):
+        """Not from the first save on, which these runs do not come to: their last one copies nothing."""
+        config = self.write_run(model={"num_layers": 2, "hidden_size": 512}, checkpoint={"every_steps": 1000})
+        peaks = []
+        for asynchronous in ("false", "true"):
+            process = self.start("train", config, "--steps", "1",
+                                 *overrides(f"run.out=out-{asynchronous}", f"checkpoint.asynchronous={asynchronous}"))
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, FINISHED)
+            peaks.append(usage.ru_maxrss * 1024)
+        parameters = 12 * 512 * 512 * 2
+        self.assertGreater(peaks[1] - peaks[0], 0.9 * 12 * parameters)
 
 
 class Export(CheckpointCase):

@@ -81,8 +81,16 @@ class InitFrom(CheckpointCase):
                     *overrides("run.out=new", "model.sequence_length=8"))
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "train", self.config, "--init-from", "absent",
                     *overrides("run.out=new"))
+        # Of the data only what is loaded is read: the weights, not the moments, of which the last one is damaged.
         self.damage_data(6)
-        self.refuse(CHECKPOINT, "is damaged", "train", self.config, "--init-from", "out", *overrides("run.out=new"))
+        self.train(self.config, "--init-from", "out", *overrides("run.out=new"), "--steps", "0")
+        data = (self.checkpoint(6) / RANK_FILE).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        begin = 8 + length + json.loads(data[8:8 + length])["weight/embedding.token"]["data_offsets"][0]
+        overwrite(self.checkpoint(6) / RANK_FILE, begin, bytes([data[begin] ^ 1]))
+        self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "weight/embedding.token"], "train", self.config, "--init-from",
+                    "out", *overrides("run.out=further"))
+        self.assertFalse(self.path("further").exists())
 
 
 class Import(CheckpointCase):
