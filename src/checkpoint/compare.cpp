@@ -114,6 +114,11 @@ void require_one_model(const std::vector<Contents>& all) {
   for (const Contents& contents : all) {
     const RunConfig config = config_of(contents);
     check_model(contents, config);
+    const auto &tokenizer = contents.stored.manifest.tokenizer, &other = all.front().stored.manifest.tokenizer;
+    if (tokenizer && other && tokenizer->sha256 != other->sha256) {
+      throw Error(ExitCode::usage, "{} has another tokenizer than {}: their tokens are not the same",
+                  contents.checkpoint.string(), all.front().checkpoint.string());
+    }
     const ModelChanges changes = model_changes(first, config);
     if (changes.refused.empty() && changes.accepted.empty()) continue;
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
@@ -175,6 +180,9 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   if (shares.size() != checkpoints.size()) {
     throw Error(ExitCode::usage, "--shares gives {} numbers for {}", shares.size(),
                 format_counted(std::ssize(checkpoints), "checkpoint"));
+  }
+  for (const double share : shares) {
+    if (!std::isfinite(share)) throw Error(ExitCode::usage, "--shares: {} is not a finite number", share);
   }
   NewFolder made(out, "--out");
   std::vector<Contents> all;

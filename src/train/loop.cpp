@@ -121,7 +121,9 @@ void TrainingLoop::end_step() {
   stop_.note(result.stop);
   count(result);
   losses_.look(progress_, result);
+  if (profiler_ != nullptr) profiler_->set_saving(true);
   checkpoints_.step_is_over(progress_, losses_.is_doubtful(), is_last());
+  if (profiler_ != nullptr) profiler_->set_saving(false);
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
     profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().stages);

@@ -9,10 +9,13 @@
 
 #include "base/amount.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/contents.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/shared_load.h"
 #include "comm/agree.h"
+#include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
 
@@ -101,8 +104,13 @@ std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, co
     return ranges;
   };
   if (up_to_end(before) == up_to_end(now)) return "";
-  return fmt::format("data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to",
-                     end);
+  const auto text = [](const RunConfig& config) {
+    return json_text(find_field("data.skip_samples")->get(config));
+  };
+  return fmt::format(
+      "data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to: {} in the "
+      "checkpoint, {} in the config",
+      end, text(saved), text(asked));
 }
 
 }  // namespace
@@ -147,9 +155,16 @@ std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& 
   std::vector<std::string> changes;
   const auto memory = make_slice_memory(step.backend());
   load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
-    changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
+    const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
+    const RunConfig& asked = step.design().config;
+    changes = model_changes(saved, asked).accepted;
+    if (asked.precision.pure && !saved.precision.pure)
+      changes.emplace_back("weights: fp32 in the checkpoint, rounded to bf16 for precision.compute = bf16-pure");
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
-    for (Slice& slice : slices) keep_stored_rows(slice, contents);
+    for (Slice& slice : slices) {
+      keep_stored_rows(slice, contents);
+      slice.rounds = true;
+    }
     std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
     return slices;
   });
@@ -250,9 +265,9 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
   for (const CheckpointInfo& info : list_checkpoints(out)) {
     if (info.step <= step) continue;
     fs::path aside = info.path;
-    aside += ".abandoned";
+    aside += abandoned_suffix;
     std::error_code error;
-    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
+    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}{}-{}", info.path.string(), abandoned_suffix, n);
     if (!error) fs::rename(info.path, aside, error);
     if (error) throw Error(ExitCode::checkpoint, "cannot rename {}: {}", info.path.string(), error.message());
     names.push_back(aside.filename().string());

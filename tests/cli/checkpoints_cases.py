@@ -60,11 +60,15 @@ class Resume(CheckpointCase):
     def test_an_older_one_repeats_the_steps_after_it(self):
         before = self.records()
         shutil.copytree(self.checkpoint(6), self.path("first"))
-        out = self.train(self.config, "--resume", "out/checkpoints/step-00000002")
+        out = self.train(self.config, "--resume", "out/checkpoints/step-00000002", "--steps", "2")
         self.assertIn("resumed from out/checkpoints/step-00000002 (step 2)", out)
         for step in (4, 6):
             self.assertIn(f"later checkpoint set aside: step-0000000{step}.abandoned", out)
-            self.assertTrue((self.path("out") / "checkpoints" / f"step-0000000{step}.abandoned").is_dir())
+        # They stay until the run has come to their steps again.
+        folder = self.path("out") / "checkpoints"
+        self.assertEqual([path.name for path in folder.glob("*.abandoned")], ["step-00000006.abandoned"])
+        self.train(self.config, "--resume")
+        self.assertEqual(list(folder.glob("*abandoned*")), [])
         self.assert_same_steps(self.records(), before)
         self.assert_same_checkpoint(self.checkpoint(6), self.path("first"))
 
@@ -171,6 +175,7 @@ class Pure(CheckpointCase):
         self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "whole"))
         self.assertLess(self.records("whole")[-1]["loss"], self.records("whole")[0]["loss"])
         self.assertIn("sound", self.succeed("checkpoint", "verify", "whole"))
+        self.assertRegex(self.succeed("checkpoint", "inspect", "whole"), r"(?m)^precision +bf16-pure$")
         text = self.succeed("checkpoint", "inspect", "whole")
         for pattern in [r"(?m)^weight/embedding\.token +\[257, 8\] +bf16 +1$", r"(?m)^exp_avg/embedding\.token .* f32 +1$",
                         r"(?m)^weight/blocks\.0\.norm1\.weight +\[8\] +f32 +1$"]:
@@ -376,7 +381,7 @@ class Export(CheckpointCase):
 
     def test_arguments(self):
         self.refuse(USAGE, "--hf", "checkpoint", "export", "out")
-        self.refuse(USAGE, "--dtype", "checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        self.refuse(USAGE, "--dtype", "checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp8")
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "checkpoint", "export", "absent", "--hf", "hf")
 
     def test_keys_that_no_class_has(self):

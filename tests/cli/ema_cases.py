@@ -30,6 +30,7 @@ class Average(CheckpointCase):
         self.train(self.config, *part, "--resume")
         self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "averaged"))
         self.assertIn("sound", self.succeed("checkpoint", "verify", "--deep", "averaged"))
+        self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"), r"(?m)^average +optimizer\.ema = 0\.9$")
         self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"), r"(?m)^ema/embedding\.token .* f32 +1$")
         self.assertIn("exp_avg f32, exp_avg_sq f32, ema f32", self.train(self.config, *AVERAGED, "--dry-run"))
 
@@ -90,6 +91,8 @@ class Average(CheckpointCase):
         self.train(self.config, *VALIDATION, *overrides("run.out=plain"), "--steps", "0")
         averaged, plain = (self.records(name, "validation_loss") for name in ("averaged", "plain"))
         self.assertEqual(averaged, plain)
+        self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"),
+                         r"(?m)^average +optimizer\.ema = 0\.9, not begun: nothing has been updated$")
         none = ("--ema: averaged/checkpoints/step-00000000 holds no average of its weights yet, as nothing has updated "
                 "them")
         self.refuse(USAGE, none, "checkpoint", "export", "averaged", "--hf", "hf", "--ema")

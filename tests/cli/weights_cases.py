@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import struct
 import unittest
 
@@ -30,6 +31,12 @@ def crc32c(data):
         for _ in range(8):
             crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
     return crc ^ 0xffffffff
+
+
+def nearest_bf16(value):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
 class InitFrom(CheckpointCase):
@@ -70,6 +77,27 @@ class InitFrom(CheckpointCase):
         self.assertEqual(after[len(before):], drawn[len(before):])
         self.assertNotEqual(after[len(before):], (0.0,) * (len(drawn) - len(before)))
 
+    def test_weights_of_bf16_alone_from_those_of_fp32_and_back(self):
+        pure = ["precision.compute=bf16-pure", "run.steps=2"]
+        for layout in ([], ["--ranks", "2", *overrides("parallel.zero=3")]):
+            name = f"pure{len(layout)}"
+            out = self.train(self.config, "--init-from", "out", *overrides(f"run.out={name}", *pure), "--steps", "0", *layout)
+            self.assertIn("  weights: fp32 in the checkpoint, rounded to bf16 for precision.compute = bf16-pure\n", out)
+        before = weights_of(self.checkpoint(6))
+        out = self.train(self.config, "--init-from", "pure0", *overrides("run.out=back"), "--steps", "0")
+        self.assertNotIn("rounded", out)
+        after = weights_of(self.checkpoint(0, "back"))
+        for name, values in after.items():
+            if not name.startswith("weight/"):
+                continue
+            is_norm = "norm" in name
+            for value, exact in zip(values, before[name], strict=True):
+                self.assertEqual(value, exact if is_norm else nearest_bf16(exact), name)
+        self.succeed("checkpoint", "diff", "pure0", "pure4")
+        self.assertIn("48 of 48", self.succeed("checkpoint", "diff", "pure0", "pure4"))
+        self.train(self.config, "--resume", *overrides("run.out=pure0", *pure))
+        self.assertLess(self.records("pure0")[0]["loss"], self.records()[0]["loss"] - 0.05)
+
     def test_another_model_is_refused(self):
         self.refuse(USAGE, ["cannot start from the weights of out/checkpoints/step-00000006 with this config:\n",
                             "model.hidden_size: 8 in the checkpoint, 16 in the config",
@@ -108,6 +136,24 @@ class Import(CheckpointCase):
         before, after = weights_of(self.checkpoint(6)), weights_of(self.checkpoint(0, "tuned"))
         for name in filter(lambda name: name.startswith("weight/"), before):
             self.assertEqual(after[name], before[name])
+
+    def test_weights_of_fp16_go_back_as_they_came(self):
+        self.succeed("checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        self.assertEqual(json.loads(self.path("hf/config.json").read_text(encoding="utf-8"))["torch_dtype"], "float16")
+        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertIn("in fp16 (", self.succeed("checkpoint", "export", "imported", "--hf", "back", "--dtype", "fp16"))
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual(self.path(f"back/{name}").read_bytes(), self.path(f"hf/{name}").read_bytes())
+        self.assertIn(b'"F16"', self.path("hf/model.safetensors").read_bytes()[:4000])
+
+    def test_files_of_tokenizers_that_stay_behind_are_named(self):
+        note = "note: no tokenizer goes along: the checkpoint does not know that of its data\n"
+        self.assertIn(note, self.succeed("checkpoint", "export", "out", "--hf", "hf"))
+        for name in ("tokenizer_config.json", "chat_template.jinja", "vocab.txt"):
+            self.path("hf", ).joinpath(name).write_text("{}", encoding="utf-8")
+        out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertIn("note: left behind: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
+                      "hold; an export writes what it knows itself\n", out)
 
     def test_what_is_refused(self):
         self.refuse(CHECKPOINT, "cannot open absent/config.json", "checkpoint", "import", "--hf", "absent", "imported")
@@ -155,17 +201,25 @@ class NewFolders(CheckpointCase):
         self.assertFalse(self.path("new").exists())
 
 
-class Compare(CheckpointCase):
-    @staticmethod
-    def rewrite_slice(checkpoint, name, begin, data):
-        """Other numbers in a tensor, with the checksums that belong to them."""
-        overwrite(checkpoint / RANK_FILE, begin, data)
-        file = checkpoint / "manifest.json"
-        text = file.read_text(encoding="utf-8")
-        text = re.sub(f'("{re.escape(name)}": )"[0-9a-f]{{8}}"', rf'\1"{crc32c(data):08x}"', text)
-        covered = text[:text.rindex(",")]
-        file.write_text(f'{covered},\n  "crc32c": "{crc32c(covered.encode()):08x}"\n}}\n', encoding="utf-8")
+def rewrite_manifest(checkpoint, pattern, replacement):
+    """The manifest with another text for the first match, and the checksum that belongs to it."""
+    file = checkpoint / "manifest.json"
+    text = re.sub(pattern, replacement, file.read_text(encoding="utf-8"), count=1)
+    covered = text[:text.rindex(",")]
+    file.write_text(f'{covered},\n  "crc32c": "{crc32c(covered.encode()):08x}"\n}}\n', encoding="utf-8")
 
+
+def rewrite_tensor(checkpoint, name, numbers):
+    """Other numbers in an F32 tensor, with the checksums that belong to them."""
+    header = (checkpoint / RANK_FILE).read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    begin, end = json.loads(header[8:8 + length])[name]["data_offsets"]
+    data = struct.pack(f"<{(end - begin) // 4}f", *numbers)
+    overwrite(checkpoint / RANK_FILE, 8 + length + begin, data)
+    rewrite_manifest(checkpoint, f'("{re.escape(name)}": )"[0-9a-f]{{8}}"', rf'\g<1>"{crc32c(data):08x}"')
+
+
+class Compare(CheckpointCase):
     def test_diff(self):
         out = self.succeed("checkpoint", "diff", self.checkpoint(4), "out")
         a, b = weights_of(self.checkpoint(4)), weights_of(self.checkpoint(6))
@@ -181,18 +235,11 @@ class Compare(CheckpointCase):
 
     def test_diff_of_what_is_no_number(self):
         """The first element of a tensor is none, and those after it differ by numbers."""
-        self.train(self.config, *overrides("run.out=copy"))
-        file = self.checkpoint(6, "copy") / RANK_FILE
-        data = file.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:8 + length])
-        begin, end = (8 + length + offset for offset in header["weight/head.norm.bias"]["data_offsets"])
-        nan = struct.pack("<8f", float("nan"), *[5.0] * 7)
-        self.rewrite_slice(self.checkpoint(6, "copy"), "weight/head.norm.bias", begin, nan)
+        shutil.copytree(self.path("out"), self.path("copy"))
+        rewrite_tensor(self.checkpoint(6, "copy"), "weight/head.norm.bias", [float("nan"), *[5.0] * 7])
         for pair in (("out", "copy"), ("copy", "out")):
             self.assertRegex(self.succeed("checkpoint", "diff", *pair),
                              r"(?m)^weight/head\.norm\.bias +largest difference nan +relative norm nan$")
-        self.assertEqual(end - begin, len(nan))
         self.assertIn("48 of 48", self.succeed("checkpoint", "diff", "copy", "copy"))
 
     def test_average(self):
@@ -209,12 +256,33 @@ class Compare(CheckpointCase):
         self.succeed("generate", "--checkpoint", "mean", "--prompt", "a", "--tokens", 2)
         self.refuse(CHECKPOINT, "holds weights alone: a run begins with them by train --init-from", "train", self.config,
                     "--resume", "mean", *overrides("run.out=further"))
+        self.refuse(USAGE, "--shares: nan is not a finite number", "checkpoint", "average", "--shares", "nan", "out",
+                    "--out", "more")
         self.refuse(USAGE, "--shares gives 1 numbers for 2 checkpoints", "checkpoint", "average", "--shares", "1", "out",
                     "mean", "--out", "more")
         self.refuse(USAGE, "--out mean: already exists", "checkpoint", "average", "out", "--out", "mean")
         self.train(self.config, *overrides("run.out=other", "model.num_layers=2", "run.steps=1"))
         self.refuse(USAGE, ["is of another model than", "model.num_layers: 1 in the checkpoint, 2"],
                     "checkpoint", "average", "out", "other", "--out", "more")
+        self.assertFalse(self.path("more").exists())
+
+    def test_tokenizers_that_differ_have_no_average(self):
+        for step, digit in ((2, "a"), (4, "b"), (6, "b")):
+            rewrite_manifest(self.checkpoint(step), r'\n  "tensors"',
+                             f'\n  "tokenizer": {{"sha256": "{digit * 64}", "vocab_size": 257}},\n  "tensors"')
+        self.succeed("checkpoint", "average", self.checkpoint(4), self.checkpoint(6), "--out", "mean")
+        self.refuse(USAGE, "step-00000004 has another tokenizer than", "checkpoint", "average", self.checkpoint(2),
+                    self.checkpoint(4), "--out", "more")
+        self.assertFalse(self.path("more").exists())
+        self.assertIn("note: no tokenizer goes along: the checkpoint has its hash alone\n",
+                      self.succeed("checkpoint", "export", "out", "--hf", "hf"))
+
+    def test_what_fp16_does_not_hold_is_refused(self):
+        rewrite_tensor(self.checkpoint(6), "weight/head.norm.bias", [65519.0, -65504.0, *[0.0] * 6])
+        self.succeed("checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        rewrite_tensor(self.checkpoint(6), "weight/head.norm.bias", [-65520.0, *[0.0] * 7])
+        self.refuse(USAGE, '--dtype fp16: "transformer.ln_f.bias" holds -65520, and fp16 ends at 65504; choose bf16 or fp32',
+                    "checkpoint", "export", "out", "--hf", "more", "--dtype", "fp16")
         self.assertFalse(self.path("more").exists())
 
     def test_deep(self):
@@ -232,6 +300,21 @@ class Compare(CheckpointCase):
         self.assertEqual(result.err, "warning: out/checkpoints/step-00000006 is damaged: it does not count, and stays "
                          "until you remove it\n")
         self.assertEqual(self.checkpoint_steps(), [4, 6])
+
+    def test_prune_removes_what_was_set_aside(self):
+        folder = self.path("out") / "checkpoints"
+        for name in ("step-00000008.abandoned", "step-00000008.abandoned-2", "step-00000008.abandoned-", "best.abandoned"):
+            shutil.copytree(self.checkpoint(6), folder / name)
+        out = self.succeed("checkpoint", "prune", "out", "--keep-last", "3")
+        self.assertEqual(out, "out: 0 checkpoints removed, 3 kept\nout: 2 checkpoints removed that had been set aside\n")
+        self.assertEqual(sorted(path.name for path in folder.glob("*abandoned*")),
+                         ["best.abandoned", "step-00000008.abandoned-"])
+        shutil.copytree(self.checkpoint(6), folder / "step-00000008.abandoned")
+        held = os.open(self.path("out/.lock"), os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self.refuse(USAGE, "another gptrain is running in this folder", "checkpoint", "prune", "out", "--keep-last", "1")
+        os.close(held)
+        self.assertTrue((folder / "step-00000008.abandoned").exists())
 
     def test_prune(self):
         out = self.succeed("checkpoint", "prune", "out", "--keep-last", "1", "--keep-every", "4")
