@@ -176,8 +176,8 @@ class Profiles(CliCase):
     def test_a_save_has_a_name_of_its_own(self):
         out = self.train(self.write_run(checkpoint={"every_steps": 3}), "--profile-step", "3")
         table = out.split("\nop  ")[1].split("\nop and shape")[0]
-        self.assertRegex(table, r"\nsave_copy +\d+ ")
-        self.assertNotIn("\ndownload", table)
+        self.assertRegex(table, r"\nsave_copy +48 ", "weights and two moments of 16 tensors")
+        self.assertRegex(table, r"\ndownload +2 ", "the step's result, and the wish to stop")
         out = self.train("run.json", *overrides("run.out=later"), "--profile-step", "4")
         self.assertNotIn("save_copy", out)
 
