@@ -14,7 +14,7 @@
 namespace gptrain {
 namespace {
 
-int64_t count_of(const std::vector<SampleRange>& ranges) {
+int64_t samples_in(const std::vector<SampleRange>& ranges) {
   int64_t count = 0;
   for (const SampleRange& range : ranges) count += range.count;
   return count;
@@ -64,11 +64,11 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   append(text, "parameters   {}\n", format_grouped(parameters));
   if (manifest.rollbacks > 0 || !manifest.left_out.empty()) {
     append(text, "rollbacks    {}, {} left out\n", manifest.rollbacks,
-           format_counted(count_of(manifest.left_out), "sample"));
+           format_counted(samples_in(manifest.left_out), "sample"));
   }
   const std::optional<RunConfig> config = readable_config(contents);
   if (config && !config->data.skip_samples.empty())
-    append(text, "left out     {} by data.skip_samples\n", format_counted(count_of(config->data.skip_samples), "sample"));
+    append(text, "left out     {} by data.skip_samples\n", format_counted(samples_in(config->data.skip_samples), "sample"));
   append(text, "precision    {}\n",
          config ? find_field("precision.compute")->get(*config).get<std::string>() : "not known: its config is not valid");
   append(text, "tokenizer    {}\n", tokenizer_text_of(manifest.tokenizer));

@@ -138,6 +138,19 @@ class LeftOut(RollbackCase):
         self.train(self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 32, "count": 8}]'), "--steps", "4")
         self.refuse(USAGE, "data.skip_samples: is not what it was", "train", self.config, "--resume", *overrides(out))
 
+    def test_what_is_planned(self):
+        """`data mix` and the dry run count what is left: of 12 steps of the easy source 40 of 48 samples are not."""
+        left_out = overrides('data.skip_samples=[{"first": 0, "count": 40}]', 'data.phases=[{"until_step": 12, "weights": '
+                             '[1, 0]}, {"until_step": 1000, "weights": [0, 1]}]')
+        self.assertRegex(self.succeed("data", "mix", self.config, *left_out), r"(?m)^easy .* 10\.00% +128 +0\.03 ")
+        self.assertRegex(self.succeed("train", self.config, "--dry-run", *left_out), r"(?m)^ +easy +10\.00% +0\.03 epochs$")
+        ends = overrides('data.train=[{"path": "easy", "max_epochs": 0.2}, {"path": "hard", "max_epochs": 0.2}]',
+                         "data.phases=[]", "run.steps=24")
+        self.succeed("train", self.config, "--dry-run", *ends)
+        self.refuse(USAGE, "run.steps = 24: every source of data.train has been seen max_epochs times after 14 steps without "
+                           "the 40 samples that data.skip_samples and rollbacks leave out (0 for rollbacks); set run.steps "
+                           "to 14", "train", self.config, "--dry-run", *ends, left_out[0], left_out[1])
+
     def test_rules(self):
         for value, rule in (
                 ('{"spike": 4}', "run.rollback.skip_samples: must be given (try 4096)"),
