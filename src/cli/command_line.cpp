@@ -51,7 +51,7 @@ int run_program(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
       "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
-      "6 training diverged or went back too often, 75 stopped by a signal after saving.");
+      "6 training diverged, 75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   add_train_command(app, result);
   add_plan_command(app);
