@@ -144,6 +144,13 @@ class LeftOut(RollbackCase):
                              '[1, 0]}, {"until_step": 1000, "weights": [0, 1]}]')
         self.assertRegex(self.succeed("data", "mix", self.config, *left_out), r"(?m)^easy .* 10\.00% +128 +0\.03 ")
         self.assertRegex(self.succeed("train", self.config, "--dry-run", *left_out), r"(?m)^ +easy +10\.00% +0\.03 epochs$")
+        # The first epoch of the easy source, 249 samples, is left out: its second one repeats nothing.
+        second = overrides("run.steps=70", 'data.train=[{"path": "easy"}]', "data.phases=[]")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second), r"(?m)^easy .* step 63$")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second,
+                                      *overrides('data.skip_samples=[{"first": 0, "count": 249}]')), r"(?m)^easy .* step 63$")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second,
+                                      *overrides('data.skip_samples=[{"first": 0, "count": 240}]')), r"(?m)^easy .* step 3$")
         ends = overrides('data.train=[{"path": "easy", "max_epochs": 0.2}, {"path": "hard", "max_epochs": 0.2}]',
                          "data.phases=[]", "run.steps=24")
         self.succeed("train", self.config, "--dry-run", *ends)
