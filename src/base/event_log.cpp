@@ -16,6 +16,7 @@ void EventLog::stop() { on_ = false; }
 
 int64_t EventLog::add(Event event) {
   if (recomputing_) event.model_flops = 0;
+  if (!copies_name_.empty() && event.kind == Event::Kind::copy) event.name = copies_name_;
   const std::lock_guard lock(mutex_);
   events_.push_back(std::move(event));
   return end() - 1;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "base/event.h"
@@ -21,6 +22,9 @@ class EventLog {
   // While true, ops count as executed but not as part of the model.
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
 
+  // While this is not empty, copies have this name, and not one that says whither they go. Static storage.
+  void name_copies(std::string_view name) { copies_name_ = name; }
+
   // Only while it is on. Returns the event's number: events are numbered as they come, on and on.
   int64_t add(Event event);
   int64_t end() const { return taken_ + static_cast<int64_t>(events_.size()); }  // the next event's number
@@ -35,6 +39,7 @@ class EventLog {
  private:
   bool on_ = false;
   bool recomputing_ = false;
+  std::string_view copies_name_ = {};
   int64_t taken_ = 0;  // number of the first event that is kept
   std::mutex mutex_;   // of the events' times, and of where they lie
   std::deque<Event> events_;

@@ -46,11 +46,11 @@ size_t place_too_deep(std::string_view text) {
   return std::string_view::npos;
 }
 
-// Tells of the keys of the outermost object, and builds nothing: the parser that builds with a callback looks through
+// Tells of the keys of the outer objects, and builds nothing: the parser that builds with a callback looks through
 // all members of an object after each that is an object, which takes quadratic time.
 class OuterKeys final : public nlohmann::json_sax<json> {
  public:
-  explicit OuterKeys(const JsonKey& on_key) : on_key_(on_key) {}
+  OuterKeys(const JsonKey& on_key, int most_depth) : on_key_(on_key), most_depth_(most_depth) {}
 
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -64,7 +64,7 @@ class OuterKeys final : public nlohmann::json_sax<json> {
   bool start_array(std::size_t) override { return open(); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    if (depth_ == 1) on_key_(name);
+    if (depth_ <= most_depth_) on_key_(name, depth_);
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception&) override { return false; }
@@ -74,6 +74,7 @@ class OuterKeys final : public nlohmann::json_sax<json> {
   bool close() { return --depth_ >= 0; }
 
   const JsonKey& on_key_;
+  const int most_depth_;
   int depth_ = 0;
 };
 
@@ -87,10 +88,10 @@ std::string json_text(const nlohmann::json& value, int indent) { return value.du
 
 std::string json_text(const nlohmann::ordered_json& value, int indent) { return value.dump(indent); }
 
-json parse_json(std::string_view text, const JsonKey& on_key) {
+json parse_json(std::string_view text, const JsonKey& on_key, int most_depth) {
   if (place_too_deep(text) != std::string_view::npos) throw too_deep();
   if (on_key) {
-    OuterKeys keys(on_key);
+    OuterKeys keys(on_key, most_depth);
     json::sax_parse(text, &keys);  // faults are json::parse's to tell
   }
   return json::parse(text);

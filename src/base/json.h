@@ -24,11 +24,12 @@ constexpr int64_t max_manifest_bytes = 1'000'000'000;     // a line for each sli
 std::string json_text(const nlohmann::json& value, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 
-// Called with each key of the outermost object; what it throws goes on to the caller.
-using JsonKey = std::function<void(const std::string& key)>;
+// Called with each key of the outermost object, which is at depth 1, and of those in it down to a depth; what it throws
+// goes on to the caller.
+using JsonKey = std::function<void(const std::string& key, int depth)>;
 
 // Throws nlohmann::json::exception where the text is not JSON or is too deep.
-nlohmann::json parse_json(std::string_view text, const JsonKey& on_key = {});
+nlohmann::json parse_json(std::string_view text, const JsonKey& on_key = {}, int most_depth = 1);
 
 // Gives a value that is_discarded() where the text is not JSON or is too deep.
 nlohmann::json parse_json_or_discard(std::string_view text);

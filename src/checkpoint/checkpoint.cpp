@@ -152,9 +152,9 @@ Manifest read_manifest(const fs::path& checkpoint) {
   return with_hint(checkpoint, [&] { return read_manifest_and_sizes(checkpoint).manifest; });
 }
 
-void verify_checkpoint(const fs::path& checkpoint) {
-  with_hint(checkpoint, [&] {
-    const Contents contents = read_contents(checkpoint);
+Contents verify_structure(const fs::path& checkpoint) {
+  return with_hint(checkpoint, [&] {
+    Contents contents = read_contents(checkpoint);
     for (const auto& [name, tensor] : contents.tensors) {
       const Box whole{std::vector<int64_t>(tensor.global_shape.size(), 0), tensor.global_shape};
       const int64_t elements = *num_elements(tensor.global_shape);
@@ -163,12 +163,19 @@ void verify_checkpoint(const fs::path& checkpoint) {
                     covered, elements, name);
       }
     }
+    with_text(contents.stored.manifest, checkpoint);
+    return contents;
+  });
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  const Contents contents = verify_structure(checkpoint);
+  with_hint(checkpoint, [&] {
     std::vector<BoxTransfer> transfers;
     for (const auto& [name, tensor] : contents.tensors) {
       for (const StoredBox& stored : tensor.boxes) transfers.push_back({&stored, {}});
     }
     run_transfers(contents, std::move(transfers));
-    with_text(contents.stored.manifest, checkpoint);
   });
 }
 

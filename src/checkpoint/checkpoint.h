@@ -42,6 +42,7 @@ struct Slice {
   void* data = nullptr;
   SliceMemory* memory = nullptr;  // null: the host's
   DType dtype = DType::f32;
+  bool rounds = false;  // of bf16 to be filled: from an f32 tensor, too, rounded to nearest
 };
 
 // Losses of a run that goes back where they spike (run.rollback), the oldest first.
@@ -113,20 +114,31 @@ std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& check
 
 // Fills every slice asked for from whichever boxes the checkpoint holds (any layout). A bf16 tensor fills f32 slices,
 // too, exactly. Verifies checksums of what it reads. Throws Error(checkpoint) if a tensor is missing, has another
-// global shape, is not fully covered, or is f32 where bf16 is asked for (which would round).
+// global shape, is not fully covered, or is f32 where bf16 is asked for (which would round) and the
+// slice does not allow that.
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
 
 // Removes what a save that was cut short has left, which nobody reads; the caller keeps others out of the folder. Never
 // throws for what it cannot remove: returns a warning text, else empty.
 std::string remove_unfinished_checkpoints(const std::filesystem::path& out);
 
+// Whether the manifest can be read and every file that it lists is there and has its size. The files are not read.
+bool is_sound_checkpoint(const std::filesystem::path& checkpoint);
+
+// What was set aside because the run went on from an older checkpoint (NAME.abandoned).
+std::vector<CheckpointInfo> list_abandoned(const std::filesystem::path& out);
+
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Those without a readable manifest neither count nor go. Unfinished ones are removed. Deletion first
+// (0: none). Those that are not sound (see above) neither count nor go. Unfinished ones are removed, and those that were
+// set aside and whose steps the run has come to again: their time is over. Deletion first
 // renames to a temporary folder, so that a crash never leaves a damaged "complete" checkpoint. Never throws for a
 // folder it cannot delete: returns a warning text, else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
+// Deletes all that were set aside. The rest as of apply_retention.
+std::string remove_abandoned(const std::filesystem::path& out);
 
-// What `checkpoint inspect` prints: step, samples, parameters, files, and a table of tensors with shape and dtype.
+// What `checkpoint inspect` prints: step, samples, parameters, what was left out, precision, tokenizer, average, files,
+// and a table of tensors with shape and dtype.
 std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain

@@ -52,8 +52,9 @@ Difference difference_of(const std::vector<float>& a, const std::vector<float>& 
   for (size_t i = 0; i < a.size(); ++i) {
     const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
     const double distance = a[i] == b[i] || both_nan ? 0 : std::abs(static_cast<double>(a[i]) - b[i]);
-    // A comparison with what is not a number is false; such a difference is the largest.
-    if (!(distance <= result.largest)) result.largest = distance;
+    // A difference that is no number is the largest, whatever comes after it.
+    if (std::isnan(distance) || distance > result.largest) result.largest = distance;
+    if (std::isnan(distance)) return {distance, distance};
     sum += distance * distance;
   }
   result.relative = sum == 0 ? 0 : std::sqrt(sum) / norm(a);
@@ -113,6 +114,11 @@ void require_one_model(const std::vector<Contents>& all) {
   for (const Contents& contents : all) {
     const RunConfig config = config_of(contents);
     check_model(contents, config);
+    const auto &tokenizer = contents.stored.manifest.tokenizer, &other = all.front().stored.manifest.tokenizer;
+    if (tokenizer && other && tokenizer->sha256 != other->sha256) {
+      throw Error(ExitCode::usage, "{} has another tokenizer than {}: their tokens are not the same",
+                  contents.checkpoint.string(), all.front().checkpoint.string());
+    }
     const ModelChanges changes = model_changes(first, config);
     if (changes.refused.empty() && changes.accepted.empty()) continue;
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
@@ -174,6 +180,9 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   if (shares.size() != checkpoints.size()) {
     throw Error(ExitCode::usage, "--shares gives {} numbers for {}", shares.size(),
                 format_counted(std::ssize(checkpoints), "checkpoint"));
+  }
+  for (const double share : shares) {
+    if (!std::isfinite(share)) throw Error(ExitCode::usage, "--shares: {} is not a finite number", share);
   }
   NewFolder made(out, "--out");
   std::vector<Contents> all;

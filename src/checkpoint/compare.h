@@ -24,8 +24,8 @@ std::string compare_checkpoints(const std::filesystem::path& a, const std::files
 
 // Writes OUT/checkpoints/step-N, of the newest's step: the mean of the checkpoints' weights, or of the averages
 // that they hold, or their sum with the shares given, in f64 and rounded once. Config, tokenizer and dtypes are the
-// newest's; there is no optimizer's state, so that no run resumes it. Error(usage): `out` exists, the models differ,
-// there is not one share for each, or not an average in each; Error(checkpoint).
+// newest's; there is no optimizer's state, so that no run resumes it. Error(usage): `out` exists, the models or
+// tokenizers differ, there is not one share for each, or not an average in each; Error(checkpoint).
 void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints, const std::vector<double>& shares,
                          const std::filesystem::path& out, WhichWeights which = WhichWeights::trained);
 

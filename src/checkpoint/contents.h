@@ -52,8 +52,12 @@ Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
 // Error(checkpoint) naming the damaged file.
 Contents read_contents(const std::filesystem::path& checkpoint);
 
-// The same in parts, for ranks that read a share of the headers each and pass them on, so that no rank opens the files of
-// all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the other; and the contents,
+// Checks all that verify_checkpoint does, but for the checksums of the tensors' bytes, which are not read: whoever loads
+// them checks those. Error(checkpoint), with the way out.
+Contents verify_structure(const std::filesystem::path& checkpoint);
+
+// The same as read_contents in parts, for ranks that read a share of the headers each and pass them on, so that no rank
+// opens the files of all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the other; and the contents,
 // from what each rank has read.
 StoredManifest read_named_manifest(const std::filesystem::path& checkpoint);
 std::string read_headers(const std::filesystem::path& checkpoint, const StoredManifest& stored, int rank, int ranks);

@@ -39,4 +39,13 @@ std::optional<int64_t> step_of_folder_name(std::string_view name) {
   return step;
 }
 
+std::optional<int64_t> step_of_abandoned_name(std::string_view name) {
+  const size_t suffix = name.find(abandoned_suffix);
+  if (suffix == std::string_view::npos) return std::nullopt;
+  const std::string_view number = name.substr(suffix + abandoned_suffix.size());
+  const bool is_ours = number.empty() || (number.size() > 1 && number.front() == '-' &&
+                                          number.find_first_not_of("0123456789", 1) == std::string_view::npos);
+  return is_ours ? step_of_folder_name(name.substr(0, suffix)) : std::nullopt;
+}
+
 }  // namespace gptrain

@@ -11,6 +11,8 @@ namespace gptrain {
 
 // What starts with it is not a checkpoint: being written, being deleted, or left by a crash.
 inline constexpr std::string_view temporary_prefix = ".tmp-";
+// Behind a checkpoint's name: set aside, as the run has gone on from an older one.
+inline constexpr std::string_view abandoned_suffix = ".abandoned";
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view tokenizer_name = "tokenizer.json";
 
@@ -25,5 +27,8 @@ std::filesystem::path plain_path(const std::filesystem::path& path);
 
 // The step of a folder named by step_folder_name, else nothing.
 std::optional<int64_t> step_of_folder_name(std::string_view name);
+
+// The same of a folder that was set aside: "step-00000120.abandoned", or "step-00000120.abandoned-2".
+std::optional<int64_t> step_of_abandoned_name(std::string_view name);
 
 }  // namespace gptrain

@@ -1,6 +1,7 @@
 #include "checkpoint/hf_export.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <optional>
 #include <span>
@@ -19,14 +20,28 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-void write_values(SafetensorsWriter& writer, const float* values, int64_t count, DType dtype) {
+template <typename Round>
+void write_rounded(SafetensorsWriter& writer, const float* values, int64_t count, const Round& round) {
+  using Value = decltype(round(0.0F));
+  std::vector<Value> rounded(static_cast<size_t>(count));
+  std::transform(values, values + count, rounded.begin(), round);
+  writer.write(rounded.data(), count * static_cast<int64_t>(sizeof(Value)));
+}
+
+void write_values(SafetensorsWriter& writer, const HfTensor& tensor, const float* values, int64_t count, DType dtype) {
   if (dtype == DType::f32) {
     writer.write(values, count * dtype_bytes(dtype));
     return;
   }
-  std::vector<bf16> rounded(static_cast<size_t>(count));
-  std::transform(values, values + count, rounded.begin(), to_bf16);
-  writer.write(rounded.data(), count * dtype_bytes(dtype));
+  if (dtype == DType::bf16) return write_rounded(writer, values, count, to_bf16);
+  write_rounded(writer, values, count, [&](float value) {
+    const f16 rounded = to_f16(value);
+    if (std::isfinite(value) && !std::isfinite(to_float(rounded))) {
+      throw Error(ExitCode::usage, "--dtype fp16: \"{}\" holds {:g}, and fp16 ends at 65504; choose bf16 or fp32",
+                  tensor.name, value);
+    }
+    return rounded;
+  });
 }
 
 using Progressed = std::function<void(int64_t bytes)>;
@@ -46,9 +61,9 @@ class HfSource {
     const int64_t columns = count / tensor.rows;
     const float* values = values_.data() + tensor.first_row * columns;
     if (tensor.transposed) {
-      write_values(writer, transpose(values, tensor.rows, columns).data(), count, dtype);
+      write_values(writer, tensor, transpose(values, tensor.rows, columns).data(), count, dtype);
     } else {
-      write_values(writer, values, count, dtype);
+      write_values(writer, tensor, values, count, dtype);
     }
   }
 
@@ -133,6 +148,17 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
   folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
 }
 
+// Of what transformers will lack; empty if nothing.
+std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
+  if (!record) return "no tokenizer goes along: the checkpoint does not know that of its data";
+  if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";
+  if (record->text.empty()) return "no tokenizer goes along: the checkpoint has its hash alone";
+  if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
+    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece does "
+           "not say";
+  return "";
+}
+
 }  // namespace
 
 HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype, WhichWeights which,
@@ -149,8 +175,8 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
     model.config["bos_token_id"] = *tokenizer->end_token;
     model.config["eos_token_id"] = *tokenizer->end_token;
   }
-  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out, model.warning};
-  create_folders(folder.path());
+  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out, model.warning,
+                  tokenizer_note(tokenizer)};
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   const int64_t total = result.parameters * dtype_bytes(dtype);
   int64_t done = 0;

@@ -37,8 +37,14 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
   nlohmann::json index;
+  // The parser keeps the last of equal keys; an index that says two things about one tensor is refused.
+  std::set<std::string> keys, tensors;
+  const auto no_key_twice = [&](const std::string& key, int depth) {
+    if (depth == 1) tensors.clear();
+    if (!(depth == 1 ? keys : tensors).insert(key).second) refuse_file(path, "\"{}\" is given twice", key);
+  };
   try {
-    index = parse_json(text);
+    index = parse_json(text, no_key_twice, 2);
   } catch (const nlohmann::json::exception& error) {
     refuse_file(path, "it is not valid JSON: {}", error.what());
   }
@@ -47,6 +53,7 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   std::map<std::string, std::string> files;
   for (const auto& [tensor, name] : index["weight_map"].items()) {
     if (!name.is_string()) refuse_file(path, "\"{}\" has no file's name", tensor);
+    if (tensor.empty()) refuse_file(path, "a tensor has no name");
     const auto text_of = name.get<std::string>();
     if (text_of.empty() || text_of == "." || text_of == ".." || text_of.find('/') != std::string::npos ||
         text_of.find('\0') != std::string::npos) {
@@ -101,6 +108,7 @@ void HfFiles::add(const fs::path& path) {
   files_.push_back(path);
   for (SafetensorsEntry& entry : read_safetensors_header(file).entries) {
     const std::string name = entry.tensor.name;
+    if (name.empty()) refuse_file(path, "a tensor has no name");
     const auto [place, is_new] = tensors_.try_emplace(name, Place{files_.size() - 1, std::move(entry)});
     if (!is_new) refuse_file(path, "\"{}\" is in {}, too", name, files_[place->second.file].filename().string());
   }

@@ -150,13 +150,47 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
               join(faults, "\n  "), count > max_listed ? fmt::format("\n  and {} more", count - max_listed) : "");
 }
 
+// A head of its own would be lost.
+void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+                       const fs::path& config_file) {
+  const std::string head = "lm_head.weight";
+  if (!config.model.tied_head || !files.tensors().contains(head)) return;
+  const auto table = std::find_if(tensors.begin(), tensors.end(),
+                                  [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
+  if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name)) return;
+  throw Error(ExitCode::checkpoint,
+              "{} cannot be imported: its head is \"{}\" (tie_word_embeddings is true, or is so where it is not given), "
+              "but \"{}\" of {} is another; with tie_word_embeddings = false both are imported",
+              config_file.string(), table->name, head, files.file_of(head).filename().string());
+}
+
+bool has_file(const fs::path& folder, const char* name) {
+  std::error_code unreadable;
+  return fs::exists(folder / name, unreadable);
+}
+
+// What a folder of transformers says of its tokenizer and of generation, beside what a checkpoint keeps of them.
+void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vector<std::string>& notes) {
+  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"};
+  constexpr const char* others[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                    "chat_template.jinja", "generation_config.json"};
+  std::vector<std::string> left;
+  for (const char* name : vocabularies)
+    if (!has_tokenizer && has_file(folder, name)) left.emplace_back(name);
+  for (const char* name : others)
+    if (has_file(folder, name)) left.emplace_back(name);
+  if (!left.empty())
+    notes.push_back(fmt::format("left behind: {}, which a checkpoint does not hold; an export writes what it knows itself",
+                                join(left, ", ")));
+}
+
 std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,
                                             int64_t vocab_size, std::vector<std::string>& notes) {
-  std::error_code unreadable;
-  const auto has = [&](const char* name) { return fs::exists(folder / name, unreadable); };
-  if (!has("tokenizer.json") && !(has("vocab.json") && has("merges.txt"))) return std::nullopt;
+  const auto has = [&](const char* name) { return has_file(folder, name); };
+  const bool as_folder = has("tokenizer.json") || (has("vocab.json") && has("merges.txt"));
+  if (!as_folder && !has("tokenizer.model")) return std::nullopt;
   try {
-    const auto tokenizer = load_tokenizer(folder.string());
+    const auto tokenizer = load_tokenizer((as_folder ? folder : folder / "tokenizer.model").string());
     std::optional<int32_t> end = description.end_token;
     if (end && !tokenizer->has(*end)) end.reset();
     if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);
@@ -193,6 +227,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   for (const std::string& key : description.unknown)
     result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
   check_tensors(tensors, files, config, description.hf, folder, result.notes);
+  require_tied_head(tensors, files, config, config_file);
 
   const StateColumns columns = optimizer_columns(config.optimizer);
   const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
@@ -220,6 +255,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   manifest.config = show_config(config, ConfigText::for_any_ranks);
   manifest.build = version;
   manifest.tokenizer = tokenizer_in(folder, description, config.model.vocab_size, result.notes);
+  note_files_left_behind(folder, manifest.tokenizer.has_value(), result.notes);
   save_checkpoint(made.path(), manifest, slices);
   made.write("model.json", model_section(config));
   made.publish();

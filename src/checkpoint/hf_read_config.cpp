@@ -265,6 +265,8 @@ class HfConfigReader {
         refuse("max_window_layers", first, "gptrain has a window in all layers or in none: 0, or num_hidden_layers");
       return has_window && first == 0;
     }
+    if (kinds.is_array() && std::ssize(kinds) != layers)
+      refuse("layer_types", kinds, fmt::format("must name the kind of each of {} layers", layers));
     const bool alike = kinds.is_array() && !kinds.empty() &&
                        std::all_of(kinds.begin(), kinds.end(), [&](const Json& kind) { return kind == kinds.front(); });
     if (!alike || (kinds.front() != "full_attention" && (kinds.front() != "sliding_attention" || !has_window))) {

@@ -1,14 +1,47 @@
 #include <algorithm>
+#include <fmt/format.h>
+#include <optional>
 
 #include "base/append.h"
 #include "base/printable.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/contents.h"
+#include "checkpoint/model_check.h"
+#include "checkpoint/which_weights.h"
+#include "config/fields.h"
 
 namespace gptrain {
 namespace {
 
+int64_t samples_in(const std::vector<SampleRange>& ranges) {
+  int64_t count = 0;
+  for (const SampleRange& range : ranges) count += range.count;
+  return count;
+}
+
+// Nothing where it cannot be read: the rest is worth a look.
+std::optional<RunConfig> readable_config(const Contents& contents) {
+  try {
+    return saved_config(contents.checkpoint, contents.stored.manifest);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string tokenizer_text_of(const std::optional<TokenizerRecord>& tokenizer) {
+  if (!tokenizer) return "not known";
+  if (tokenizer->is_bytes()) return "bytes";
+  return fmt::format("vocabulary of {}, sha256 {}", format_grouped(tokenizer->vocab_size), printable(tokenizer->sha256));
+}
+
+std::string average_text(const Contents& contents, const std::optional<RunConfig>& config) {
+  const std::string prefix = stored_name(WhichWeights::averaged, "");
+  const auto first = contents.tensors.lower_bound(prefix);
+  if (first == contents.tensors.end() || !first->first.starts_with(prefix)) return "none";
+  const std::string decay = config ? fmt::format("optimizer.ema = {}", config->optimizer.ema) : "is there";
+  return contents.stored.manifest.updates > 0 ? decay : decay + ", not begun: nothing has been updated";
+}
 
 }  // namespace
 
@@ -29,6 +62,17 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
          format_grouped(manifest.updates), format_grouped(manifest.skipped));
   append(text, "samples      {}\n", format_grouped(manifest.samples));
   append(text, "parameters   {}\n", format_grouped(parameters));
+  if (manifest.rollbacks > 0 || !manifest.left_out.empty()) {
+    append(text, "rollbacks    {}, {} left out\n", manifest.rollbacks,
+           format_counted(samples_in(manifest.left_out), "sample"));
+  }
+  const std::optional<RunConfig> config = readable_config(contents);
+  if (config && !config->data.skip_samples.empty())
+    append(text, "left out     {} by data.skip_samples\n", format_counted(samples_in(config->data.skip_samples), "sample"));
+  append(text, "precision    {}\n",
+         config ? find_field("precision.compute")->get(*config).get<std::string>() : "not known: its config is not valid");
+  append(text, "tokenizer    {}\n", tokenizer_text_of(manifest.tokenizer));
+  append(text, "average      {}\n", average_text(contents, config));
   append(text, "seed         {}\n", manifest.seed);
   append(text, "world size   {}\n", manifest.world_size);
   append(text, "build        {}\n", printable(manifest.build));

@@ -158,7 +158,7 @@ StoredManifest parse_manifest(const std::string& text) {
   }
   // The parser keeps the last of equal keys; a manifest that says two things is refused.
   std::set<std::string> keys;
-  const auto no_key_twice = [&](const std::string& key) {
+  const auto no_key_twice = [&](const std::string& key, int) {
     if (!keys.insert(key).second) fault("\"{}\" is given twice", key);
   };
   json root;

@@ -1,7 +1,15 @@
 #include "checkpoint/new_folder.h"
 
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <system_error>
+#include <unistd.h>
+#include <utility>
 
+#include "base/directory.h"
 #include "base/error.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
@@ -17,21 +25,73 @@ void refuse_existing(const fs::path& target, const fs::path& given, const std::s
   }
 }
 
+std::vector<fs::path> missing_folders(fs::path folder) {
+  std::vector<fs::path> missing;
+  std::error_code unreadable;
+  for (; !folder.empty() && !fs::exists(folder, unreadable); folder = folder.parent_path()) missing.push_back(folder);
+  return missing;
+}
+
+bool is_folder_of(int descriptor, const fs::path& path) {
+  struct stat ours {
+  }, there{};
+  return ::fstat(descriptor, &ours) == 0 && ::lstat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino;
+}
+
 }  // namespace
 
 NewFolder::NewFolder(const fs::path& target, const std::string& option) : given_(target), option_(option) {
+  if (target.empty()) throw Error(ExitCode::usage, "{}: names no folder", option);
   refuse_existing(target, given_, option_);
   target_ = plain_path(target);
-  const fs::path temporary = target_.parent_path() / (std::string(temporary_prefix) + target_.filename().string());
-  if (const std::string leftover = remove_folder(temporary); !leftover.empty())
-    throw Error(ExitCode::checkpoint, "{}", leftover);
-  temporary_ = temporary;
+  temporary_ = target_.parent_path() / (std::string(temporary_prefix) + target_.filename().string());
+  made_folders_ = missing_folders(temporary_.parent_path());
+  try {
+    take();
+    std::error_code unreadable;  // then writing to it fails, too
+    for (const fs::path& leftover : paths_in(temporary_, unreadable)) {
+      if (const std::string fault = remove_folder(leftover); !fault.empty())
+        throw Error(ExitCode::checkpoint, "{}", fault);
+    }
+  } catch (...) {
+    remove_what_was_made();
+    throw;
+  }
 }
 
-NewFolder::~NewFolder() { remove_folder(temporary_); }
+// Who had the folder before may rename or remove it between any two of these calls.
+void NewFolder::take() {
+  for (;;) {
+    create_folders(temporary_);
+    lock_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (lock_ < 0 && errno == ENOENT) continue;
+    if (lock_ < 0) throw Error(ExitCode::checkpoint, "cannot open {}: {}", temporary_.string(), std::strerror(errno));
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      ::close(std::exchange(lock_, -1));
+      if (error == EINTR) continue;
+      if (error == EWOULDBLOCK)
+        throw Error(ExitCode::usage, "{} {}: another gptrain is writing this folder", option_, given_.string());
+      throw Error(ExitCode::checkpoint, "cannot lock {}: {}", temporary_.string(), std::strerror(error));
+    }
+    if (is_folder_of(lock_, temporary_)) break;
+    ::close(std::exchange(lock_, -1));
+  }
+  // What had the name before may be published by now.
+  refuse_existing(target_, given_, option_);
+}
+
+NewFolder::~NewFolder() { remove_what_was_made(); }
+
+// But for what was published, or is another process's. A folder that has something in it stays.
+void NewFolder::remove_what_was_made() {
+  if (lock_ >= 0 && is_folder_of(lock_, temporary_)) remove_folder(temporary_);
+  if (lock_ >= 0) ::close(std::exchange(lock_, -1));
+  for (const fs::path& folder : made_folders_) ::rmdir(folder.c_str());
+}
 
 void NewFolder::write(const std::string& name, const std::string& text) {
-  create_folders(temporary_);
   SyncedFile file(temporary_ / name);
   file.write(text.data(), static_cast<int64_t>(text.size()));
   file.sync_and_close();

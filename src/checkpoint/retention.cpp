@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <fmt/format.h>
+#include <limits>
 #include <string_view>
 #include <system_error>
-#include <unistd.h>
 #include <vector>
 
 #include "base/directory.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -29,7 +30,36 @@ std::vector<fs::path> temporary_folders(const fs::path& folder) {
   return found;
 }
 
+// By way of a temporary name, so that no crash leaves half of a checkpoint under a name that stands for a whole one.
+std::string remove_checkpoint(const fs::path& checkpoint) {
+  const fs::path temporary =
+      checkpoint.parent_path() / (std::string(temporary_prefix) + checkpoint.filename().string());
+  std::error_code error;
+  fs::rename(checkpoint, temporary, error);
+  if (error) return fmt::format("cannot remove {}: {}", checkpoint.string(), error.message());
+  // The new name is on the disk before any file is gone.
+  sync_folder(checkpoint.parent_path());
+  return remove_folder(temporary);
+}
+
+// Of steps up to `last_step`.
+std::string remove_abandoned_until(const fs::path& out, int64_t last_step) {
+  std::string warnings;
+  for (const CheckpointInfo& info : list_abandoned(out))
+    if (info.step <= last_step) add_warning(warnings, remove_checkpoint(info.path));
+  return warnings;
+}
+
 }  // namespace
+
+bool is_sound_checkpoint(const fs::path& checkpoint) {
+  try {
+    read_manifest_and_sizes(checkpoint);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 std::string remove_unfinished_checkpoints(const fs::path& out) {
   std::string warnings;
@@ -38,28 +68,38 @@ std::string remove_unfinished_checkpoints(const fs::path& out) {
   return warnings;
 }
 
+std::vector<CheckpointInfo> list_abandoned(const fs::path& out) {
+  std::vector<CheckpointInfo> found;
+  std::error_code ignored;
+  for (const fs::path& path : paths_in(checkpoints_folder(out), ignored))
+    if (const auto step = step_of_abandoned_name(path.filename().string())) found.push_back({path, *step});
+  return found;
+}
+
+std::string remove_abandoned(const fs::path& out) {
+  try {
+    return remove_abandoned_until(out, std::numeric_limits<int64_t>::max());
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
 std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep_every) {
-  const fs::path folder = checkpoints_folder(out);
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
-    auto checkpoints = list_checkpoints(out);
-    std::erase_if(checkpoints,
-                  [](const CheckpointInfo& info) { return ::access((info.path / manifest_name).c_str(), R_OK) != 0; });
-    const auto num_candidates = static_cast<int64_t>(checkpoints.size()) - std::max<int64_t>(keep_last, 0);
-    for (int64_t i = 0; i < num_candidates; ++i) {
-      const CheckpointInfo& old = checkpoints[static_cast<size_t>(i)];
-      if (keep_every > 0 && old.step % keep_every == 0) continue;
-      const fs::path temporary = folder / temporary_folder_name(old.step);
-      std::error_code error;
-      fs::rename(old.path, temporary, error);
-      if (error) {
-        add_warning(warnings, fmt::format("cannot remove {}: {}", old.path.string(), error.message()));
-        continue;
-      }
-      // The new name is on the disk before any file is gone.
-      sync_folder(folder);
-      add_warning(warnings, remove_folder(temporary));
+    const std::vector<CheckpointInfo> checkpoints = list_checkpoints(out);
+    int64_t kept = 0, newest_step = -1;
+    for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
+      const CheckpointInfo& old = *newest;
+      const bool is_candidate = kept >= keep_last;
+      if (is_candidate && keep_every > 0 && old.step % keep_every == 0) continue;
+      if (!is_sound_checkpoint(old.path)) continue;
+      ++kept;
+      newest_step = std::max(newest_step, old.step);
+      if (!is_candidate) continue;
+      add_warning(warnings, remove_checkpoint(old.path));
     }
+    add_warning(warnings, remove_abandoned_until(out, newest_step));
   } catch (const Error& e) {
     add_warning(warnings, e.what());
   }

@@ -79,7 +79,7 @@ json parse_header(std::string_view text) {
   if (text.empty() || text.front() != '{') fault("the header does not begin with '{{'");
   // The parser keeps the last of equal keys; a file that says two things about one tensor is refused.
   std::set<std::string> keys;
-  const auto no_key_twice = [&](const std::string& key) {
+  const auto no_key_twice = [&](const std::string& key, int) {
     if (!keys.insert(key).second) fault("the header names \"{}\" twice", key);
   };
   json header;

@@ -35,7 +35,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
                   format_shape(tensor->second.global_shape), contents.checkpoint.string(),
                   format_shape(slice.global_shape));
     }
-    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32) {
+    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32 && !slice.rounds) {
       throw Error(ExitCode::checkpoint, "tensor \"{}\" is {} in {}, but {} in this run, which would round it",
                   slice.name, dtype_name(tensor->second.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
     }
@@ -84,13 +84,20 @@ void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   const int64_t first = offset / dtype_bytes(dtype);
   const int64_t count = bytes / dtype_bytes(dtype);
   std::vector<float> wide;
+  std::vector<bf16> narrow;
   const auto is_same = [&](const BoxCopy& copy) { return copy.dtype() == dtype; };
-  if (!std::all_of(copies.begin(), copies.end(), is_same)) {
-    const auto* const narrow = reinterpret_cast<const bf16*>(data);
+  const bool are_all_same = std::all_of(copies.begin(), copies.end(), is_same);
+  if (!are_all_same && dtype == DType::bf16) {
+    const auto* const from = reinterpret_cast<const bf16*>(data);
     wide.resize(static_cast<size_t>(count));
-    std::transform(narrow, narrow + count, wide.begin(), [](bf16 value) { return to_float(value); });
+    std::transform(from, from + count, wide.begin(), [](bf16 value) { return to_float(value); });
+  } else if (!are_all_same) {
+    const auto* const from = reinterpret_cast<const float*>(data);
+    narrow.resize(static_cast<size_t>(count));
+    std::transform(from, from + count, narrow.begin(), to_bf16);
   }
-  for (BoxCopy& copy : copies) copy.feed(first, is_same(copy) ? static_cast<const void*>(data) : wide.data(), count);
+  const void* const converted = wide.empty() ? static_cast<const void*>(narrow.data()) : wide.data();
+  for (BoxCopy& copy : copies) copy.feed(first, is_same(copy) ? data : converted, count);
 }
 
 void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers) {

@@ -14,7 +14,8 @@ enum class WhichWeights : uint8_t { trained, averaged };
 // The name of such a tensor in a checkpoint: "weight/NAME", "ema/NAME".
 std::string stored_name(WhichWeights which, std::string_view tensor);
 
-// Error(usage), of the option --ema: the average is asked for, and there is none.
+// Error(usage), of the option --ema: the average is asked for, and there is none, or none yet: the first update begins
+// it.
 void require_weights(const Contents& contents, WhichWeights which);
 
 }  // namespace gptrain

@@ -30,7 +30,7 @@ WhichWeights which_weights(bool ema) { return ema ? WhichWeights::averaged : Whi
 
 void export_weights(const ExportArguments& arguments) {
   std::unique_ptr<Progress> bar;
-  const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
+  const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
   const auto progress = [&](int64_t done, int64_t total) {
     if (!bar) bar = std::make_unique<Progress>("exporting", total, ProgressUnit::bytes);
     bar->update(done);
@@ -43,6 +43,7 @@ void export_weights(const ExportArguments& arguments) {
             format_bytes(static_cast<double>(written.bytes)),
             written.files > 1 ? fmt::format(" in {} files", written.files) : "");
   if (!written.warning.empty()) print_err("warning: {}\n", written.warning);
+  if (!written.note.empty()) print_out("note: {}\n", written.note);
   for (const std::string& key : written.left_out) {
     print_out("left out: {}, which acts in training only and has no place in a {}\n", key, written.architecture);
   }
@@ -72,8 +73,11 @@ void add_import_command(CLI::App& checkpoint) {
   CLI::App* command = checkpoint.add_subcommand("import", "a Hugging Face folder as a checkpoint of step 0");
   command->add_option("--hf", arguments->folder, "the folder to read: config.json and safetensors")
       ->required()
+      ->check(some_text())
       ->type_name("DIR");
-  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")
+      ->required()
+      ->check(some_text());
   command->add_option("--precision", arguments->precision, "precision.compute of the checkpoint's config: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("WORD");
@@ -119,7 +123,9 @@ void add_average_command(CLI::App& checkpoint) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = checkpoint.add_subcommand("average", "the mean of the weights of checkpoints of one model");
   command->add_option("DIR", arguments->folders, "checkpoints, or runs' folders (their newest)")->required();
-  command->add_option("--out", arguments->out, "the folder to write, which must not exist")->required();
+  command->add_option("--out", arguments->out, "the folder to write, which must not exist")
+      ->required()
+      ->check(some_text());
   command->add_option("--shares", arguments->shares, "a factor for each checkpoint, in place of the mean")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -136,12 +142,20 @@ void add_average_command(CLI::App& checkpoint) {
 
 void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   const size_t before = list_checkpoints(run).size();
-  if (before == 0) throw Error(ExitCode::checkpoint, "{}: holds no checkpoints", run);
+  const size_t abandoned = list_abandoned(run).size();
+  if (before + abandoned == 0) throw Error(ExitCode::checkpoint, "{}: holds no checkpoints", run);
   const FolderLock lock(run);
-  const std::string warning = apply_retention(run, keep_last, keep_every);
+  std::string warning = apply_retention(run, keep_last, keep_every);
+  if (const std::string more = remove_abandoned(run); warning.empty()) warning = more;
   const std::vector<CheckpointInfo> kept = list_checkpoints(run);
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
             kept.size());
+  if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
+    print_out("{}: {} removed that had been set aside\n", run, format_counted(static_cast<int64_t>(removed), "checkpoint"));
+  for (const CheckpointInfo& info : kept) {
+    if (!is_sound_checkpoint(info.path))
+      print_err("warning: {} is damaged: it does not count, and stays until you remove it\n", info.path.string());
+  }
   if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
 }
 
@@ -176,10 +190,11 @@ void add_checkpoint_commands(CLI::App& app) {
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();
   export_command->add_option("--hf", exporting->out, "the folder to write, which must not exist")
       ->required()
+      ->check(some_text())
       ->type_name("OUT");
   export_command
-      ->add_option("--dtype", exporting->dtype, "of the weights: fp32 (default), the masters as they are, or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->add_option("--dtype", exporting->dtype, "of the weights: fp32 (default), the masters as they are, bf16, or fp16")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->type_name("DTYPE");
   export_command->add_flag("--ema", exporting->ema, "their average, which a run keeps with optimizer.ema");
   export_command->callback([exporting] { export_weights(*exporting); });

@@ -29,6 +29,7 @@
 #include "train/device.h"
 #include "train/plan_step.h"
 #include "train/run.h"
+#include "train/set_up.h"
 #include "train/shortage.h"
 #include "train/signals.h"
 
@@ -88,6 +89,7 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   if (present) {
     find_run_tokenizer(config);  // refuses what a run would refuse
     const Dataset dataset = open_training_data(config);
+    check_length(config, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
       forecasts.push_back({report.path, report.share, report.epochs});
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -55,6 +56,10 @@ class Activity {
     last_call_ = ended->call;
     running_.erase(ended);
   }
+  // That the run is to stop, as somebody has told a process that takes no part in its steps. All others hear of it with
+  // the next beat of the heart.
+  void ask_to_stop() { stop_asked_ = true; }
+  bool stop_asked() const { return stop_asked_; }
   State state() const {
     const std::lock_guard lock(mutex_);
     if (running_.empty()) return {step_, phase_, stage_, micro_batch_, last_group_, last_call_, false};
@@ -67,6 +72,7 @@ class Activity {
     Call call;
   };
 
+  std::atomic<bool> stop_asked_ = false;
   mutable std::mutex mutex_;
   int64_t step_ = -1;
   std::string phase_;

@@ -57,8 +57,7 @@ bool lost(const Member& member) { return member.condition >= Condition::failed; 
 
 class Heartbeat::Watch {
  public:
-  Watch(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<const Activity> activity,
-        End end)
+  Watch(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity, End end)
       : meeting_(std::move(meeting)),
         rank_(rank),
         needed_(static_cast<size_t>(needed)),
@@ -140,7 +139,8 @@ class Heartbeat::Watch {
   }
 
   void beat(const char* kind) {
-    const std::string frame = json_text(Json{{"kind", kind}, {"doing", describe_state(activity_->state())}});
+    const std::string frame = json_text(
+        Json{{"kind", kind}, {"doing", describe_state(activity_->state())}, {"stop", activity_->stop_asked()}});
     for (FrameChannel& channel : meeting_.channels)
       if (channel.open()) channel.send(frame, Clock::now() + send_time);
   }
@@ -160,6 +160,7 @@ class Heartbeat::Watch {
     const std::string kind = text_member(message, "kind");
     member.heard = Clock::now();
     if (kind == "beat") member.doing = text_member(message, "doing");
+    if (kind == "beat" && message.contains("stop") && message["stop"] == true) activity_->ask_to_stop();
     if (kind == "finished") set_condition(member, Condition::finished);
     if (kind == "failed") set_condition(member, Condition::failed);
     if (kind == "end") end_(false);
@@ -284,7 +285,7 @@ class Heartbeat::Watch {
   std::string timeout_text_;
   Clock::duration timeout_;
   Clock::duration interval_;
-  std::shared_ptr<const Activity> activity_;
+  std::shared_ptr<Activity> activity_;
   End end_;
   std::vector<Member> members_;
   Socket wake_;  // readable once this rank leaves
@@ -294,7 +295,7 @@ class Heartbeat::Watch {
 };
 
 Heartbeat::Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout,
-                     std::shared_ptr<const Activity> activity, End end)
+                     std::shared_ptr<Activity> activity, End end)
     : watch_(std::make_unique<Watch>(std::move(meeting), rank, needed, timeout, std::move(activity), std::move(end))) {}
 
 Heartbeat::~Heartbeat() = default;

@@ -22,7 +22,7 @@ class Heartbeat {
   using End = std::function<void(bool reporter)>;
 
   // The loss of one of the first `needed` ranks ends all processes; that of another is reported, and ends nothing.
-  Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<const Activity> activity,
+  Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
             End end);
   // Must be called by all ranks once they need each other no more (finished), or when this rank has failed by itself:
   // the others then end, too, unless they end by themselves within a second.

@@ -152,6 +152,18 @@ struct Dataset::Impl {
     return taken;
   }
 
+  // The sample with which a source begins the epoch after the first one of which anything is seen.
+  std::optional<int64_t> first_repeat(size_t source) const {
+    int64_t first_seen = 0;  // ordinal in the source
+    for (const SampleRange& range : left_out.ranges()) {
+      const std::optional<int64_t> place = order.number_of(source, first_seen);
+      if (!place || *place < range.first) break;
+      const int64_t end = range.first + range.count;
+      if (*place < end) first_seen = order.taken_by(end)[source];
+    }
+    return sample_at(order.number_of(source, (first_seen / samples[source] + 1) * samples[source]));
+  }
+
   // The sample at that place, or the next one that is not left out.
   std::optional<int64_t> sample_at(std::optional<int64_t> place) const {
     return place ? std::optional(*place - left_out.before(*place)) : std::nullopt;
@@ -223,7 +235,7 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
                        .padding = file.best_fit_length() > 0 ? 1 - targets / places : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
-                       .first_repeat = impl_->sample_at(order.number_of(i, impl_->samples[i]))});
+                       .first_repeat = impl_->first_repeat(i)});
   }
   return reports;
 }

@@ -1,8 +1,43 @@
 #include "train/idle_ranks.h"
 
-namespace gptrain {
+#include <atomic>
+#include <chrono>
+#include <thread>
 
-IdleRanks::IdleRanks(World& world, int started) : is_one_(world.rank() >= world.size()) {
+#include "base/output.h"
+#include "base/thread.h"
+
+namespace gptrain {
+namespace {
+
+// While one lives, the first signal to this process asks the run to stop: its own thread waits for the run's end, and the
+// end of one process might make a launcher end all before they have saved.
+class SignalPassedOn {
+ public:
+  SignalPassedOn(World& world, const StopSignals& signals)
+      : thread_(start_thread("passes signals on", [this, &world, &signals] { watch(world, signals); })) {}
+  ~SignalPassedOn() {
+    over_ = true;
+    thread_.join();
+  }
+  SignalPassedOn(const SignalPassedOn&) = delete;
+  SignalPassedOn& operator=(const SignalPassedOn&) = delete;
+
+ private:
+  void watch(World& world, const StopSignals& signals) const {
+    while (!over_ && !signals.requested()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (over_) return;
+    print_err("rank {} idles: {} stops the run\n", world.rank(), signals.name());
+    world.activity().ask_to_stop();
+  }
+
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+IdleRanks::IdleRanks(World& world, int started) : world_(world), is_one_(world.rank() >= world.size()) {
   for (int rank = world.size(); rank < started; ++rank) {
     auto group = world.make_group({0, rank}, {.lane = "idle", .reduces = false, .patient = true});
     if (group) groups_.push_back(std::move(group));
@@ -10,7 +45,8 @@ IdleRanks::IdleRanks(World& world, int started) : is_one_(world.rank() >= world.
   if (is_one_) world.activity().set_phase("idle");
 }
 
-ExitCode IdleRanks::wait() const {
+ExitCode IdleRanks::wait(const StopSignals& signals) const {
+  const SignalPassedOn passing(world_, signals);
   int32_t code = 0;
   groups_.front()->receive(&code, 1, DType::i32, 0);
   const auto end = static_cast<ExitCode>(code);

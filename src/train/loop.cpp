@@ -19,7 +19,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
       start_(choose_start(context.config, options, checkpoint_bytes(design->spec, context.config), context.all(),
                           context.world)),
       folder_(context.config.run.out, start_.lock.get()),
-      stop_(signals, folder_),
+      stop_(signals, folder_, context.world.activity()),
       data_(open_data(context.config, start_.checkpoint, context.all(), context.world)),
       limits_(measure_limits(context.backend, context.config.precision.compute, profiler != nullptr)),
       step_(make_step(std::move(design), context.backend, context.groups, context.world)),
@@ -121,7 +121,9 @@ void TrainingLoop::end_step() {
   stop_.note(result.stop);
   count(result);
   losses_.look(progress_, result);
+  if (profiler_ != nullptr) profiler_->set_saving(true);
   checkpoints_.step_is_over(progress_, losses_.is_doubtful(), is_last());
+  if (profiler_ != nullptr) profiler_->set_saving(false);
   std::optional<StepProfile> profile;
   if (profiler_ != nullptr && progress_.step == profile_step_)
     profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().stages);

@@ -74,7 +74,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     world_options.ranks = static_cast<int>(training_ranks(config, launch.size));
     const auto world = make_process_world(launch, world_options);
     const IdleRanks idle(*world, launch.size);
-    if (idle.is_one()) return idle.wait();
+    if (idle.is_one()) return idle.wait(signals);
     return idle.tell([&] { return run_rank(config, options, signals, *world); });
   } catch (const Error& error) {
     if (*error.what() == '\0') let_rank_0_speak();

@@ -9,10 +9,13 @@
 
 #include "base/amount.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/contents.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/shared_load.h"
 #include "comm/agree.h"
+#include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
 
@@ -37,6 +40,17 @@ auto with_way_out_of(const fs::path& checkpoint, const Work& work) {
     return work();
   } catch (const Error& error) {
     throw with_way_out(error, checkpoint);
+  }
+}
+
+// Runs `work`, and adds to its errors what the command line has for them.
+template <typename Work>
+auto with_other_to_resume(const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::checkpoint || *error.what() == '\0') throw;
+    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
   }
 }
 
@@ -90,8 +104,13 @@ std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, co
     return ranges;
   };
   if (up_to_end(before) == up_to_end(now)) return "";
-  return fmt::format("data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to",
-                     end);
+  const auto text = [](const RunConfig& config) {
+    return json_text(find_field("data.skip_samples")->get(config));
+  };
+  return fmt::format(
+      "data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to: {} in the "
+      "checkpoint, {} in the config",
+      end, text(saved), text(asked));
 }
 
 }  // namespace
@@ -115,11 +134,13 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step.backend());
-  const Contents contents = load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
-    step.clear_state();
-    std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
-    begin_average(slices, stored.stored.manifest, checkpoint);
-    return slices;
+  const Contents contents = with_other_to_resume([&] {
+    return load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
+      step.clear_state();
+      std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
+      begin_average(slices, stored.stored.manifest, checkpoint);
+      return slices;
+    });
   });
   const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);
@@ -134,9 +155,16 @@ std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& 
   std::vector<std::string> changes;
   const auto memory = make_slice_memory(step.backend());
   load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
-    changes = model_changes(saved_config(checkpoint, contents.stored.manifest), step.design().config).accepted;
+    const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
+    const RunConfig& asked = step.design().config;
+    changes = model_changes(saved, asked).accepted;
+    if (asked.precision.pure && !saved.precision.pure)
+      changes.emplace_back("weights: fp32 in the checkpoint, rounded to bf16 for precision.compute = bf16-pure");
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
-    for (Slice& slice : slices) keep_stored_rows(slice, contents);
+    for (Slice& slice : slices) {
+      keep_stored_rows(slice, contents);
+      slice.rounds = true;
+    }
     std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
     return slices;
   });
@@ -168,15 +196,13 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   } else {
     checkpoint = resolve_checkpoint(resume);
   }
-  Manifest manifest;
-  try {
-    manifest = read_manifest(checkpoint);
-    verify_checkpoint(checkpoint);
-    check_model(checkpoint);
-  } catch (const Error& error) {
-    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
-  }
+  const Contents contents = with_other_to_resume([&] {
+    read_manifest(checkpoint);  // sizes first, which tell more than headers
+    return verify_structure(checkpoint);
+  });
+  const Manifest& manifest = contents.stored.manifest;
   const RunConfig saved = saved_config(checkpoint, manifest);
+  with_other_to_resume([&] { check_model(contents, saved); });
   if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
                 (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
@@ -202,9 +228,10 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
 
 fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked) {
   fs::path checkpoint = resolve_checkpoint(asked);
-  verify_checkpoint(checkpoint);
-  check_model(checkpoint);
-  const std::string refused = model_changes(saved_config(checkpoint, read_manifest(checkpoint)), config).refused;
+  const Contents contents = verify_structure(checkpoint);
+  const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
+  check_model(contents, saved);
+  const std::string refused = model_changes(saved, config).refused;
   if (!refused.empty())
     throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(), refused);
   return checkpoint;
@@ -238,9 +265,9 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
   for (const CheckpointInfo& info : list_checkpoints(out)) {
     if (info.step <= step) continue;
     fs::path aside = info.path;
-    aside += ".abandoned";
+    aside += abandoned_suffix;
     std::error_code error;
-    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}.abandoned-{}", info.path.string(), n);
+    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}{}-{}", info.path.string(), abandoned_suffix, n);
     if (!error) fs::rename(info.path, aside, error);
     if (error) throw Error(ExitCode::checkpoint, "cannot rename {}: {}", info.path.string(), error.message());
     names.push_back(aside.filename().string());

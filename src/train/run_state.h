@@ -31,7 +31,8 @@ RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& st
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 // What `--resume` asks for: "latest" (the newest of run.out, or none to start from scratch) or a folder. Checks that
-// the checkpoint is sound and that the config can go on from it: Error(checkpoint), Error(usage).
+// the checkpoint's structure is sound and that the config can go on from it: Error(checkpoint), Error(usage). The
+// tensors' bytes are checked when they are loaded.
 std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& config, const std::string& resume);
 
 // The checkpoint that a run starts from: the one that `resume` asks for (see above), none where it is not given. The
@@ -40,7 +41,7 @@ std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& confi
 std::optional<std::filesystem::path> checkpoint_to_start_from(const RunConfig& config,
                                                               const std::optional<std::string>& resume);
 
-// What --init-from asks for: a checkpoint, or the newest of a run's folder. Checks that it is sound, and that its weights
+// What --init-from asks for: a checkpoint, or the newest of a run's folder. Checks that its structure is sound, and that its weights
 // are those of the config's model, whose vocabulary may be larger: Error(checkpoint), Error(usage).
 std::filesystem::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked);
 // Gives a step that has its initial state the checkpoint's weights; rows of the vocabulary that the checkpoint lacks stay

@@ -1,6 +1,7 @@
 #include "train/set_up.h"
 
 #include <algorithm>
+#include <limits>
 #include <fmt/format.h>
 #include <utility>
 #include <vector>
@@ -75,14 +76,20 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
 
 }  // namespace
 
-void check_length(const RunConfig& config, const Dataset& data) {
+void check_length(const RunConfig& config, const Dataset& data, const std::vector<SampleRange>& by_rollbacks) {
   const int64_t steps = data.num_samples() / config.batch.global;
   if (steps >= config.run.steps) return;
+  constexpr int64_t everywhere = std::numeric_limits<int64_t>::max();
+  std::string left_out;
+  if (const int64_t all = data.left_out().before(everywhere); all > 0) {
+    left_out = fmt::format(" without the {} that data.skip_samples and rollbacks leave out ({} for rollbacks)",
+                           format_counted(all, "sample"), LeftOutSamples(by_rollbacks).before(everywhere));
+  }
   throw Error(
       ExitCode::usage,
-      "run.steps = {}: every source of data.train has been seen max_epochs times after {}; set run.steps to {}, "
+      "run.steps = {}: every source of data.train has been seen max_epochs times after {}{}; set run.steps to {}, "
       "or a larger max_epochs",
-      config.run.steps, format_counted(steps, "step"), steps);
+      config.run.steps, format_counted(steps, "step"), left_out, steps);
 }
 
 int ranks_on_this_host(const World& world) {

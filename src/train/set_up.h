@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/world.h"
 #include "config/run_config.h"
@@ -42,8 +43,9 @@ struct RunData {
 RunData open_data(const RunConfig& config, const std::optional<std::filesystem::path>& checkpoint, Communicator* all,
                   const World& world);
 
-// Error(usage): the run goes on when every source has been seen as often as it may be.
-void check_length(const RunConfig& config, const Dataset& data);
+// Error(usage): the run goes on when every source has been seen as often as it may be. `by_rollbacks`: what of the samples
+// that the data leave out is left out because the run has gone back.
+void check_length(const RunConfig& config, const Dataset& data, const std::vector<SampleRange>& by_rollbacks = {});
 
 // Error(device): no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,

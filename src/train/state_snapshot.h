@@ -14,7 +14,9 @@ namespace gptrain {
 
 class StateSnapshot {
  public:
-  // Takes the memory: the host's, and pinned beside a device whose memory is apart. Error(device). Borrows the backend.
+  // Takes the memory: the host's, and pinned beside a device whose memory is apart. It is touched at once: the first copy
+  // waits for no pages, and a machine that does not have them shows that at the start. Error(device). Borrows the
+  // backend.
   StateSnapshot(Backend& backend, int64_t bytes);
 
   // Copies weights and columns of the pieces, which the memory has room for; on a device in a queue of its own. They stay

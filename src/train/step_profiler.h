@@ -30,6 +30,9 @@ class StepProfiler final : public ActionObserver {
   StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits,
                      const Stages& stages);
 
+  // From here on copies are part of a save, or no longer.
+  void set_saving(bool saving) { log_.name_copies(saving ? "save_copy" : ""); }
+
   bool before(const Action& action) override;
   void after(const Action& action) override;
 

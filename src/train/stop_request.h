@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "comm/activity.h"
 #include "train/folder.h"
 #include "train/signals.h"
 #include "train/training_step.h"
@@ -11,11 +12,13 @@ namespace gptrain {
 
 class StopRequest {
  public:
-  // Borrows both.
-  StopRequest(const StopSignals& signals, const FolderWatch& folder) : signals_(signals), folder_(folder) {}
+  // Borrows all.
+  StopRequest(const StopSignals& signals, const FolderWatch& folder, const Activity& activity)
+      : signals_(signals), folder_(folder), activity_(activity) {}
 
-  // This rank has been sent a signal, or can no longer write to the run's folder. Differs from rank to rank.
-  bool is_wanted() const { return signals_.requested() || !folder_.fault().empty(); }
+  // This rank has been sent a signal, or has heard of one that a process that idles was sent, or can no longer write to
+  // the run's folder. Differs from rank to rank.
+  bool is_wanted() const { return signals_.requested() || activity_.stop_asked() || !folder_.fault().empty(); }
   // Some rank wants it and all know. The same on all ranks; once true, it stays so.
   bool is_agreed() const { return agreed_; }
   // Of a step's result.
@@ -31,6 +34,7 @@ class StopRequest {
  private:
   const StopSignals& signals_;
   const FolderWatch& folder_;
+  const Activity& activity_;
   bool agreed_ = false;
 };
 

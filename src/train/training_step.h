@@ -69,6 +69,7 @@ class TrainingStep {
   // Call after the state's weights were written from outside: makes the compute weights from them, on all ranks.
   void weights_changed();
   void set_updates(int64_t updates);  // continues a run
+  int64_t updates() const { return host_state_.updates; }  // of the steps that have ended
   void set_loss_scale(const LossScale& scale);
   // Of the next step; none but with fp16.
   std::optional<LossScale> loss_scale() const {

@@ -39,12 +39,12 @@ bool Validation::run(int64_t step) {
   if (!data_ || validated_step_ == step) return true;
   context_.world.activity().set_phase("validation");
   std::optional<AveragedWeights> average;
-  if (context_.config.run.validate_ema) average.emplace(step_);
+  if (context_.config.run.validate_ema && step_.updates() > 0) average.emplace(step_);
   const std::optional<double> sum = evaluate();
   if (average) average->restore();
   if (!sum) return false;
   validated_step_ = step;
-  reporter_.report_validation(step, metrics_of(*sum), context_.config.run.validation_samples);
+  reporter_.report_validation(step, metrics_of(*sum, average.has_value()), context_.config.run.validation_samples);
   return true;
 }
 
@@ -64,11 +64,11 @@ std::optional<double> Validation::evaluate() {
 }
 
 // `sum`: of the cross-entropies of all tokens.
-ValidationMetrics Validation::metrics_of(double sum) {
+ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
   ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)),
-                            .ema = config.run.validate_ema};
+                            .ema = of_average};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
   if (*text_bytes_ > 0) metrics.bits_per_byte = sum / (std::numbers::ln2 * static_cast<double>(*text_bytes_));

@@ -26,16 +26,16 @@ class Validation {
   bool is_due(int64_t step) const;
   // Rank 0 warns where the data hold fewer samples than run.validation_samples.
   void warn_of_repeats() const;
-  // Evaluates the weights as they are after `step`, or with run.validate_ema their average, and reports the loss; does
-  // nothing where that was done before, by this object. False if a stop left it out; whoever resumes that step makes up for it. Collective over the world,
-  // while no step is under way.
+  // Evaluates the weights as they are after `step`, or with run.validate_ema their average, which the first update
+  // begins, and reports the loss; does nothing where that was done before, by this object. False if a stop left it out;
+  // whoever resumes that step makes up for it. Collective over the world, while no step is under way.
   bool run(int64_t step);
   // The run has gone back: what was evaluated may come again.
   void forget() { validated_step_ = -1; }
 
  private:
   std::optional<double> evaluate();
-  ValidationMetrics metrics_of(double sum);
+  ValidationMetrics metrics_of(double sum, bool of_average);
 
   const RunContext& context_;
   const std::optional<Dataset>& data_;

@@ -1,5 +1,6 @@
 """Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify|export`, and `generate`."""
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -59,11 +60,15 @@ class Resume(CheckpointCase):
     def test_an_older_one_repeats_the_steps_after_it(self):
         before = self.records()
         shutil.copytree(self.checkpoint(6), self.path("first"))
-        out = self.train(self.config, "--resume", "out/checkpoints/step-00000002")
+        out = self.train(self.config, "--resume", "out/checkpoints/step-00000002", "--steps", "2")
         self.assertIn("resumed from out/checkpoints/step-00000002 (step 2)", out)
         for step in (4, 6):
             self.assertIn(f"later checkpoint set aside: step-0000000{step}.abandoned", out)
-            self.assertTrue((self.path("out") / "checkpoints" / f"step-0000000{step}.abandoned").is_dir())
+        # They stay until the run has come to their steps again.
+        folder = self.path("out") / "checkpoints"
+        self.assertEqual([path.name for path in folder.glob("*.abandoned")], ["step-00000006.abandoned"])
+        self.train(self.config, "--resume")
+        self.assertEqual(list(folder.glob("*abandoned*")), [])
         self.assert_same_steps(self.records(), before)
         self.assert_same_checkpoint(self.checkpoint(6), self.path("first"))
 
@@ -170,6 +175,7 @@ class Pure(CheckpointCase):
         self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "whole"))
         self.assertLess(self.records("whole")[-1]["loss"], self.records("whole")[0]["loss"])
         self.assertIn("sound", self.succeed("checkpoint", "verify", "whole"))
+        self.assertRegex(self.succeed("checkpoint", "inspect", "whole"), r"(?m)^precision +bf16-pure$")
         text = self.succeed("checkpoint", "inspect", "whole")
         for pattern in [r"(?m)^weight/embedding\.token +\[257, 8\] +bf16 +1$", r"(?m)^exp_avg/embedding\.token .* f32 +1$",
                         r"(?m)^weight/blocks\.0\.norm1\.weight +\[8\] +f32 +1$"]:
@@ -219,6 +225,19 @@ class Damage(CheckpointCase):
                 self.assertIn(f"resumed from {older} (step 4)", self.train(self.config, "--resume", older))
                 self.assert_same_steps(self.records(), self.records("sound"))
                 self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "sound"))
+
+    def test_data_are_read_once_when_they_are_loaded(self):
+        """A config that cannot go on is refused before: nothing of the data has been read."""
+        self.damage_data(6)
+        self.refuse(USAGE, "run.seed: 1 in the checkpoint, 2 in the config", "train", self.config, "--resume",
+                    *overrides("run.seed=2"))
+        metrics = (self.path("out") / "metrics.jsonl").read_bytes()
+        for ranks in (1, 2):
+            error = self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "the one before it: out/checkpoints/step-00000004 "
+                                             "(--resume DIR goes on from another)"],
+                                "train", self.config, "--resume", "--ranks", ranks)
+            self.assertEqual(error.count("gptrain: "), 1, error)
+        self.assertEqual((self.path("out") / "metrics.jsonl").read_bytes(), metrics)
 
     def test_a_damaged_older_one_is_not_proposed(self):
         self.damage_data(6)
@@ -316,6 +335,22 @@ class Room(CliCase):
                 self.assertEqual(done.stdout, "disk/out\ndisk/out/checkpoints\n")
 
 
+class Snapshot(CliCase):
+    def test_its_memory_is_there_from_the_start(self):
+        """Not from the first save on, which these runs do not come to: their last one copies nothing."""
+        config = self.write_run(model={"num_layers": 2, "hidden_size": 512}, checkpoint={"every_steps": 1000})
+        peaks = []
+        for asynchronous in ("false", "true"):
+            process = self.start("train", config, "--steps", "1",
+                                 *overrides(f"run.out=out-{asynchronous}", f"checkpoint.asynchronous={asynchronous}"))
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, FINISHED)
+            peaks.append(usage.ru_maxrss * 1024)
+        parameters = 12 * 512 * 512 * 2
+        self.assertGreater(peaks[1] - peaks[0], 0.9 * 12 * parameters)
+
+
 class Export(CheckpointCase):
     def header(self, name):
         data = (self.path(name) / "model.safetensors").read_bytes()
@@ -346,7 +381,7 @@ class Export(CheckpointCase):
 
     def test_arguments(self):
         self.refuse(USAGE, "--hf", "checkpoint", "export", "out")
-        self.refuse(USAGE, "--dtype", "checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        self.refuse(USAGE, "--dtype", "checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp8")
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "checkpoint", "export", "absent", "--hf", "hf")
 
     def test_keys_that_no_class_has(self):

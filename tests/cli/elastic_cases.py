@@ -138,6 +138,16 @@ class Processes(Elastic):
         self.assertEqual(self.codes(processes), [DIVERGED] * 4, self.output())
         self.assertEqual(self.output().count("gptrain: "), 1, self.output())
 
+    def test_a_signal_to_one_that_idles_stops_the_run(self):
+        self.write_run(checkpoint={"every_steps": 100000})
+        processes = self.start(*ELASTIC, *overrides("run.steps=1000000"))
+        self.wait_for_step(1)
+        processes[3].send_signal(signal.SIGTERM)
+        self.assertEqual(self.codes(processes), [REQUEUE] * 4, self.output())
+        self.assertIn("rank 3 idles: SIGTERM stops the run\n", self.output())
+        self.assertIn("stopped by a signal to another rank after step", self.output())
+        self.assertEqual(len(self.checkpoint_steps()), 1)
+
     def test_the_loss_of_one_that_idles_ends_nothing(self):
         self.write_run()
         processes = self.start(*ELASTIC, *overrides("run.steps=1000000"))

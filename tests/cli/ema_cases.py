@@ -30,6 +30,7 @@ class Average(CheckpointCase):
         self.train(self.config, *part, "--resume")
         self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "averaged"))
         self.assertIn("sound", self.succeed("checkpoint", "verify", "--deep", "averaged"))
+        self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"), r"(?m)^average +optimizer\.ema = 0\.9$")
         self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"), r"(?m)^ema/embedding\.token .* f32 +1$")
         self.assertIn("exp_avg f32, exp_avg_sq f32, ema f32", self.train(self.config, *AVERAGED, "--dry-run"))
 
@@ -83,6 +84,21 @@ class Average(CheckpointCase):
         prompt = ["--prompt", "ab", "--tokens", "20"]
         self.assertEqual(self.succeed("generate", "--checkpoint", "averaged", "--ema", *prompt),
                          self.succeed("generate", "--checkpoint", "mean", *prompt))
+
+    def test_there_is_none_before_the_first_update(self):
+        out = self.train(self.config, *AVERAGED, *VALIDATION, *overrides("run.validate_ema=true"), "--steps", "0")
+        self.assertRegex(out, r"validation after step 0: loss \d\.\d+.* over 8 sequences\n")
+        self.train(self.config, *VALIDATION, *overrides("run.out=plain"), "--steps", "0")
+        averaged, plain = (self.records(name, "validation_loss") for name in ("averaged", "plain"))
+        self.assertEqual(averaged, plain)
+        self.assertRegex(self.succeed("checkpoint", "inspect", "averaged"),
+                         r"(?m)^average +optimizer\.ema = 0\.9, not begun: nothing has been updated$")
+        none = ("--ema: averaged/checkpoints/step-00000000 holds no average of its weights yet, as nothing has updated "
+                "them")
+        self.refuse(USAGE, none, "checkpoint", "export", "averaged", "--hf", "hf", "--ema")
+        self.refuse(USAGE, none, "checkpoint", "average", "averaged", "--out", "mean", "--ema")
+        self.refuse(USAGE, none, "generate", "--checkpoint", "averaged", "--prompt", "ab", "--ema")
+        self.assertFalse(self.path("hf").exists())
 
     def test_what_is_refused(self):
         none = "--ema: out/checkpoints/step-00000006 holds no average of its weights, which a run keeps with optimizer.ema"

@@ -40,6 +40,10 @@ class Rollback(RollbackCase):
         for step in (12, 16, 20):
             self.assert_same_checkpoint(self.checkpoint(step, "back"), self.checkpoint(step, "without"))
         self.assertIn("sound", self.succeed("checkpoint", "verify", "back"))
+        self.assertRegex(self.succeed("checkpoint", "inspect", "back"), r"(?m)^rollbacks +1, 16 samples left out$")
+        self.assertRegex(self.succeed("checkpoint", "inspect", "without"),
+                         r"(?m)^left out +16 samples by data\.skip_samples\nprecision +fp32\ntokenizer +not known\n"
+                         r"average +none$")
         [record] = self.records("back", "rollback")
         self.assertGreater(record.pop("spike_loss"), 4)
         self.assertEqual(record, {"step": 12, "rollback": 1, "from_step": 14, "first_left_out": 48, "left_out": 16})
@@ -114,7 +118,9 @@ class Rollback(RollbackCase):
 
     def test_data_that_do_not_last(self):
         sources = 'data.train=[{"path": "easy", "max_epochs": 0.25}, {"path": "hard", "max_epochs": 0.25}]'
-        self.refuse(USAGE, "run.steps = 20: every source of data.train has been seen max_epochs times after",
+        self.refuse(USAGE, ["run.steps = 20: every source of data.train has been seen max_epochs times after 12 steps without "
+                            "the 100 samples that data.skip_samples and rollbacks leave out (100 for rollbacks); set "
+                            "run.steps to 12, or a larger max_epochs"],
                     "train", self.config, *overrides("run.out=back", sources, 'run.rollback={"spike": 4, "window": 6, '
                                                      '"steps": 2, "skip_samples": 100}'))
 
@@ -124,11 +130,33 @@ class LeftOut(RollbackCase):
         self.train(self.config, *overrides(*LEFT_OUT), "--steps", "8")
         out = "run.out=without"
         conflict = "data.skip_samples: is not what it was for the samples before 32, which the checkpoint has come to"
+        self.refuse(USAGE, conflict + ': [{"first":48,"count":16}] in the checkpoint, [{"first":2,"count":1}] in the config',
+                    "train", self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 2, "count": 1}]'))
         for ranges in ('[{"first": 3, "count": 1}]', '[{"first": 31, "count": 8}]'):
             self.refuse(USAGE, conflict, "train", self.config, "--resume", *overrides(out, f"data.skip_samples={ranges}"))
         # What lies ahead may change.
         self.train(self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 32, "count": 8}]'), "--steps", "4")
         self.refuse(USAGE, "data.skip_samples: is not what it was", "train", self.config, "--resume", *overrides(out))
+
+    def test_what_is_planned(self):
+        """`data mix` and the dry run count what is left: of 12 steps of the easy source 40 of 48 samples are not."""
+        left_out = overrides('data.skip_samples=[{"first": 0, "count": 40}]', 'data.phases=[{"until_step": 12, "weights": '
+                             '[1, 0]}, {"until_step": 1000, "weights": [0, 1]}]')
+        self.assertRegex(self.succeed("data", "mix", self.config, *left_out), r"(?m)^easy .* 10\.00% +128 +0\.03 ")
+        self.assertRegex(self.succeed("train", self.config, "--dry-run", *left_out), r"(?m)^ +easy +10\.00% +0\.03 epochs$")
+        # The first epoch of the easy source, 249 samples, is left out: its second one repeats nothing.
+        second = overrides("run.steps=70", 'data.train=[{"path": "easy"}]', "data.phases=[]")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second), r"(?m)^easy .* step 63$")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second,
+                                      *overrides('data.skip_samples=[{"first": 0, "count": 249}]')), r"(?m)^easy .* step 63$")
+        self.assertRegex(self.succeed("data", "mix", self.config, *second,
+                                      *overrides('data.skip_samples=[{"first": 0, "count": 240}]')), r"(?m)^easy .* step 3$")
+        ends = overrides('data.train=[{"path": "easy", "max_epochs": 0.2}, {"path": "hard", "max_epochs": 0.2}]',
+                         "data.phases=[]", "run.steps=24")
+        self.succeed("train", self.config, "--dry-run", *ends)
+        self.refuse(USAGE, "run.steps = 24: every source of data.train has been seen max_epochs times after 14 steps without "
+                           "the 40 samples that data.skip_samples and rollbacks leave out (0 for rollbacks); set run.steps "
+                           "to 14", "train", self.config, "--dry-run", *ends, left_out[0], left_out[1])
 
     def test_rules(self):
         for value, rule in (

@@ -32,6 +32,19 @@ class SentencePiece(CliCase):
                     self.assertEqual(self.succeed("data", "tokenize", "--tokenizer", "s.model", "--decode",
                                                   " ".join(map(str, ids))), decoded)
 
+    def test_a_model_goes_through_hugging_face_and_back(self):
+        self.needs_library()
+        self.write_corpus()
+        config = self.write_config(tiny_config(model={"vocab_size": 512}))
+        self.succeed("train", config, "--steps", "0")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        shutil.copy(self.path("s.model"), self.path("hf/tokenizer.model"))
+        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertRegex(self.succeed("checkpoint", "inspect", "imported"), r"(?m)^tokenizer +vocabulary of 420, sha256 ")
+        self.assertIn("note: tokenizer.model goes along without tokenizer_config.json",
+                      self.succeed("checkpoint", "export", "imported", "--hf", "back"))
+        self.assertEqual(self.path("back/tokenizer.model").read_bytes(), self.path("s.model").read_bytes())
+
     def test_from_texts_to_words(self):
         self.needs_library()
         texts = [text for text in self.known["texts"] if text] * 30

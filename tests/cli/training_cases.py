@@ -173,6 +173,14 @@ class Profiles(CliCase):
             if not line.startswith(("upload", "download")):
                 self.assertRegex(line, r"\d+\.\d (GFLOP/s|GB/s) +\d+%$")
 
+    def test_a_save_has_a_name_of_its_own(self):
+        out = self.train(self.write_run(checkpoint={"every_steps": 3}), "--profile-step", "3")
+        table = out.split("\nop  ")[1].split("\nop and shape")[0]
+        self.assertRegex(table, r"\nsave_copy +48 ", "weights and two moments of 16 tensors")
+        self.assertRegex(table, r"\ndownload +2 ", "the step's result, and the wish to stop")
+        out = self.train("run.json", *overrides("run.out=later"), "--profile-step", "4")
+        self.assertNotIn("save_copy", out)
+
     def test_the_trace_nests(self):
         out = self.train(self.write_run(), "--profile-step", "5")
         rows = self.events("out/trace-step5.json")

@@ -1,10 +1,14 @@
 """Weights that change hands: `checkpoint import`, `train --init-from`, and `checkpoint diff|average|verify --deep|prune`."""
+import fcntl
 import json
+import os
+import re
+import shutil
 import struct
 import unittest
 
 from checkpoints_cases import RANK_FILE, CheckpointCase
-from cli_case import CHECKPOINT, USAGE, overrides
+from cli_case import CHECKPOINT, FINISHED, USAGE, overrides, overwrite
 
 
 def weights_of(checkpoint):
@@ -18,6 +22,21 @@ def weights_of(checkpoint):
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
         tensors[name] = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
     return tensors
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
+def nearest_bf16(value):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
 class InitFrom(CheckpointCase):
@@ -58,6 +77,27 @@ class InitFrom(CheckpointCase):
         self.assertEqual(after[len(before):], drawn[len(before):])
         self.assertNotEqual(after[len(before):], (0.0,) * (len(drawn) - len(before)))
 
+    def test_weights_of_bf16_alone_from_those_of_fp32_and_back(self):
+        pure = ["precision.compute=bf16-pure", "run.steps=2"]
+        for layout in ([], ["--ranks", "2", *overrides("parallel.zero=3")]):
+            name = f"pure{len(layout)}"
+            out = self.train(self.config, "--init-from", "out", *overrides(f"run.out={name}", *pure), "--steps", "0", *layout)
+            self.assertIn("  weights: fp32 in the checkpoint, rounded to bf16 for precision.compute = bf16-pure\n", out)
+        before = weights_of(self.checkpoint(6))
+        out = self.train(self.config, "--init-from", "pure0", *overrides("run.out=back"), "--steps", "0")
+        self.assertNotIn("rounded", out)
+        after = weights_of(self.checkpoint(0, "back"))
+        for name, values in after.items():
+            if not name.startswith("weight/"):
+                continue
+            is_norm = "norm" in name
+            for value, exact in zip(values, before[name], strict=True):
+                self.assertEqual(value, exact if is_norm else nearest_bf16(exact), name)
+        self.succeed("checkpoint", "diff", "pure0", "pure4")
+        self.assertIn("48 of 48", self.succeed("checkpoint", "diff", "pure0", "pure4"))
+        self.train(self.config, "--resume", *overrides("run.out=pure0", *pure))
+        self.assertLess(self.records("pure0")[0]["loss"], self.records()[0]["loss"] - 0.05)
+
     def test_another_model_is_refused(self):
         self.refuse(USAGE, ["cannot start from the weights of out/checkpoints/step-00000006 with this config:\n",
                             "model.hidden_size: 8 in the checkpoint, 16 in the config",
@@ -69,8 +109,16 @@ class InitFrom(CheckpointCase):
                     *overrides("run.out=new", "model.sequence_length=8"))
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "train", self.config, "--init-from", "absent",
                     *overrides("run.out=new"))
+        # Of the data only what is loaded is read: the weights, not the moments, of which the last one is damaged.
         self.damage_data(6)
-        self.refuse(CHECKPOINT, "is damaged", "train", self.config, "--init-from", "out", *overrides("run.out=new"))
+        self.train(self.config, "--init-from", "out", *overrides("run.out=new"), "--steps", "0")
+        data = (self.checkpoint(6) / RANK_FILE).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        begin = 8 + length + json.loads(data[8:8 + length])["weight/embedding.token"]["data_offsets"][0]
+        overwrite(self.checkpoint(6) / RANK_FILE, begin, bytes([data[begin] ^ 1]))
+        self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "weight/embedding.token"], "train", self.config, "--init-from",
+                    "out", *overrides("run.out=further"))
+        self.assertFalse(self.path("further").exists())
 
 
 class Import(CheckpointCase):
@@ -89,6 +137,24 @@ class Import(CheckpointCase):
         for name in filter(lambda name: name.startswith("weight/"), before):
             self.assertEqual(after[name], before[name])
 
+    def test_weights_of_fp16_go_back_as_they_came(self):
+        self.succeed("checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        self.assertEqual(json.loads(self.path("hf/config.json").read_text(encoding="utf-8"))["torch_dtype"], "float16")
+        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertIn("in fp16 (", self.succeed("checkpoint", "export", "imported", "--hf", "back", "--dtype", "fp16"))
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual(self.path(f"back/{name}").read_bytes(), self.path(f"hf/{name}").read_bytes())
+        self.assertIn(b'"F16"', self.path("hf/model.safetensors").read_bytes()[:4000])
+
+    def test_files_of_tokenizers_that_stay_behind_are_named(self):
+        note = "note: no tokenizer goes along: the checkpoint does not know that of its data\n"
+        self.assertIn(note, self.succeed("checkpoint", "export", "out", "--hf", "hf"))
+        for name in ("tokenizer_config.json", "chat_template.jinja", "vocab.txt"):
+            self.path("hf", ).joinpath(name).write_text("{}", encoding="utf-8")
+        out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.assertIn("note: left behind: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
+                      "hold; an export writes what it knows itself\n", out)
+
     def test_what_is_refused(self):
         self.refuse(CHECKPOINT, "cannot open absent/config.json", "checkpoint", "import", "--hf", "absent", "imported")
         self.succeed("checkpoint", "export", "out", "--hf", "hf")
@@ -100,6 +166,57 @@ class Import(CheckpointCase):
         self.refuse(CHECKPOINT, ["hf/config.json cannot be imported:", 'activation_function = "relu"'],
                     "checkpoint", "import", "--hf", "hf", "imported")
         self.assertFalse(self.path("imported").exists())
+
+
+class NewFolders(CheckpointCase):
+    def test_two_processes_do_not_write_one_folder(self):
+        self.path(".tmp-made").mkdir()
+        self.path(".tmp-made/half").write_text("x", encoding="utf-8")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        commands = {"--hf": ["checkpoint", "export", "out", "--hf", "made"],
+                    "OUT": ["checkpoint", "import", "--hf", "hf", "made"],
+                    "--out": ["checkpoint", "average", "out", "--out", "made"]}
+        held = os.open(self.path(".tmp-made"), os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for option, command in commands.items():
+            self.refuse(USAGE, f"{option} made: another gptrain is writing this folder", *command)
+        self.assertTrue(self.path(".tmp-made/half").exists())
+        os.close(held)
+        # What a process that was killed has left is nobody's.
+        self.succeed(*commands["--hf"])
+        self.assertEqual(sorted(path.name for path in self.path("made").iterdir()), ["config.json", "model.safetensors"])
+        self.assertFalse(self.path(".tmp-made").exists())
+
+    def test_a_folder_that_cannot_be_written_is_refused_before_any_work(self):
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        self.damage_data(6)  # which is found when it is read
+        for command in (["export", "out", "--hf"], ["import", "--hf", "hf"], ["average", "out", "--out"]):
+            self.refuse(CHECKPOINT, "cannot create /proc/made", "checkpoint", *command, "/proc/made/deep")
+            self.refuse(CHECKPOINT, "cannot create run.json/.tmp-made: Not a directory", "checkpoint", *command, "run.json/made")
+            self.refuse(USAGE, "is empty", "checkpoint", *command, "")
+
+    def test_a_refusal_leaves_nothing(self):
+        self.path("empty").mkdir()
+        self.refuse(CHECKPOINT, "config.json", "checkpoint", "import", "--hf", "empty", "new/made")
+        self.assertFalse(self.path("new").exists())
+
+
+def rewrite_manifest(checkpoint, pattern, replacement):
+    """The manifest with another text for the first match, and the checksum that belongs to it."""
+    file = checkpoint / "manifest.json"
+    text = re.sub(pattern, replacement, file.read_text(encoding="utf-8"), count=1)
+    covered = text[:text.rindex(",")]
+    file.write_text(f'{covered},\n  "crc32c": "{crc32c(covered.encode()):08x}"\n}}\n', encoding="utf-8")
+
+
+def rewrite_tensor(checkpoint, name, numbers):
+    """Other numbers in an F32 tensor, with the checksums that belong to them."""
+    header = (checkpoint / RANK_FILE).read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    begin, end = json.loads(header[8:8 + length])[name]["data_offsets"]
+    data = struct.pack(f"<{(end - begin) // 4}f", *numbers)
+    overwrite(checkpoint / RANK_FILE, 8 + length + begin, data)
+    rewrite_manifest(checkpoint, f'("{re.escape(name)}": )"[0-9a-f]{{8}}"', rf'\g<1>"{crc32c(data):08x}"')
 
 
 class Compare(CheckpointCase):
@@ -116,6 +233,15 @@ class Compare(CheckpointCase):
         self.assertRegex(self.succeed("checkpoint", "diff", "out", "new"),
                          r"weight/embedding\.token +\[257, 8\] against \[300, 8\]\n")
 
+    def test_diff_of_what_is_no_number(self):
+        """The first element of a tensor is none, and those after it differ by numbers."""
+        shutil.copytree(self.path("out"), self.path("copy"))
+        rewrite_tensor(self.checkpoint(6, "copy"), "weight/head.norm.bias", [float("nan"), *[5.0] * 7])
+        for pair in (("out", "copy"), ("copy", "out")):
+            self.assertRegex(self.succeed("checkpoint", "diff", *pair),
+                             r"(?m)^weight/head\.norm\.bias +largest difference nan +relative norm nan$")
+        self.assertIn("48 of 48", self.succeed("checkpoint", "diff", "copy", "copy"))
+
     def test_average(self):
         self.succeed("checkpoint", "average", self.checkpoint(2), self.checkpoint(6), "--out", "mean")
         self.succeed("checkpoint", "average", "--shares", "0.25,0.75", self.checkpoint(2), self.checkpoint(6), "--out",
@@ -130,12 +256,33 @@ class Compare(CheckpointCase):
         self.succeed("generate", "--checkpoint", "mean", "--prompt", "a", "--tokens", 2)
         self.refuse(CHECKPOINT, "holds weights alone: a run begins with them by train --init-from", "train", self.config,
                     "--resume", "mean", *overrides("run.out=further"))
+        self.refuse(USAGE, "--shares: nan is not a finite number", "checkpoint", "average", "--shares", "nan", "out",
+                    "--out", "more")
         self.refuse(USAGE, "--shares gives 1 numbers for 2 checkpoints", "checkpoint", "average", "--shares", "1", "out",
                     "mean", "--out", "more")
         self.refuse(USAGE, "--out mean: already exists", "checkpoint", "average", "out", "--out", "mean")
         self.train(self.config, *overrides("run.out=other", "model.num_layers=2", "run.steps=1"))
         self.refuse(USAGE, ["is of another model than", "model.num_layers: 1 in the checkpoint, 2"],
                     "checkpoint", "average", "out", "other", "--out", "more")
+        self.assertFalse(self.path("more").exists())
+
+    def test_tokenizers_that_differ_have_no_average(self):
+        for step, digit in ((2, "a"), (4, "b"), (6, "b")):
+            rewrite_manifest(self.checkpoint(step), r'\n  "tensors"',
+                             f'\n  "tokenizer": {{"sha256": "{digit * 64}", "vocab_size": 257}},\n  "tensors"')
+        self.succeed("checkpoint", "average", self.checkpoint(4), self.checkpoint(6), "--out", "mean")
+        self.refuse(USAGE, "step-00000004 has another tokenizer than", "checkpoint", "average", self.checkpoint(2),
+                    self.checkpoint(4), "--out", "more")
+        self.assertFalse(self.path("more").exists())
+        self.assertIn("note: no tokenizer goes along: the checkpoint has its hash alone\n",
+                      self.succeed("checkpoint", "export", "out", "--hf", "hf"))
+
+    def test_what_fp16_does_not_hold_is_refused(self):
+        rewrite_tensor(self.checkpoint(6), "weight/head.norm.bias", [65519.0, -65504.0, *[0.0] * 6])
+        self.succeed("checkpoint", "export", "out", "--hf", "hf", "--dtype", "fp16")
+        rewrite_tensor(self.checkpoint(6), "weight/head.norm.bias", [-65520.0, *[0.0] * 7])
+        self.refuse(USAGE, '--dtype fp16: "transformer.ln_f.bias" holds -65520, and fp16 ends at 65504; choose bf16 or fp32',
+                    "checkpoint", "export", "out", "--hf", "more", "--dtype", "fp16")
         self.assertFalse(self.path("more").exists())
 
     def test_deep(self):
@@ -145,6 +292,29 @@ class Compare(CheckpointCase):
         self.assertAlmostEqual(float(line[1]), sum(x * x for x in values) ** 0.5, places=4)
         self.assertAlmostEqual(float(line[2]), max(map(abs, values)), places=5)
         self.assertTrue(out.endswith("out/checkpoints/step-00000006: sound\n"), out)
+
+    def test_prune_counts_sound_ones_alone(self):
+        self.damage_manifest(6)
+        result = self.run_gptrain("checkpoint", "prune", "out", "--keep-last", "1")
+        self.assertEqual((result.code, result.out), (FINISHED, "out: 1 checkpoint removed, 2 kept\n"))
+        self.assertEqual(result.err, "warning: out/checkpoints/step-00000006 is damaged: it does not count, and stays "
+                         "until you remove it\n")
+        self.assertEqual(self.checkpoint_steps(), [4, 6])
+
+    def test_prune_removes_what_was_set_aside(self):
+        folder = self.path("out") / "checkpoints"
+        for name in ("step-00000008.abandoned", "step-00000008.abandoned-2", "step-00000008.abandoned-", "best.abandoned"):
+            shutil.copytree(self.checkpoint(6), folder / name)
+        out = self.succeed("checkpoint", "prune", "out", "--keep-last", "3")
+        self.assertEqual(out, "out: 0 checkpoints removed, 3 kept\nout: 2 checkpoints removed that had been set aside\n")
+        self.assertEqual(sorted(path.name for path in folder.glob("*abandoned*")),
+                         ["best.abandoned", "step-00000008.abandoned-"])
+        shutil.copytree(self.checkpoint(6), folder / "step-00000008.abandoned")
+        held = os.open(self.path("out/.lock"), os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self.refuse(USAGE, "another gptrain is running in this folder", "checkpoint", "prune", "out", "--keep-last", "1")
+        os.close(held)
+        self.assertTrue((folder / "step-00000008.abandoned").exists())
 
     def test_prune(self):
         out = self.succeed("checkpoint", "prune", "out", "--keep-last", "1", "--keep-every", "4")

@@ -1,5 +1,6 @@
 #include "checkpoint/hf_import.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -115,7 +116,7 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   for (Given& one : all) one.tensor.name = one.tensor.name.substr(std::strlen("transformer."));
   all.push_back({{"h.0.attn.bias", DType::u8, {1, 1, 5, 5}}, std::vector<std::byte>(25)});
   all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
-  all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::vector<std::byte>(4 * vocab * hidden)});
+  all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::find_if(all.begin(), all.end(), [](const Given& one) { return one.tensor.name == "wte.weight"; })->bytes});
   write_file(hf.file(weights_name), all);
   HfJson config = hf.config();
   for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
@@ -128,6 +129,29 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   REQUIRE(read.notes.size() == 2);
   CHECK(read.notes[0] == "something_new of config.json is not used");
   CHECK(lacking(read.notes[1], {"lm_head.weight is left behind"}) == "");
+}
+
+TEST_CASE("A head of its own beside a tied one is refused", "[hf]") {
+  for (const Overrides& overrides : {Overrides{}, with(llama, {"model.tied_head=true"})}) {
+    HfFolder hf(overrides);
+    std::vector<Given> all = read_file(hf.file(weights_name));
+    const auto table = std::find_if(all.begin(), all.end(), [](const Given& one) {
+      return one.tensor.name == "transformer.wte.weight" || one.tensor.name == "model.embed_tokens.weight";
+    });
+    Given head{{"lm_head.weight", DType::f32, table->tensor.shape}, table->bytes};
+    const std::string name = table->tensor.name;
+    all.push_back(head);
+    write_file(hf.file(weights_name), all);
+    CHECK(lacking(hf.import().notes.back(), {"lm_head.weight is left behind"}) == "");
+    all.back().bytes[5] ^= std::byte{1};
+    write_file(hf.file(weights_name), all);
+    CHECK(lacking(hf.refusal(), {"config.json cannot be imported: its head is \"" + name + "\"",
+                                 "\"lm_head.weight\" of model.safetensors is another"}) == "");
+    all.back().bytes.resize(4);
+    all.back().tensor.shape = {1};
+    write_file(hf.file(weights_name), all);
+    CHECK(lacking(hf.refusal(), {"\"lm_head.weight\" of model.safetensors is another"}) == "");
+  }
 }
 
 TEST_CASE("Angles are read from the keys of older releases and of later ones", "[hf]") {
@@ -184,6 +208,8 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   CHECK(window(qwen, {{"layer_types", {"sliding_attention", "sliding_attention"}}}) == 3);
   CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
   CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
+  for (const HfJson& kinds : {HfJson::array({"full_attention"}), HfJson::array({"full_attention", "full_attention", "full_attention"})})
+    CHECK(lacking(qwen.refusal_with("layer_types", kinds), {"layer_types", "must name the kind of each of 2 layers"}) == "");
   qwen.set_config([&] {
     HfJson config = qwen.config();
     config.erase("layer_types");
@@ -230,6 +256,7 @@ TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
                   given.push_back({{"score.weight", DType::f32, {1}}, std::vector<std::byte>(4)});
                 }),
                 {"\"score.weight\" of model.safetensors is no tensor of a LlamaForCausalLM"}) == "");
+  CHECK(lacking(refusal([](auto& given) { given[0].tensor.name = ""; }), {weights_name, "a tensor has no name"}) == "");
   CHECK(lacking(refusal([](auto& given) { std::swap(given[0].tensor.shape[0], given[0].tensor.shape[1]); }),
                 {"has shape [", "its config asks for ["}) == "");
   CHECK(lacking(refusal([](auto& given) { given[0].bytes[3] = given[0].bytes[2] = std::byte{0xff}; }),
@@ -261,6 +288,20 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
   CHECK(lacking(refusal([&](HfJson& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map = HfJson::array(); }), {index_name, "weight_map"}) == "");
+  for (const char* name : {"/etc/passwd", "", ".", "..", "a/../b.safetensors"})
+    CHECK(lacking(refusal([&](HfJson& map) { map[norm] = name; }),
+                  {index_name, "\"" + std::string(name) + "\" is not the name of a file in this folder"}) == "");
+  CHECK(lacking(refusal([&](HfJson& map) { map[""] = "a.safetensors"; }), {index_name, "a tensor has no name"}) == "");
+  const auto refusal_of = [&](const std::string& text) {
+    write_text(hf.file(index_name), text);
+    return hf.refusal();
+  };
+  const std::string sound = index.dump();
+  const std::string twice = "\"model.norm.weight\":\"a.safetensors\",";
+  CHECK(lacking(refusal_of(std::string(sound).insert(sound.find("{", 1 + sound.find("weight_map")) + 1, twice)),
+                {index_name, "\"model.norm.weight\" is given twice"}) == "");
+  CHECK(lacking(refusal_of(std::string(sound).insert(1, "\"weight_map\":{},")), {index_name, "\"weight_map\" is given twice"}) ==
+        "");
 }
 
 TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]") {

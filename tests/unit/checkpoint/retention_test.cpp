@@ -34,6 +34,19 @@ TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else"
   verify_checkpoint(out.path() / "checkpoints/step-00000035");
 }
 
+TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {
+  const TempFolder out;
+  for (const int64_t step : {5, 10, 15, 20, 25}) save_step(out.path(), step);
+  const fs::path folder = out.path() / "checkpoints";
+  const fs::path manifest = folder / "step-00000025/manifest.json", data = folder / "step-00000020/rank-00000.safetensors";
+  write_text(manifest, read_text(manifest).substr(10));
+  write_text(data, read_text(data).substr(1));
+  CHECK(is_sound_checkpoint(folder / "step-00000015"));
+  CHECK(!is_sound_checkpoint(folder / "step-00000020"));
+  CHECK(!is_sound_checkpoint(folder / "step-00000025"));
+  CHECK(kept(out.path(), 2, 0) == std::vector<int64_t>{10, 15, 20, 25});
+}
+
 TEST_CASE("What has no readable manifest neither counts nor goes", "[retention]") {
   const TempFolder out;
   for (const int64_t step : {5, 10, 15, 20}) save_step(out.path(), step);

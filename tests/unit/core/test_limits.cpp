@@ -41,6 +41,11 @@ TEST_CASE("JSON has 64 levels at most, wherever brackets stand") {
   CHECK_FALSE(parse_json_or_discard("\"\\\"" + nested(99) + "\"").is_discarded());
   CHECK(parse_json_or_discard("\"\\\\\"" + nested(99)).is_discarded());
   std::string keys;
-  parse_json(R"({"a": {"b": 1}, "c": [{"d": 2}]})", [&](const std::string& key) { keys += key; });
+  parse_json(R"({"a": {"b": 1}, "c": [{"d": 2}]})", [&](const std::string& key, int) { keys += key; });
   CHECK(keys == "ac");
+  keys.clear();
+  parse_json(R"({"a": {"b": {"x": 1}}, "c": {"d": 2}})", [&](const std::string& key, int depth) {
+    keys += key + std::to_string(depth);
+  }, 2);
+  CHECK(keys == "a1b2c1d2");
 }
