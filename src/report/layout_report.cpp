@@ -43,6 +43,10 @@ bool has_price(const LayoutSearch& search) { return !search.best.empty() && sear
 // Only there rows are of other numbers of devices.
 bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
 
+std::string peak_text(const LayoutResult& result) {
+  return fmt::format("{}{}", result.is_peak_exact ? "" : ">", bytes_text(result.peak_bytes));
+}
+
 std::string row_text(const LayoutSearch& search, size_t place) {
   const LayoutResult& result = search.best[place];
   const double step = result.step_seconds;
@@ -51,7 +55,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
                                  result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
                                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
                                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
-                                 fmt::format("{}{}", result.is_exact ? "" : ">", bytes_text(result.peak_bytes)));
+                                 peak_text(result));
   if (shows_devices(search)) text += fmt::format(" {:>7}", result.layout.world_size());
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
@@ -90,7 +94,7 @@ Json result_json(const LayoutResult& result) {
             {"step_seconds", result.step_seconds},
             {"tokens_per_second", result.tokens_per_second},
             {"bubble_seconds", result.bubble_seconds},
-            {result.is_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
+            {result.is_peak_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
   Json& exposed = json["exposed_seconds"] = Json::object();
   for (size_t lane = 0; lane < num_lanes; ++lane) exposed[std::string(lane_names[lane])] = result.exposed_seconds[lane];
   if (!result.is_exact) return json;
@@ -147,7 +151,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const std::string step =
       fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
   if (search.objective == "memory") {
-    return fmt::format("{}{} ({}), {}", lost.best.is_exact ? "" : ">", bytes_text(lost.best.peak_bytes),
+    return fmt::format("{} ({}), {}", peak_text(lost.best),
                        change_text(static_cast<double>(best.peak_bytes), static_cast<double>(lost.best.peak_bytes)),
                        step);
   }
@@ -177,9 +181,12 @@ std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
   if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
   if (search.best.empty()) return text + nothing_fits_text(search);
-  text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
+  const bool by_memory = search.objective == "memory";
+  text += fmt::format("  {} layouts: {} take more than a device's {} by a lower bound, {} {}, {} planned whole\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
-                      bytes_text(search.room_bytes), format_grouped(search.num_played), search.num_exact);
+                      bytes_text(search.room_bytes),
+                      format_grouped(by_memory ? search.num_weighed : search.num_played),
+                      by_memory ? "had the memory of their ranks planned" : "were played pass by pass", search.num_exact);
   text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
     text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
@@ -211,6 +218,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},
             {"played", search.num_played},
+            {"weighed", search.num_weighed},
             {"exact", search.num_exact},
             {"within_error", search.num_within_error},
             {"fits", !search.best.empty()},

@@ -74,6 +74,18 @@ class Search(PlanCase):
             self.assertNotIn("(-", "\n".join(line for line in lost.splitlines() if "~" not in line and ">" not in line))
 
 
+    def test_the_smallest_peak_is_the_same_however_many_are_named(self):
+        arguments = [CONFIGS / "gpt3-13b.json", "--gpus", 64, "--target", "a100-80g", "--objective", "memory", "--top"]
+        one, five = self.plan(*arguments, 1), self.plan(*arguments, 5)
+        self.assertEqual(one["best"][0], five["best"][0])
+        self.assertEqual(one["too_large"], five["too_large"])
+        self.assertLess(one["best"][0]["peak_bytes"], 4.35 * 2 ** 30)
+        peaks = [row["peak_bytes"] for row in five["best"]]
+        self.assertEqual(peaks, sorted(peaks))
+        text = self.succeed("plan", *arguments, 1)
+        self.assertRegex(text, r"by a lower bound, \d+ had the memory of their ranks planned, \d+ planned whole\n")
+        self.assertNotIn("so near by their estimate", text)
+
     def test_rows_by_cost_say_how_many_devices_they_take(self):
         config = self.write_config(plan_config())
         arguments = [config, "--gpus", 8, "--target", "a100-80g", "--top", 3, "--objective", "cost"]
