@@ -129,6 +129,33 @@ RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   }
 }
 
+struct Searched {
+  RunConfig config;
+  LayoutSearch found;
+};
+
+// A value that is held may break a rule together with the config's own layout and none together with others, as
+// parallel.sequence does where parallel.tensor is 1: the search then starts from the config without a layout. Where that
+// finds nothing either, the rule is what is told.
+Searched search_config(const PlanArguments& arguments, const Machine& machine, int64_t gpus) {
+  std::string refused;
+  try {
+    const RunConfig config = load_for(arguments, gpus);
+    return {config, search_layouts(config, machine, arguments.search)};
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage || arguments.search.held.empty()) throw;
+    refused = error.what();
+  }
+  try {
+    PlanArguments without = arguments;
+    for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
+    const RunConfig config = with_values(load_for(without, gpus), arguments.search.held);
+    return {config, search_layouts(config, machine, arguments.search)};
+  } catch (const Error&) {
+    throw Error(ExitCode::usage, "{}", refused);
+  }
+}
+
 // Whole numbers from 1 on with `separator` between them.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
                                 std::string_view example) {
@@ -227,8 +254,7 @@ void search(PlanArguments& arguments) {
   const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
-  const RunConfig config = load_for(arguments, gpus);
-  const LayoutSearch found = search_layouts(config, machine, arguments.search);
+  const auto [config, found] = search_config(arguments, machine, gpus);
   std::string winner;
   if (!found.best.empty()) {
     const RunLayout& best = found.best.front().layout;

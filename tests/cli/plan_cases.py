@@ -111,6 +111,26 @@ class Search(PlanCase):
         self.assertGreater(len({row["layout"]["zero"] for row in plan["best"]}), 1)
         self.assertIn("\n  all with parallel.tensor=2, batch.micro=2\n", self.succeed("plan", *arguments))
 
+    def test_a_key_that_the_config_has_no_use_for_by_itself_is_held_all_the_same(self):
+        config = self.write_config(plan_config())
+        for setting, key, value, least in [
+                ("parallel.pipeline_schedule=varuna", "pipeline_schedule", "varuna", ("pipeline", 2)),
+                ("parallel.sequence=true", "sequence", True, ("tensor", 2)),
+                ("parallel.virtual_stages=4", "virtual_stages", 4, ("pipeline", 2)),
+                ("memory.recompute_interval=3", "recompute", "every_nth 3", ("data", 1))]:
+            plan = self.plan(config, "--gpus", 4, "--top", 3, "--set", setting)
+            self.assertEqual(plan["held"], [setting])
+            self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
+            self.assertGreaterEqual(min(row["layout"][least[0]] for row in plan["best"]), least[1])
+        # The file's own layout is no hindrance: it is searched.
+        file = plan_config() | {"parallel": {"tensor": 2, "sequence": True}}
+        plan = self.plan(self.write_config(file), "--gpus", 4, "--top", 1, "--set", "parallel.tensor=1")
+        self.assertEqual(plan["best"][0]["layout"]["tensor"], 1)
+        self.refuse(USAGE, "parallel.pipeline_schedule = \"varuna\": has no effect unless parallel.pipeline is greater than 1",
+                    "plan", config, "--gpus", 1, "--set", "parallel.pipeline_schedule=varuna")
+        self.refuse(USAGE, "parallel.pipeline_schedule = \"var\": must be",
+                    "plan", config, "--gpus", 4, "--set", "parallel.pipeline_schedule=var")
+
 
 class Comparisons(PlanCase):
     def test_a_sweep_of_two_keys_marks_what_does_not_fit(self):
