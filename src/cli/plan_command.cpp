@@ -212,6 +212,12 @@ void vary(const PlanArguments& arguments) {
   const int64_t gpus = require_gpus(arguments);
   const Machine machine = machine_for(arguments, arguments.target, gpus);
   require_nodes(machine, "--links " + arguments.links, "which has no NICs");
+  for (auto number = nics.begin(); number != nics.end(); ++number)
+    if (std::find(nics.begin(), number, *number) != number)
+      throw Error(ExitCode::usage, "--links {}: has the number {} twice", arguments.links, *number);
+  if (gpus <= machine.cluster.gpus_per_node)
+    throw Error(ExitCode::usage, "--links {}: no NIC carries anything, as {} devices are in one node of {}, which has {}",
+                arguments.links, gpus, machine.cluster.name, machine.cluster.gpus_per_node);
   print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus, nics,
                                     arguments.search.price));
 }

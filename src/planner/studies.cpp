@@ -100,6 +100,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.axes = {"Gbit/s of each", "NICs"};
+  study.keys = {"nic_gbit_per_second", "nics_per_node"};
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine, config, gpus);
   study.room_bytes = target.bytes_of_rank();
@@ -183,6 +184,7 @@ Study fit_models(const Machine& machine, const std::string& family, const std::s
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
   study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
+  study.keys = {"optimizer", "precision", "recompute", "num_layers", "hidden_size"};
   const Target target = planned_target(machine, family_config(family, {optimizer, precisions[0], "none"}, 1, gpus), gpus);
   study.room_bytes = target.bytes_of_rank();
   const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,

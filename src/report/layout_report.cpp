@@ -43,10 +43,6 @@ bool has_price(const LayoutSearch& search) { return !search.best.empty() && sear
 // Only there rows are of other numbers of devices.
 bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
 
-std::string peak_text(const LayoutResult& result) {
-  return fmt::format("{}{}", result.is_peak_exact ? "" : ">", bytes_text(result.peak_bytes));
-}
-
 std::string row_text(const LayoutSearch& search, size_t place) {
   const LayoutResult& result = search.best[place];
   const double step = result.step_seconds;
@@ -56,7 +52,10 @@ std::string row_text(const LayoutSearch& search, size_t place) {
                                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
                                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
                                  peak_text(result));
-  if (shows_devices(search)) text += fmt::format(" {:>7}", result.layout.world_size());
+  if (shows_devices(search)) {
+    text += fmt::format(" {:>7} {:>12}", result.layout.world_size(),
+                        result.is_exact ? device_hours_text(result) : "");
+  }
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
   text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
@@ -107,6 +106,14 @@ Json result_json(const LayoutResult& result) {
 
 }  // namespace
 
+std::string peak_text(const LayoutResult& result) {
+  return fmt::format("{}{}", result.is_peak_exact ? "" : ">", bytes_text(result.peak_bytes));
+}
+
+std::string device_hours_text(const LayoutResult& result) {
+  return result.goodput > 0 ? format_count(result.gpu_hours / result.goodput) : "without end";
+}
+
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
   if (layout.sequence) parts.push_back("sequence");
@@ -142,6 +149,11 @@ double device_seconds(const LayoutResult& result) {
   return result.step_seconds * static_cast<double>(result.layout.world_size());
 }
 
+// A change of less than a few milliseconds is much of a short step.
+std::string change_of(double seconds) {
+  return seconds < 9.5e-3 ? fmt::format("{:.2g} ms", 1e3 * seconds) : format_duration(seconds);
+}
+
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const LayoutResult& best = search.best.front();
   if (!lost.fits)
@@ -165,7 +177,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const auto before = waits_of(best), after = waits_of(lost.best);
   const auto add = [&](const std::string& name, double seconds) {
     if (std::abs(seconds) > worth_naming * best.step_seconds)
-      reasons.push_back(fmt::format("{} {}{}", name, seconds < 0 ? "-" : "+", format_duration(std::abs(seconds))));
+      reasons.push_back(fmt::format("{} {}{}", name, seconds < 0 ? "-" : "+", change_of(std::abs(seconds))));
   };
   for (size_t i = 0; i < before.size(); ++i) {
     const double longer = after[i].second - before[i].second;
@@ -193,13 +205,13 @@ std::string layout_search_text(const LayoutSearch& search) {
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
-  if (shows_devices(search)) text += " devices";
+  if (shows_devices(search)) text += " devices device-hours";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
   text += "   layout, or what differs\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {:.1f}%)\n", "time",
-                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), 100 * best.goodput);
+  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)

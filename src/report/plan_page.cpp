@@ -75,10 +75,11 @@ std::string best_table(const LayoutSearch& search) {
   const bool shows_devices = search.objective == "cost";
   std::string out =
       "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
-      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate.</p>\n"
+      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate, &gt; a lower "
+      "bound.</p>\n"
       "<table>\n<tr><th></th><th "
       "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th>";
-  if (shows_devices) out += "<th class=\"number\">devices</th>";
+  if (shows_devices) out += "<th class=\"number\">devices</th><th class=\"number\">device-hours</th>";
   out += "<th>layout, or what differs</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {
     const LayoutResult& result = search.best[i];
@@ -87,8 +88,11 @@ std::string best_table(const LayoutSearch& search) {
     out += number_cell(fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", result.step_seconds));
     out += fmt::format("<td>{}</td>", bar(result, longest));
     out += number_cell(result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "");
-    out += number_cell(bytes_text(result.peak_bytes));
-    if (shows_devices) out += number_cell(fmt::format("{}", result.layout.world_size()));
+    out += number_cell(peak_text(result));
+    if (shows_devices) {
+      out += number_cell(fmt::format("{}", result.layout.world_size()));
+      out += number_cell(result.is_exact ? device_hours_text(result) : "");
+    }
     out += cell("td", i == 0 ? layout_text(result.layout)
                              : layout_difference(search.best.front().layout, result.layout));
     out += "</tr>\n";
@@ -226,8 +230,8 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
           summary_row("MFU", fmt::format("{:.1f}%", 100 * best.mfu)) +
           summary_row("Peak memory", bytes_text(best.peak_bytes)) +
-          summary_row("Device-hours", format_count(best.gpu_hours / best.goodput),
-                      fmt::format("goodput {:.1f}%", 100 * best.goodput));
+          summary_row("Device-hours", device_hours_text(best),
+                      "goodput " + goodput_text(best.goodput));
   if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
   body += "</dl>\n";
   body += section("The best", best_table(search)) + section("Why others lost", lost_table(search));

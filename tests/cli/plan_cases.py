@@ -86,6 +86,13 @@ class Search(PlanCase):
         self.assertRegex(text, r"by a lower bound, \d+ had the memory of their ranks planned, \d+ planned whole\n")
         self.assertNotIn("so near by their estimate", text)
 
+    def test_a_goodput_below_one_is_not_told_as_all(self):
+        config = CONFIGS / "gpt2-124m.json"
+        text = self.succeed("plan", config, "--gpus", 8, "--top", 1)
+        goodput = self.plan(config, "--gpus", 8, "--top", 1)["best"][0]["goodput"]
+        self.assertTrue(0.9995 < goodput < 1, goodput)
+        self.assertIn(f"(goodput {100 * goodput:.3f}%)", text)
+
     def test_rows_by_cost_say_how_many_devices_they_take(self):
         config = self.write_config(plan_config())
         arguments = [config, "--gpus", 8, "--target", "a100-80g", "--top", 3, "--objective", "cost"]
@@ -95,7 +102,9 @@ class Search(PlanCase):
             self.assertEqual(row["gpus"], layout["tensor"] * layout["pipeline"] * layout["data"])
         lines = self.succeed("plan", *arguments, "--html", "page.html").splitlines()
         [heading] = [line for line in lines if "MFU" in line]
-        self.assertRegex(heading, r" peak devices   layout")
+        self.assertRegex(heading, r" peak devices device-hours   layout")
+        self.assertEqual(lines[lines.index(heading) + 1][:heading.index("   layout")].split()[-1],
+                         lines[lines.index("the run with the best") + 1].split("device-hours, ")[1].split()[0])
         end = heading.index("devices") + len("devices")
         self.assertEqual(lines[lines.index(heading) + 1][:end].split()[-1], str(plan["best"][0]["gpus"]))
         self.assertIn('<th class="number">devices</th>', self.path("page.html").read_text(encoding="utf-8"))
@@ -139,7 +148,7 @@ class Comparisons(PlanCase):
                      "--sweep", "model.num_layers=8,400,0", "--sweep", "batch.micro=1,8"]
         points = self.plan(*arguments)["points"]
         self.assertEqual([(point["model.num_layers"], point["batch.micro"]) for point in points][:3],
-                         [("8", "1"), ("8", "8"), ("400", "1")])
+                         [(8, 1), (8, 8), (400, 1)])
         self.assertEqual([point.get("fits") for point in points], [True, True, False, False, None, None])
         self.assertIn("model.num_layers = 0", points[-1]["refused"])
         text = self.succeed("plan", *arguments)
@@ -147,15 +156,21 @@ class Comparisons(PlanCase):
 
     def test_scaling_links_and_fits(self):
         scale = self.plan(CONFIGS / "gpt2-124m.json", "--scale", "1..4", "--target", "a100-80g")["points"]
-        self.assertEqual([point["devices"] for point in scale], ["1", "2", "4"] * 2)
+        self.assertEqual([point["devices"] for point in scale], [1, 2, 4] * 2)
+        self.assertEqual([point["scaling"] for point in scale], ["strong"] * 3 + ["weak"] * 3)
         self.assertLess(scale[2]["step_seconds"], scale[0]["step_seconds"] / 3)
         links = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 16, "--links", "1,4")["points"]
-        self.assertEqual(len(links), 6)
+        self.assertEqual([(point["nic_gbit_per_second"], point["nics_per_node"]) for point in links],
+                         [(rate, nics) for rate in (200, 400, 800) for nics in (1, 4)])
+        words = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 1, "--sweep", "memory.recompute=none,block")["points"]
+        self.assertEqual([point["memory.recompute"] for point in words], ["none", "block"])
         self.assertGreater(links[0]["step_seconds"], links[-1]["step_seconds"])
         fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
         self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
         self.assertTrue(all(point.get("fits", True) for point in fit))
         self.assertEqual({point["optimizer"] for point in fit}, {"adamw"})
+        self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
+        self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
@@ -173,7 +188,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, "--target", "a100"], "unknown target \"a100\""),
                 ([config, "--gpus", 8, "--cluster", "nowhere"], "nowhere"),
                 ([config, "--gpus", 8, "--objective", "speed"], "speed not in {time,memory,cost}"),
-                ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number above 0"),
+                ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number from 1e-12 to 1e+18"),
                 ([config, "--gpus", 8, "--price", "1e308"], "1e308 is not a number from 1e-12 to 1e+18"),
                 ([config, "--gpus", 8, "--cluster", ""], "--cluster: is empty"),
                 ([config, "--gpus", 8, "--links", ""], "--links: is empty"),
@@ -207,6 +222,9 @@ class Messages(PlanCase):
                 ([config, "--scale", "8..16", "--gpus", "8"], "--gpus has no effect with --scale"),
                 ([config, "--gpus", 8, "--links", "1,,2"], "must be whole numbers from 1 on, as in 1,2,4"),
                 ([config, "--links", "1"], "--gpus must be given"),
+                ([config, "--gpus", 16, "--links", "4,1,4"], "--links 4,1,4: has the number 4 twice"),
+                ([config, "--gpus", 8, "--links", "1,2"],
+                 "--links 1,2: no NIC carries anything, as 8 devices are in one node of dgx-h100, which has 8"),
                 ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
                 (["--fit", "h1000"], "h1000"),
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
