@@ -96,6 +96,26 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
   CHECK(near_memory >= 0.93 * count);
 }
 
+TEST_CASE("estimates have both passes of an optimizer that looks at whole tensors first") {
+  // Few tokens, so that updates are much of a step.
+  for (const char* const type : {"lamb", "adamw"}) {
+    const RunConfig config = parse_config(
+        show_config(model(2560, 12, 8)), std::vector<std::string>{fmt::format("optimizer.type={}", type), "model.sequence_length=64"},
+        "the test's config");
+    LayoutEstimator estimator(config, a100(), planned_target(a100(), config, 4));
+    double sum = 0;
+    int count = 0;
+    for (const RunLayout& layout : some_of(layouts_of(config, 4), 40)) {
+      const LayoutResult exact = predict_layout(checked_layout(config, layout), a100(), layout, 0);
+      sum += estimator.estimate(layout).step_seconds / exact.step_seconds - 1;
+      ++count;
+    }
+    INFO(type << ": mean error " << sum / count);
+    CHECK(count == 40);
+    CHECK(std::abs(sum / count) < 0.07);
+  }
+}
+
 TEST_CASE("a search finds what is best of all layouts by whole plans") {
   const RunConfig config = model(1024, 8, 8);
   const Machine machine = a100();
