@@ -267,6 +267,11 @@ class Pages(PlanCase):
             self.assertNotRegex(text, r"<script|src=|href=|@import|url\(")
             self.assertRegex(text, r"</html>\n$")
         self.assertIn('class="large"', (self.folder / "sweep.html").read_text(encoding="utf-8"))
+        # On a narrow page these have a row's cells below each other.
+        for name, table in [("search", "best"), ("sweep", "points"), ("links", "points")]:
+            text = (self.folder / f"{name}.html").read_text(encoding="utf-8")
+            self.assertIn(f'<table class="{table}">', text)
+            self.assertRegex(text, rf"\.{table} tr {{ display: grid;")
 
     @unittest.skipUnless(any(map(shutil.which, BROWSERS)), "needs Chromium")
     def test_a_browser_draws_them(self):
@@ -274,12 +279,12 @@ class Pages(PlanCase):
         for name, arguments in self.pages():
             page = self.folder / f"{name}.html"
             self.succeed("plan", *arguments, "--html", page)
-            for width in [1280, 400]:
+            for width, more in [(1280, []), (400, []), (1280, ["--force-dark-mode"]), (400, ["--force-dark-mode"])]:
                 picture = self.folder / f"{name}-{width}.png"
                 with tempfile.TemporaryDirectory() as profile:
                     result = subprocess.run(
                         [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-                         f"--window-size={width},1600", f"--screenshot={picture}", "--enable-logging=stderr",
+                         f"--window-size={width},1600", f"--screenshot={picture}", "--enable-logging=stderr", *more,
                          page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
                 self.assertNotIn("CONSOLE", result.stderr)
                 self.assertGreater(picture.stat().st_size, 5000)
