@@ -32,7 +32,8 @@ struct PlanArguments {
   std::string objective = "time";
   std::string out, html;
   SearchOptions search{.gpus = 0};  // 0: not given
-  std::string fit, family = "gpt", optimizer = "adamw", estimate, scale, links;
+  std::string fit, family = "gpt", estimate, scale, links;
+  std::vector<std::string> optimizers = {"adamw"};
   std::vector<std::string> sweep;
   bool json = false;
 };
@@ -223,9 +224,13 @@ void vary(const PlanArguments& arguments) {
 }
 
 void fit(const PlanArguments& arguments) {
+  const std::vector<std::string>& optimizers = arguments.optimizers;
+  for (auto word = optimizers.begin(); word != optimizers.end(); ++word)
+    if (std::find(optimizers.begin(), word, *word) != word)
+      throw Error(ExitCode::usage, "--optimizer: has {} twice", *word);
   const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
-  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family, arguments.optimizer,
-                                    gpus));
+  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family,
+                                    arguments.optimizers, gpus));
 }
 
 void estimate(const PlanArguments& arguments) {
@@ -375,9 +380,11 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
       ->type_name("NAME");
-  command->add_option("--optimizer", arguments->optimizer, "of models to fit: an optimizer.type (adamw)")
+  command->add_option("--optimizer", arguments->optimizers, "of models to fit: each optimizer.type (adamw)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
-      ->type_name("NAME");
+      ->type_name("NAME,...");
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");

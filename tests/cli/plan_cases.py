@@ -169,6 +169,8 @@ class Comparisons(PlanCase):
         self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
         self.assertTrue(all(point.get("fits", True) for point in fit))
         self.assertEqual({point["optimizer"] for point in fit}, {"adamw"})
+        both = self.plan("--fit", "a100-40g", "--optimizer", "lamb,sgd")["points"]
+        self.assertEqual([point["optimizer"] for point in both], ["lamb"] * 10 + ["sgd"] * 10)
         self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
         self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 
@@ -231,6 +233,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,sgd,lion,lamb,lars}"),
+                (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
                 (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),
