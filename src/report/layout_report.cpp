@@ -63,9 +63,8 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 }
 
 std::string nothing_fits_text(const LayoutSearch& search) {
-  std::string text = fmt::format("Nothing fits: {} layouts of {} take more than the {} of a device.\n",
-                                 format_grouped(search.num_too_large), format_grouped(search.num_layouts),
-                                 bytes_text(search.room_bytes));
+  std::string text = fmt::format("Nothing fits: none of {} layouts takes as little as the {} of a device.\n",
+                                 format_grouped(search.num_layouts), bytes_text(search.room_bytes));
   text += fmt::format("The least that is missing: {} or more, with {}.\n", bytes_text(search.least_missing_bytes),
                       layout_text(search.least_missing));
   return text + "Take more devices, or a smaller model.\n";

@@ -55,9 +55,13 @@ class Search(PlanCase):
         self.assertIn("Nothing fits: ", result.out)
         self.assertIn("The least that is missing: ", result.out)
         self.assertIn("no layout of ", result.err)
-        plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
-        self.assertFalse(plan["fits"])
-        self.assertGreater(plan["missing_bytes"], 10 ** 9)
+        self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
+        for objective in ["time", "memory"]:
+            plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
+                                               "--objective", objective).out)
+            self.assertFalse(plan["fits"])
+            self.assertGreater(plan["missing_bytes"], 10 ** 9)
+            self.assertEqual(plan["exact"], 0)
 
     def test_objectives(self):
         config = self.write_config(plan_config())
