@@ -50,8 +50,7 @@ CLI::Validator positive_number() {
       [](std::string& text) {
         constexpr double least = 1e-12, most = 1e18;
         const auto value = parse<double>(text);
-        if (!value || !(*value > 0)) return fmt::format("{} is not a number above 0", text);
-        return *value >= least && *value <= most
+        return value && *value >= least && *value <= most
                    ? std::string()
                    : fmt::format("{} is not a number from {:g} to {:g}", text, least, most);
       },

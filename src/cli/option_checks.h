@@ -8,7 +8,7 @@ namespace gptrain {
 
 CLI::Validator whole_number_from(int64_t least);  // "0 is not a whole number of at least 1"
 CLI::Validator number_from(double least);         // "nan is not a number of at least 0"
-// "0 is not a number above 0", "1e-300 is not a number from 1e-12 to 1e+18": what is computed with it stays finite.
+// "0 is not a number from 1e-12 to 1e+18": what is computed with it stays finite.
 CLI::Validator positive_number();
 CLI::Validator some_text();  // "is empty"
 

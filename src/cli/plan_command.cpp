@@ -32,7 +32,8 @@ struct PlanArguments {
   std::string objective = "time";
   std::string out, html;
   SearchOptions search{.gpus = 0};  // 0: not given
-  std::string fit, family = "gpt", optimizer = "adamw", estimate, scale, links;
+  std::string fit, family = "gpt", estimate, scale, links;
+  std::vector<std::string> optimizers = {"adamw"};
   std::vector<std::string> sweep;
   bool json = false;
 };
@@ -129,6 +130,33 @@ RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   }
 }
 
+struct Searched {
+  RunConfig config;
+  LayoutSearch found;
+};
+
+// A value that is held may break a rule together with the config's own layout and none together with others, as
+// parallel.sequence does where parallel.tensor is 1: the search then starts from the config without a layout. Where that
+// finds nothing either, the rule is what is told.
+Searched search_config(const PlanArguments& arguments, const Machine& machine, int64_t gpus) {
+  std::string refused;
+  try {
+    const RunConfig config = load_for(arguments, gpus);
+    return {config, search_layouts(config, machine, arguments.search)};
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage || arguments.search.held.empty()) throw;
+    refused = error.what();
+  }
+  try {
+    PlanArguments without = arguments;
+    for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
+    const RunConfig config = with_values(load_for(without, gpus), arguments.search.held);
+    return {config, search_layouts(config, machine, arguments.search)};
+  } catch (const Error&) {
+    throw Error(ExitCode::usage, "{}", refused);
+  }
+}
+
 // Whole numbers from 1 on with `separator` between them.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
                                 std::string_view example) {
@@ -185,14 +213,24 @@ void vary(const PlanArguments& arguments) {
   const int64_t gpus = require_gpus(arguments);
   const Machine machine = machine_for(arguments, arguments.target, gpus);
   require_nodes(machine, "--links " + arguments.links, "which has no NICs");
+  for (auto number = nics.begin(); number != nics.end(); ++number)
+    if (std::find(nics.begin(), number, *number) != number)
+      throw Error(ExitCode::usage, "--links {}: has the number {} twice", arguments.links, *number);
+  if (gpus <= machine.cluster.gpus_per_node)
+    throw Error(ExitCode::usage, "--links {}: no NIC carries anything, as {} devices are in one node of {}, which has {}",
+                arguments.links, gpus, machine.cluster.name, machine.cluster.gpus_per_node);
   print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus, nics,
                                     arguments.search.price));
 }
 
 void fit(const PlanArguments& arguments) {
+  const std::vector<std::string>& optimizers = arguments.optimizers;
+  for (auto word = optimizers.begin(); word != optimizers.end(); ++word)
+    if (std::find(optimizers.begin(), word, *word) != word)
+      throw Error(ExitCode::usage, "--optimizer: has {} twice", *word);
   const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
-  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family, arguments.optimizer,
-                                    gpus));
+  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family,
+                                    arguments.optimizers, gpus));
 }
 
 void estimate(const PlanArguments& arguments) {
@@ -227,8 +265,7 @@ void search(PlanArguments& arguments) {
   const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
-  const RunConfig config = load_for(arguments, gpus);
-  const LayoutSearch found = search_layouts(config, machine, arguments.search);
+  const auto [config, found] = search_config(arguments, machine, gpus);
   std::string winner;
   if (!found.best.empty()) {
     const RunLayout& best = found.best.front().layout;
@@ -343,9 +380,11 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
       ->type_name("NAME");
-  command->add_option("--optimizer", arguments->optimizer, "of models to fit: an optimizer.type (adamw)")
+  command->add_option("--optimizer", arguments->optimizers, "of models to fit: each optimizer.type (adamw)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
-      ->type_name("NAME");
+      ->type_name("NAME,...");
   command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");

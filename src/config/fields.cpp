@@ -145,7 +145,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
           words<P, PipelineOrder>("parallel.pipeline_schedule", &RunConfig::parallel, &P::pipeline_schedule,
                                   words_of<PipelineOrder>(pipeline_order_names), {},
                                   "order of forward and backward passes on the stages; it changes memory and time, and "
-                                  "no result")
+                                  "no result, but for the rounding of zero-bubble-v with a tied head")
               .only_with(pipelined)
               .changeable(),
           words<P, RankOrder>("parallel.rank_order", &RunConfig::parallel, &P::rank_order,

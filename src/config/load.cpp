@@ -186,6 +186,18 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
   return config;
 }
 
+RunConfig with_values(RunConfig config, std::span<const std::string> settings) {
+  Json document = Json::object();
+  Faults faults;
+  Overrides overrides(document, faults);
+  for (const std::string& setting : settings) overrides.apply(setting);
+  const std::set<std::string> given = check_keys(document, faults);
+  if (!faults.empty()) throw Error(ExitCode::usage, faults.text());
+  for (const Field& field : fields())
+    if (given.contains(field.path)) field.set(config, document[field.section()][field.key()]);
+  return config;
+}
+
 RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides, int64_t world_size) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);

@@ -28,6 +28,10 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size = 1);
 
+// The config with the values of `settings` ("key.path=value"), each by the rule of its own key alone: those between keys
+// are not applied. Error(usage): a key or a value is none.
+RunConfig with_values(RunConfig config, std::span<const std::string> settings);
+
 // Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
 // order of the table. Derived values are printed too; keys without effect under the other values, which load_config
 // refuses, are not. `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size;

@@ -20,6 +20,9 @@ UnitPart part_of(int32_t unit, int64_t num_units) {
   return unit == 0 ? UnitPart::embedding : unit + 1 == num_units ? UnitPart::head : UnitPart::block;
 }
 
+// Names of ops that measure whole tensors end so (ops/tensor_norms.h).
+constexpr std::string_view norms_suffix = "_norms";
+
 // Units that stand for their parts.
 constexpr std::array<int32_t, num_unit_parts> part_units = {0, middle_block, static_cast<int32_t>(small_layers) + 1};
 
@@ -58,6 +61,11 @@ int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
   return bytes;
 }
 
+Event with_bytes(Event event, double scale) {
+  event.bytes_moved = static_cast<int64_t>(static_cast<double>(event.bytes_moved) * scale);
+  return event;
+}
+
 // Seconds of the ops of all actions of such kinds that the unit has, and of their collectives. `scale`: of the ops' bytes.
 struct Work {
   double ops = 0, collectives = 0;
@@ -67,14 +75,26 @@ Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32
   for (const LoggedAction& action : log.actions) {
     if (action.kind != kind || action.unit != unit) continue;
     for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) {
-      Event scaled = event;
-      if (event.kind != Event::Kind::collective)
-        scaled.bytes_moved = static_cast<int64_t>(static_cast<double>(event.bytes_moved) * scale);
-      (event.kind == Event::Kind::collective ? work.collectives : work.ops) += times.seconds_of(scaled);
+      const bool is_collective = event.kind == Event::Kind::collective;
+      (is_collective ? work.collectives : work.ops) +=
+          times.seconds_of(is_collective ? event : with_bytes(event, scale));
     }
     break;
   }
   return work;
+}
+
+// Of the units in their order, the pass before the updates; of a unit that has nothing to measure at the end none. Empty:
+// the optimizer has no such pass.
+std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, double scale) {
+  std::vector<double> seconds;
+  for (const LoggedAction& action : log.actions) {
+    if (action.kind != ActionKind::norm) continue;
+    for (const Event& event : log.blocks[static_cast<size_t>(action.block)])
+      if (event.name.ends_with(norms_suffix)) seconds.push_back(times.seconds_of(with_bytes(event, scale)));
+  }
+  if (!seconds.empty()) seconds.erase(seconds.begin());  // clears the sums
+  return seconds;
 }
 
 }  // namespace
@@ -176,6 +196,9 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   const Mesh mesh = make_mesh(whole, layout.world_size());
   const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
+  // A rank measures a piece of each unit, also where it updates the whole.
+  const std::vector<double> measured = first_pass_of(
+      plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data));
   UpdateCosts costs;
   for (size_t part = 0; part < num_unit_parts; ++part) {
     const auto work = [&](ActionKind kind, double scale) {
@@ -186,6 +209,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
                    .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
                    .gather = work(ActionKind::gather, 1).collectives,
                    .update = work(ActionKind::update, piece).ops};
+    if (const auto unit = static_cast<size_t>(part_units[part]); unit < measured.size())
+      costs[part].measure = measured[unit];
   }
   return costs;
 }

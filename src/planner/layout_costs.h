@@ -43,6 +43,7 @@ struct UpdateCost {
   double sum_ops = 0;   // ops that belong to a sum
   double gather = 0;    // of weights
   double update = 0;
+  double measure = 0;   // a pass before all updates, where the optimizer looks at whole tensors first (Optimizer::measure)
 };
 using UpdateCosts = std::array<UpdateCost, num_unit_parts>;
 

@@ -310,6 +310,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
     end = std::max(updates + update[lies.has_head(stage) ? head_part : block].gather, first.update + gathers) +
           slow_down_ * std::min(gathers, updates);
   }
+  end += over_units([](const UpdateCost& cost) { return cost.measure; });
   costs.sums.push_back(sums);
   costs.updates.push_back(end);
 }

@@ -94,23 +94,35 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .recompute_interval = config.memory.recompute_interval};
 }
 
+namespace {
+
+constexpr std::array<std::pair<std::string_view, LayoutValue>, 12> layout_values = {{
+    {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
+    {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
+    {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
+    {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
+    {"parallel.pipeline_schedule", [](const RunLayout& layout) { return static_cast<int64_t>(layout.schedule); }},
+    {"parallel.layers_per_stage", [](const RunLayout& layout) -> int64_t { return layout.is_balanced ? 1 : 0; }},
+    {"parallel.rank_order", [](const RunLayout& layout) { return static_cast<int64_t>(layout.rank_order); }},
+    {"parallel.zero", [](const RunLayout& layout) { return layout.zero; }},
+    {"batch.micro", [](const RunLayout& layout) { return layout.micro; }},
+    {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
+    {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
+    {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
+}};
+
+}  // namespace
+
 LayoutValue layout_value(std::string_view key) {
-  static constexpr std::array<std::pair<std::string_view, LayoutValue>, 12> values = {{
-      {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
-      {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
-      {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
-      {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
-      {"parallel.pipeline_schedule", [](const RunLayout& layout) { return static_cast<int64_t>(layout.schedule); }},
-      {"parallel.layers_per_stage", [](const RunLayout& layout) -> int64_t { return layout.is_balanced ? 1 : 0; }},
-      {"parallel.rank_order", [](const RunLayout& layout) { return static_cast<int64_t>(layout.rank_order); }},
-      {"parallel.zero", [](const RunLayout& layout) { return layout.zero; }},
-      {"batch.micro", [](const RunLayout& layout) { return layout.micro; }},
-      {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
-      {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
-      {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
-  }};
-  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == key; });
-  return found == values.end() ? nullptr : found->second;
+  const auto found =
+      std::find_if(layout_values.begin(), layout_values.end(), [&](const auto& value) { return value.first == key; });
+  return found == layout_values.end() ? nullptr : found->second;
+}
+
+std::vector<std::string_view> layout_key_paths() {
+  std::vector<std::string_view> paths;
+  for (const auto& [path, value] : layout_values) paths.push_back(path);
+  return paths;
 }
 
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {

@@ -19,6 +19,7 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size);
 // The value of a key of configs that layouts have ("parallel.tensor"), as a number. Null: they have no such key.
 using LayoutValue = int64_t (*)(const RunLayout& layout);
 LayoutValue layout_value(std::string_view key);
+std::vector<std::string_view> layout_key_paths();  // all of these keys
 
 // The same as the config reader makes it of its text, every rule applied. Error(usage): a rule forbids it.
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <queue>
 #include <set>
 #include <utility>
 #include <vector>
@@ -26,7 +27,8 @@ constexpr int64_t most_passes = 16'000'000;      // that these have together
 constexpr int64_t most_planned = 40;             // layouts that are planned whole, where not more are asked for
 constexpr int64_t most_actions = 6'000'000;      // that these have together
 constexpr int most_fitting = 4;                  // layouts of a class that are estimated
-constexpr int most_tries = 24;                   // whose memory is planned for that
+constexpr int most_tries = 24;                   // plans of memory for that
+constexpr int most_weighed = 8;                  // where the smallest peak of a class is looked for, of a rank each
 constexpr size_t num_classes = 9;
 
 // A layout's values of the keys that a search names, in the order of layout_keys.
@@ -51,9 +53,14 @@ int64_t num_actions(const RunConfig& config, const RunLayout& layout) {
   return layout.accumulation * (4 * config.model.num_layers + 8 * layout.pipeline * layout.virtual_stages);
 }
 
+// How a layout's memory is known.
+enum class BytesKnown : uint8_t { bound, of_a_rank, exact };
+
 struct Candidate {
   RunLayout layout;
   LeastBytes least;
+  int64_t bytes = 0;  // of the largest rank: at least, or exactly
+  BytesKnown bytes_known = BytesKnown::bound;
   double least_score = 0, least_seconds = 0;
   std::optional<LayoutResult> estimate = {};
   double score = 0;  // of the estimate
@@ -92,8 +99,12 @@ class Search {
   LayoutSearch run() {
     require_target(config_, target_, ExitCode::usage);
     collect();
-    play();
-    plan_best();
+    if (options_.objective == Objective::memory) {
+      plan_smallest();
+    } else {
+      play();
+      plan_best();
+    }
     if (exact_.empty()) {
       found_.least_missing_bytes = miss_.bytes;
       found_.least_missing = miss_.layout;
@@ -144,7 +155,6 @@ class Search {
   }
 
   void add_miss(const RunLayout& layout, int64_t missing) {
-    ++found_.num_too_large;
     miss_.add(missing, layout);
     const auto values = class_values(layout);
     for (size_t i = 0; i < num_classes; ++i) misses_[{i, values[i]}].add(missing, layout);
@@ -162,9 +172,13 @@ class Search {
           if (!has_held_values(layout)) return;
           ++found_.num_layouts;
           const LeastBytes least = estimator_.least_bytes(layout, room_);
-          if (least.bytes > room_) return add_miss(layout, least.bytes - room_);
+          if (least.bytes > room_) {
+            ++found_.num_too_large;
+            return add_miss(layout, least.bytes - room_);
+          }
           const double seconds = estimator_.least_seconds(layout);
-          candidates_.push_back({layout, least, score(layout, seconds, least.bytes), seconds});
+          candidates_.push_back(
+              {layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
         });
       }
     }
@@ -254,6 +268,82 @@ class Search {
     }
   }
 
+  // Makes the bound of what the candidate takes that of a plan of the rank that it names. False: a rule of the config
+  // forbids the layout.
+  bool plan_a_rank(Candidate& candidate) const {
+    const std::optional<RunConfig> config = checked(candidate.layout);
+    if (!config) return false;
+    const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
+    MeshPoint point;
+    point[MeshAxis::pipeline] = candidate.least.stage;
+    const StepPlan plan = plan_step(*config, target_, mesh.world_size(), mesh.rank_of(point));
+    candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
+    candidate.bytes_known = BytesKnown::of_a_rank;
+    return true;
+  }
+
+  // Makes that exact, unless it is more than `enough`.
+  void plan_ranks(Candidate& candidate, int64_t enough) {
+    RunLayout alike = candidate.layout;  // ranks of the other order are as large
+    alike.rank_order = {};
+    const auto key = std::pair(class_values(alike), alike.data);
+    const auto known = weighed_.find(key);
+    candidate.bytes = known != weighed_.end()
+                          ? known->second
+                          : largest_rank_bytes(checked_layout(config_, candidate.layout), target_,
+                                               candidate.layout.world_size(), candidate.least.stage, enough);
+    ++found_.num_weighed;
+    if (candidate.bytes > enough) return;
+    weighed_[key] = candidate.bytes;
+    candidate.bytes_known = BytesKnown::exact;
+  }
+
+  // The smallest peaks of all layouts. Of those that are left the one with the least bound is planned, until enough are
+  // known to the byte, and no bound is below: then no other layout can be among them.
+  std::vector<Candidate*> smallest() {
+    const auto is_behind = [](const Candidate* a, const Candidate* b) {
+      return std::pair(a->bytes, a->least_seconds) > std::pair(b->bytes, b->least_seconds);
+    };
+    std::priority_queue<Candidate*, std::vector<Candidate*>, decltype(is_behind)> left(is_behind);
+    for (Candidate& candidate : candidates_) left.push(&candidate);
+    const auto top = static_cast<size_t>(options_.top);
+    std::multiset<int64_t> peaks;  // the least that are known
+    std::vector<Candidate*> found;
+    while (!left.empty()) {
+      Candidate& candidate = *left.top();
+      if (found.size() >= top && candidate.bytes > found.back()->bytes) break;
+      left.pop();
+      if (candidate.bytes > room_) {
+        add_miss(candidate.layout, candidate.bytes - room_);
+      } else if (candidate.bytes_known == BytesKnown::exact) {
+        found.push_back(&candidate);
+      } else if (candidate.bytes_known == BytesKnown::of_a_rank) {
+        plan_ranks(candidate, peaks.size() < top ? room_ : *peaks.rbegin());
+        if (candidate.bytes_known == BytesKnown::exact) peaks.insert(candidate.bytes);
+        if (peaks.size() > top) peaks.erase(std::prev(peaks.end()));
+        left.push(&candidate);
+      } else if (plan_a_rank(candidate)) {
+        left.push(&candidate);
+      }
+    }
+    return found;
+  }
+
+  // Those alone are simulated, and where that is much, the best of them and those that take as little.
+  void plan_smallest() {
+    int64_t actions = 0;
+    for (Candidate* candidate : smallest()) {
+      actions += num_actions(config_, candidate->layout);
+      planned_.insert(candidate);
+      if (actions <= most_actions || exact_.empty() || candidate->bytes == exact_.front().peak_bytes) {
+        exact_.push_back(
+            predict_layout(*checked(candidate->layout), machine_, candidate->layout, options_.price));
+      } else {
+        not_simulated_.push_back(candidate);
+      }
+    }
+  }
+
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
@@ -261,7 +351,12 @@ class Search {
     });
     found_.best.assign(exact_.begin(), exact_.begin() + std::min(options_.top, static_cast<int64_t>(exact_.size())));
     const LayoutResult& best = exact_.front();
-    const double limit = exact_score(best) * (options_.objective == Objective::memory ? 1 : 1 + estimate_error);
+    if (options_.objective == Objective::memory) {  // no other is smaller
+      for (Candidate* candidate : not_simulated_)
+        if (std::ssize(found_.best) < options_.top) found_.best.push_back(estimate_of_weighed(*candidate));
+      return;
+    }
+    const double limit = exact_score(best) * (1 + estimate_error);
     for (const Candidate& candidate : candidates_) {
       if (planned_.contains(&candidate)) continue;
       const double at_best = candidate.estimate ? candidate.score : candidate.least_score;
@@ -295,6 +390,53 @@ class Search {
       found_.lost.push_back(std::move(lost));
       return;
     }
+    Candidate* best = options_.objective == Objective::memory ? smallest_of_class(is_of_class, lost)
+                                                              : quickest_of_class(is_of_class, lost);
+    if (best != nullptr) {
+      lost.fits = true;
+      lost.best = estimate_of_weighed(*best);
+      name(best->layout);
+    } else {
+      const auto miss = misses_.find({key, value});
+      if (miss == misses_.end()) return;  // a rule of the config forbids all
+      lost.missing_bytes = miss->second.bytes;
+      name(miss->second.layout);
+    }
+    found_.lost.push_back(std::move(lost));
+  }
+
+  LayoutResult estimate_of_weighed(Candidate& candidate) {
+    estimate(candidate);
+    LayoutResult result = *candidate.estimate;
+    result.peak_bytes = candidate.bytes;
+    result.is_peak_exact = candidate.bytes_known == BytesKnown::exact;
+    return result;
+  }
+
+  // The one with the smallest peak, of which few plans make no more than a bound. Null: none fits.
+  template <typename IsOfClass>
+  Candidate* smallest_of_class(const IsOfClass& is_of_class, LostClass& lost) {
+    std::vector<Candidate*> left;
+    for (Candidate& candidate : candidates_)
+      if (is_of_class(candidate.layout)) left.push_back(&candidate);
+    for (int tries = 0; !left.empty(); ++tries) {
+      const auto least = std::min_element(left.begin(), left.end(),
+                                          [](const Candidate* a, const Candidate* b) { return a->bytes < b->bytes; });
+      Candidate& candidate = **least;
+      if (candidate.bytes > room_) {
+        lost.all_tried = tries < most_weighed;
+        add_miss(candidate.layout, candidate.bytes - room_);
+        return nullptr;
+      }
+      if (candidate.bytes_known != BytesKnown::bound || tries >= most_weighed) return &candidate;
+      if (!plan_a_rank(candidate)) left.erase(least);
+    }
+    return nullptr;
+  }
+
+  // The one with the best estimate of some of those that fit. Null: none was found.
+  template <typename IsOfClass>
+  Candidate* quickest_of_class(const IsOfClass& is_of_class, LostClass& lost) {
     Candidate* best = nullptr;
     int fitting = 0, tries = 0;
     int64_t above_bound = 0;  // the least that a plan of the class has been above its bound, where it did not fit
@@ -319,17 +461,7 @@ class Search {
       if (best == nullptr || candidate.score < best->score) best = &candidate;
     }
     if (tries == most_tries) lost.all_tried = false;
-    if (best != nullptr) {
-      lost.fits = true;
-      lost.best = *best->estimate;
-      name(best->layout);
-    } else {
-      const auto miss = misses_.find({key, value});
-      if (miss == misses_.end()) return;  // a rule of the config forbids all
-      lost.missing_bytes = miss->second.bytes;
-      name(miss->second.layout);
-    }
-    found_.lost.push_back(std::move(lost));
+    return best;
   }
 
   const RunConfig& config_;
@@ -346,6 +478,8 @@ class Search {
   std::vector<Candidate> candidates_;   // that fit by their bounds, the most promising first
   std::set<const Candidate*> planned_;
   std::vector<LayoutResult> exact_;
+  std::map<std::pair<std::array<int64_t, num_classes>, int64_t>, int64_t> weighed_;  // bytes by layout, and data ranks
+  std::vector<Candidate*> not_simulated_;  // whose bytes are known
   Miss miss_;
   std::map<std::pair<size_t, int64_t>, Miss> misses_;  // by key and value
 };
@@ -357,7 +491,7 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
   const RunSpeed speed = run_speed(config, target, plan.ops, layout.world_size(), forecast.step_seconds);
   LayoutResult result;
   result.layout = layout;
-  result.is_exact = true;
+  result.is_exact = result.is_peak_exact = true;
   result.step_seconds = forecast.step_seconds;
   result.bubble_seconds = forecast.bubble_seconds;
   result.exposed_seconds = forecast.exposed_seconds;

@@ -100,6 +100,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.axes = {"Gbit/s of each", "NICs"};
+  study.keys = {"nic_gbit_per_second", "nics_per_node"};
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine, config, gpus);
   study.room_bytes = target.bytes_of_rank();
@@ -175,16 +176,9 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
   return low;
 }
 
-}  // namespace
-
-Study fit_models(const Machine& machine, const std::string& family, const std::string& optimizer, int64_t gpus) {
-  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
-  study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
-  study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
-                           family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
-  study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
-  const Target target = planned_target(machine, family_config(family, {optimizer, precisions[0], "none"}, 1, gpus), gpus);
-  study.room_bytes = target.bytes_of_rank();
+// The rows of one optimizer.
+void add_fits(Study& study, const Machine& machine, const std::string& family, const std::string& optimizer,
+              const Target& target, int64_t gpus) {
   const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
                           const std::string& hidden) -> std::vector<std::string> {
     return {row.optimizer, std::string(row.precision.name), std::string(recompute), layers, hidden};
@@ -210,6 +204,22 @@ Study fit_models(const Machine& machine, const std::string& family, const std::s
           point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); }));
     }
   }
+}
+
+}  // namespace
+
+Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
+                 int64_t gpus) {
+  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
+  study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
+  study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
+                           family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
+  study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
+  study.keys = {"optimizer", "precision", "recompute", "num_layers", "hidden_size"};
+  const RunConfig smallest = family_config(family, {optimizers.front(), precisions[0], "none"}, 1, gpus);
+  const Target target = planned_target(machine, smallest, gpus);
+  study.room_bytes = target.bytes_of_rank();
+  for (const std::string& optimizer : optimizers) add_fits(study, machine, family, optimizer, target, gpus);
   return study;
 }
 

@@ -31,9 +31,10 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
 Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
                  double price);
 
-// The largest models of a family ("gpt", "llama") that so many devices train with an optimizer (a word of optimizer.type),
-// by precision and recomputation: heads of 128, as many of them as layers, micro-batches of one sequence; with several
+// The largest models of a family ("gpt", "llama") that so many devices train, by optimizer (words of optimizer.type),
+// precision and recomputation: heads of 128, as many of them as layers, micro-batches of one sequence; with several
 // devices ZeRO 3 over all.
-Study fit_models(const Machine& machine, const std::string& family, const std::string& optimizer, int64_t gpus);
+Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
+                 int64_t gpus);
 
 }  // namespace gptrain

@@ -216,8 +216,8 @@ std::string pipeline_section(const DryRunInput& input) {
     text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
                 "stages wait for each other, over the time of their passes");
   }
-  text += fmt::format("  {:>5} {:>7} {:>10} {:>10} {:>10} {:>10}\n", "stage", "layers", "in flight", "peak", "passes",
-                      "waits");
+  text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", "stage", "layers", "in flight", "peak");
+  text += input.pipeline ? fmt::format(" {:>10} {:>10}\n", "passes", "waits") : "\n";
   for (size_t i = 0; i < input.stages.size(); ++i) {
     const StageForecast& stage = input.stages[i];
     text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", i, stage.layers, stage.in_flight,
@@ -251,9 +251,9 @@ std::string forecast_section(const DryRunInput& input) {
                           format_count(speed.tokens_per_gpu)));
   text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
   text += text_row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
-              fmt::format("{:.1f} TFLOP/s on each device (MFU)", speed.model_flops_per_gpu / 1e12));
+              flops_rate_text(speed.model_flops_per_gpu, 1) + " on each device (MFU)");
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
-              fmt::format("{:.1f} TFLOP/s on each device (HFU)", speed.hardware_flops_per_gpu / 1e12));
+              flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
     text += text_row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
   for (size_t lane = 0; lane < num_lanes; ++lane) {
@@ -369,18 +369,19 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += text_row("shortest time", format_duration(seconds),
-                fmt::format("{} at {}'s full matrix rate, {}{:.{}f} TFLOP/s{}", days_text(seconds),
-                            input.target.name, devices, rate / 1e12, rate < 1e13 ? 3 : 0, traffic));
+                fmt::format("{} at {}'s full matrix rate, {}{}{}", days_text(seconds), input.target.name, devices,
+                            flops_rate_text(rate, rate < 1e13 ? 3 : 0), traffic));
   }
   const bool is_predicted = input.forecast && input.rate && input.rate->origin == "predicted";
   if (is_predicted) {
     const double hours = speed_of(input).gpu_hours, goodput = input.forecast->goodput;
     text += text_row("device-hours", format_count(hours),
-                fmt::format("{}: goodput {:.1f}% with a checkpoint every {}", with_failures_text(hours, goodput),
-                            100 * goodput, format_duration(input.forecast->best_checkpoint_interval)));
+                fmt::format("{}: goodput {} with a checkpoint every {}", with_failures_text(hours, goodput),
+                            goodput_text(goodput), format_duration(input.forecast->best_checkpoint_interval)));
     if (input.price > 0)
       text += text_row("cost", goodput > 0 ? format_count(input.price * hours / goodput) : "?",
-                       goodput > 0 ? "of those, failures included" : "the run does not end");
+                       goodput > 0 ? fmt::format("{:g} for each device-hour, with failures", input.price)
+                                   : "the run does not end");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;

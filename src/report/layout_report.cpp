@@ -51,8 +51,11 @@ std::string row_text(const LayoutSearch& search, size_t place) {
                                  result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
                                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
                                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
-                                 fmt::format("{}{}", result.is_exact ? "" : ">", bytes_text(result.peak_bytes)));
-  if (shows_devices(search)) text += fmt::format(" {:>7}", result.layout.world_size());
+                                 peak_text(result));
+  if (shows_devices(search)) {
+    text += fmt::format(" {:>7} {:>12}", result.layout.world_size(),
+                        result.is_exact ? device_hours_text(result) : "");
+  }
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
   text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
@@ -60,9 +63,8 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 }
 
 std::string nothing_fits_text(const LayoutSearch& search) {
-  std::string text = fmt::format("Nothing fits: {} layouts of {} take more than the {} of a device.\n",
-                                 format_grouped(search.num_too_large), format_grouped(search.num_layouts),
-                                 bytes_text(search.room_bytes));
+  std::string text = fmt::format("Nothing fits: none of {} layouts takes as little as the {} of a device.\n",
+                                 format_grouped(search.num_layouts), bytes_text(search.room_bytes));
   text += fmt::format("The least that is missing: {} or more, with {}.\n", bytes_text(search.least_missing_bytes),
                       layout_text(search.least_missing));
   return text + "Take more devices, or a smaller model.\n";
@@ -90,7 +92,7 @@ Json result_json(const LayoutResult& result) {
             {"step_seconds", result.step_seconds},
             {"tokens_per_second", result.tokens_per_second},
             {"bubble_seconds", result.bubble_seconds},
-            {result.is_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
+            {result.is_peak_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
   Json& exposed = json["exposed_seconds"] = Json::object();
   for (size_t lane = 0; lane < num_lanes; ++lane) exposed[std::string(lane_names[lane])] = result.exposed_seconds[lane];
   if (!result.is_exact) return json;
@@ -102,6 +104,14 @@ Json result_json(const LayoutResult& result) {
 }
 
 }  // namespace
+
+std::string peak_text(const LayoutResult& result) {
+  return fmt::format("{}{}", result.is_peak_exact ? "" : ">", bytes_text(result.peak_bytes));
+}
+
+std::string device_hours_text(const LayoutResult& result) {
+  return result.goodput > 0 ? format_count(result.gpu_hours / result.goodput) : "without end";
+}
 
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
@@ -138,6 +148,11 @@ double device_seconds(const LayoutResult& result) {
   return result.step_seconds * static_cast<double>(result.layout.world_size());
 }
 
+// A change of less than a few milliseconds is much of a short step.
+std::string change_of(double seconds) {
+  return seconds < 9.5e-3 ? fmt::format("{:.2g} ms", 1e3 * seconds) : format_duration(seconds);
+}
+
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const LayoutResult& best = search.best.front();
   if (!lost.fits)
@@ -147,7 +162,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const std::string step =
       fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
   if (search.objective == "memory") {
-    return fmt::format("{}{} ({}), {}", lost.best.is_exact ? "" : ">", bytes_text(lost.best.peak_bytes),
+    return fmt::format("{} ({}), {}", peak_text(lost.best),
                        change_text(static_cast<double>(best.peak_bytes), static_cast<double>(lost.best.peak_bytes)),
                        step);
   }
@@ -161,7 +176,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const auto before = waits_of(best), after = waits_of(lost.best);
   const auto add = [&](const std::string& name, double seconds) {
     if (std::abs(seconds) > worth_naming * best.step_seconds)
-      reasons.push_back(fmt::format("{} {}{}", name, seconds < 0 ? "-" : "+", format_duration(std::abs(seconds))));
+      reasons.push_back(fmt::format("{} {}{}", name, seconds < 0 ? "-" : "+", change_of(std::abs(seconds))));
   };
   for (size_t i = 0; i < before.size(); ++i) {
     const double longer = after[i].second - before[i].second;
@@ -177,22 +192,25 @@ std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
   if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
   if (search.best.empty()) return text + nothing_fits_text(search);
-  text += fmt::format("  {} layouts: {} take more than a device's {}, {} were played pass by pass, {} planned whole\n",
+  const bool by_memory = search.objective == "memory";
+  text += fmt::format("  {} layouts: {} take more than a device's {} by a lower bound, {} {}, {} planned whole\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
-                      bytes_text(search.room_bytes), format_grouped(search.num_played), search.num_exact);
+                      bytes_text(search.room_bytes),
+                      format_grouped(by_memory ? search.num_weighed : search.num_played),
+                      by_memory ? "had the memory of their ranks planned" : "were played pass by pass", search.num_exact);
   text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
     text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
-  if (shows_devices(search)) text += " devices";
+  if (shows_devices(search)) text += " devices device-hours";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
   text += "   layout, or what differs\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {:.1f}%)\n", "time",
-                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), 100 * best.goodput);
+  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)
@@ -211,6 +229,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},
             {"played", search.num_played},
+            {"weighed", search.num_weighed},
             {"exact", search.num_exact},
             {"within_error", search.num_within_error},
             {"fits", !search.best.empty()},

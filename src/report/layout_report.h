@@ -16,6 +16,10 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
 std::string layout_text(const RunLayout& layout);
 // What `other` has otherwise than `layout`: "batch.micro 2, parallel.zero 1".
 std::string layout_difference(const RunLayout& layout, const RunLayout& other);
+// "4.3 GiB"; ">4.3 GiB" of a lower bound.
+std::string peak_text(const LayoutResult& result);
+// Of the run, failures included.
+std::string device_hours_text(const LayoutResult& result);
 // "12.92 s (+3.9%): bubble +40 ms". By how much the best of the class loses against the best of all in what was looked for, and what costs the more time.
 std::string loss_text(const LayoutSearch& search, const LostClass& lost);
 

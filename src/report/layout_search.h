@@ -50,7 +50,8 @@ struct LayoutResult {
   double step_seconds = 0;
   double bubble_seconds = 0;                        // of the mean stage
   std::array<double, num_lanes> exposed_seconds{};  // likewise
-  int64_t peak_bytes = 0;                           // of the largest rank; of an estimate at least that
+  int64_t peak_bytes = 0;                           // of the largest rank
+  bool is_peak_exact = false;                       // otherwise it takes at least that
   double tokens_per_second = 0;
   double mfu = 0;  // exact ones only, as the next ones
   double model_flops = 0;  // in a second, of all devices
@@ -78,10 +79,11 @@ struct LayoutSearch {
   int64_t room_bytes = 0;        // of a device
   std::vector<std::string> held;  // "parallel.tensor=8": keys that all layouts have that value of, as was asked
   int64_t num_layouts = 0;       // that the config and the machine allow
-  int64_t num_too_large = 0;     // of them: more memory than there is, by the lower bound or as planned
-  int64_t num_played = 0;        // of those that fit: whose pipelines were played pass by pass
+  int64_t num_too_large = 0;     // of them: more memory than there is by the lower bound alone
+  int64_t num_played = 0;        // of the others: whose pipelines were played pass by pass
+  int64_t num_weighed = 0;       // likewise, where the smallest peak is looked for: the memory of all ranks was planned
   int64_t num_exact = 0;         // of those: planned and simulated as a dry run does
-  int64_t num_within_error = 0;  // not exact, but estimated so near to the best that they could be better
+  int64_t num_within_error = 0;  // not exact, but estimated so near to the best that they could be better; by memory none
   std::vector<LayoutResult> best;  // the best first; empty: nothing fits
   std::vector<LostClass> lost;
   int64_t least_missing_bytes = 0;  // where nothing fits

@@ -35,7 +35,19 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 .heat td.large { outline: 2px dashed var(--color-1); outline-offset: -4px; }
 .large { color: var(--color-1); }
 .heat td.large span { color: var(--text); }
-@media (max-width: 480px) { section { padding: 10px; } table { font-size: 13px; } .bar, .colors { display: none; } td { overflow-wrap: anywhere; } }
+.heat th + th { text-align: center; }
+.plots { margin-bottom: 16px; }
+@media (max-width: 480px) {
+section { padding: 10px; } table { font-size: 13px; } .parts, .colors { display: none; } td { overflow-wrap: anywhere; }
+.best, .best tbody, .points, .points tbody { display: block; }
+.points tr { display: grid; grid-template-columns: repeat(4, 1fr); border-top: 1px solid var(--border); padding: 2px 0; }
+.points th, .points td { border-top: 0; padding: 3px 2px; text-align: left; overflow-wrap: anywhere; }
+.points td[colspan] { grid-column: 1 / -1; }
+.best tr { display: grid; grid-template-columns: 22px 1fr 1fr 1.1fr; border-top: 1px solid var(--border); padding: 2px 0; }
+.best.cost tr { grid-template-columns: 22px 1.2fr 1fr 1.1fr 1fr 1.5fr; }
+.best th, .best td { border-top: 0; padding: 3px 2px; }
+.best tr :last-child { grid-column: 2 / -1; }
+}
 )css";
 
 std::string summary_row(std::string_view name, const std::string& value, const std::string& note = "") {
@@ -73,22 +85,27 @@ std::string best_table(const LayoutSearch& search) {
   double longest = 0;
   for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
   const bool shows_devices = search.objective == "cost";
-  std::string out =
+  std::string out = fmt::format(
       "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
-      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate.</p>\n"
-      "<table>\n<tr><th></th><th "
-      "class=\"number\">step</th><th></th><th class=\"number\">MFU</th><th class=\"number\">peak</th>";
-  if (shows_devices) out += "<th class=\"number\">devices</th>";
+      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate, &gt; a lower "
+      "bound.</p>\n"
+      "<table class=\"best{}\">\n<tr><th></th><th class=\"number\">step</th><th class=\"parts\"></th>"
+      "<th class=\"number\">MFU</th><th class=\"number\">peak</th>",
+      shows_devices ? " cost" : "");
+  if (shows_devices) out += "<th class=\"number\">devices</th><th class=\"number\">device-hours</th>";
   out += "<th>layout, or what differs</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {
     const LayoutResult& result = search.best[i];
     out += "<tr>";
     out += number_cell(fmt::format("{}", i + 1));
     out += number_cell(fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", result.step_seconds));
-    out += fmt::format("<td>{}</td>", bar(result, longest));
+    out += fmt::format("<td class=\"parts\">{}</td>", bar(result, longest));
     out += number_cell(result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "");
-    out += number_cell(bytes_text(result.peak_bytes));
-    if (shows_devices) out += number_cell(fmt::format("{}", result.layout.world_size()));
+    out += number_cell(peak_text(result));
+    if (shows_devices) {
+      out += number_cell(fmt::format("{}", result.layout.world_size()));
+      out += number_cell(result.is_exact ? device_hours_text(result) : "");
+    }
     out += cell("td", i == 0 ? layout_text(result.layout)
                              : layout_difference(search.best.front().layout, result.layout));
     out += "</tr>\n";
@@ -183,7 +200,7 @@ std::string plots(const Study& study) {
 }
 
 std::string points_table(const Study& study) {
-  std::string out = "<table>\n<tr>";
+  std::string out = "<table class=\"points\">\n<tr>";
   for (const std::string& axis : study.axes) out += cell("th", axis);
   for (const char* const name : {"model", "step", "tokens/s", "MFU", "PFLOP/s", "peak"})
     out += fmt::format("<th class=\"number\">{}</th>", name);
@@ -226,8 +243,8 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
           summary_row("MFU", fmt::format("{:.1f}%", 100 * best.mfu)) +
           summary_row("Peak memory", bytes_text(best.peak_bytes)) +
-          summary_row("Device-hours", format_count(best.gpu_hours / best.goodput),
-                      fmt::format("goodput {:.1f}%", 100 * best.goodput));
+          summary_row("Device-hours", device_hours_text(best),
+                      "goodput " + goodput_text(best.goodput));
   if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
   body += "</dl>\n";
   body += section("The best", best_table(search)) + section("Why others lost", lost_table(search));
@@ -236,8 +253,9 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
 }
 
 std::string study_page(const std::string& title, const Study& study) {
-  std::string body = fmt::format("<p class=\"note\">{}, on {}; {}. {}</p>\n", escape_html(study.title),
-                                 escape_html(study.machine), escape_html(study.error.text()), escape_html(study.note));
+  std::string body = fmt::format("<p class=\"note\">{}, on {}; {}{}{}</p>\n", escape_html(study.title),
+                                 escape_html(study.machine), escape_html(study.error.text()),
+                                 study.note.empty() ? "" : "; ", escape_html(study.note));
   if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
   else if (study.kind != Study::Kind::fit) body += plots(study);
   return html_page(title, plan_css, body + section("All points", points_table(study)));

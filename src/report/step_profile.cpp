@@ -91,6 +91,13 @@ class Rows {
   std::vector<std::vector<size_t>> known_;  // by block: the row of each event
 };
 
+// Far enough above the limit that it needs to be explained.
+bool beats_its_limit(const ProfileRow& row) {
+  constexpr double rounding = 1.005;
+  const Flops amount = row.executed_flops > 0 ? row.executed_flops : static_cast<Flops>(row.bytes_moved);
+  return row.limit > 0 && static_cast<double>(amount) > rounding * row.limit * row.seconds;
+}
+
 // Columns: label, calls, milliseconds, share of the step, rate, share of the limit.
 std::string table_row(const ProfileRow& row, double step_seconds, size_t label_width) {
   std::string text = fmt::format("{:<{}} {:>6} {:>10.3f} {:>6.1f}%", row.label, label_width,
@@ -267,7 +274,7 @@ std::string table_title(const StepProfile& profile) {
   return fmt::format("{}: {:.1f} ms, {:.1f} model GFLOP/s, mfu {:.1f}%\n", what, profile.seconds() * 1e3, rate / 1e9,
                      100 * rate / profile.matrix_flops) +
          fmt::format("limits of {}: {:.1f} GFLOP/s in {} matrix products, {:.1f} GB/s for other ops\n",
-                     profile.planned ? "the target" : "this machine", profile.matrix_flops / 1e9,
+                     profile.planned ? "the target" : "this machine when the run began", profile.matrix_flops / 1e9,
                      dtype_name(profile.compute), profile.bytes_per_second / 1e9);
 }
 
@@ -295,6 +302,11 @@ std::string step_profile_table(const StepProfile& profile) {
   }
   text += table_head("op and shape, longest first", width);
   for (const ProfileRow& row : shapes) text += table_row(row, profile.seconds(), width);
+  if (!profile.planned && std::any_of(ops.begin(), ops.end(), beats_its_limit)) {
+    text +=
+        "Above 100%: a limit is what a short measurement found when the run began. Other work on the machine made that low, "
+        "or the data of an op lie in caches.\n";
+  }
   return text;
 }
 

@@ -44,6 +44,13 @@ bool study_has_price(const Study& study) {
                      [](const StudyPoint& point) { return point.result && point.result->cost > 0; });
 }
 
+// As the config has it: a number or a truth value, else a word; null where there is none.
+Json typed_value(const std::string& text) {
+  if (text == "-") return nullptr;
+  Json value = parse_json_or_discard(text);
+  return value.is_number() || value.is_boolean() ? value : Json(text);
+}
+
 }  // namespace
 
 std::string study_text(const Study& study) {
@@ -75,7 +82,7 @@ std::string study_json(const Study& study) {
             {"points", Json::array()}};
   for (const StudyPoint& point : study.points) {
     Json entry;
-    for (size_t axis = 0; axis < study.axes.size(); ++axis) entry[study.axes[axis]] = point.values[axis];
+    for (size_t axis = 0; axis < study.axes.size(); ++axis) entry[(study.keys.empty() ? study.axes : study.keys)[axis]] = typed_value(point.values[axis]);
     entry["gpus"] = point.gpus;
     if (point.result) {
       const LayoutResult& result = *point.result;

@@ -25,6 +25,7 @@ struct Study {
   ExpectedError error = {};
   std::string title = {}, note = {};    // one line each
   std::vector<std::string> axes = {};   // the last one varies the fastest
+  std::vector<std::string> keys = {};   // of the axes in JSON, with units; empty: the axes' names
   int64_t room_bytes = 0;               // of a device
   std::vector<StudyPoint> points = {};
 

@@ -26,6 +26,20 @@ inline std::string days_text(double seconds) {
   const double days = seconds / 86400;
   return days < most ? fmt::format("{:.2f} days", days) : fmt::format("{:.2e} days", days);
 }
+// A share below 1 is never "100.0%": "99.96%".
+inline std::string goodput_text(double goodput) {
+  constexpr int most_digits = 6;
+  for (int digits = 1; digits < most_digits; ++digits) {
+    const std::string text = fmt::format("{:.{}f}%", 100 * goodput, digits);
+    if (goodput >= 1 || !text.starts_with("100")) return text;
+  }
+  return ">99.9999%";
+}
+// "312 TFLOP/s", below one TFLOP/s "84.2 GFLOP/s", with so many digits after the point.
+inline std::string flops_rate_text(double rate, int digits) {
+  const bool small = rate < 1e12;
+  return fmt::format("{:.{}f} {}FLOP/s", rate / (small ? 1e9 : 1e12), small ? 1 : digits, small ? "G" : "T");
+}
 inline std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 }  // namespace gptrain

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -193,6 +194,29 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     }
   }
   return world;
+}
+
+int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+                           int64_t enough) {
+  const Mesh mesh = make_mesh(config, world_size);
+  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
+  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  int64_t most = 0;
+  for (int64_t i = 0; i < num_stages; ++i) {
+    std::set<RankKind> planned;
+    std::shared_ptr<const Program> program;  // of the stage's first rank
+    for (int64_t tensor_rank = 0; tensor_rank < tensor_size; ++tensor_rank) {
+      if (!planned.insert(kind_of(config, {tensor_size, tensor_rank})).second) continue;
+      MeshPoint point;
+      point[MeshAxis::tensor] = tensor_rank;
+      point[MeshAxis::pipeline] = (first_stage + i) % num_stages;
+      const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program);
+      if (tensor_rank == 0) program = plan.design->training;
+      most = std::max(most, plan.memory().arenas.total());
+      if (most > enough) return most;
+    }
+  }
+  return most;
 }
 
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,

@@ -49,6 +49,11 @@ struct WorldPlan {
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
                      const std::function<void(int64_t, StepPlan)>& of_rank = {});
 
+// The most bytes that a rank of the world takes (WorldPlan::largest): the ranks of `first_stage` are planned first. Once a
+// rank takes more than `enough` that is the answer.
+int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+                           int64_t enough);
+
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
 // `like`: as of design_step.
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0,

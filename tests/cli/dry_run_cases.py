@@ -99,6 +99,20 @@ class DryRun(CliCase):
             shortest = next(line for line in text.splitlines() if line.startswith("  shortest time"))
             self.assertEqual(shortest.endswith("TFLOP/s, without communication"), ranks == 2, shortest)
 
+    def test_small_rates_and_costs_are_told_in_full(self):
+        config = self.write_config(tiny_config())
+        text = self.succeed("train", config, "--dry-run", "--target", "h100", "--price", 2.5)
+        self.assertRegex(text, r"\n  model FLOPs +0\.\d% +\d+\.\d GFLOP/s on each device \(MFU\)\n")
+        self.assertRegex(text, r"\n  cost .* 2\.5 for each device-hour, with failures\n")
+
+    def test_stages_have_times_where_a_target_has_rates(self):
+        config = self.write_config(tiny_config(batch={"global": 4, "micro": 1}, model={"num_layers": 2},
+                                               parallel={"pipeline": 2}))
+        for target, columns in (([], ["peak"]), (["--target", "h100"], ["peak", "passes", "waits"])):
+            text = self.succeed("train", config, "--dry-run", *target)
+            [heading] = [line for line in text.splitlines() if line.startswith("  stage")]
+            self.assertEqual(heading.split(), ["stage", "layers", "in", "flight", *columns])
+
     def test_time_at_a_given_rate(self):
         config = self.write_config(tiny_config(run={"steps": 1000}))
         plan = self.plan(config, "--tokens-per-second", "2.5")

@@ -55,9 +55,13 @@ class Search(PlanCase):
         self.assertIn("Nothing fits: ", result.out)
         self.assertIn("The least that is missing: ", result.out)
         self.assertIn("no layout of ", result.err)
-        plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
-        self.assertFalse(plan["fits"])
-        self.assertGreater(plan["missing_bytes"], 10 ** 9)
+        self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
+        for objective in ["time", "memory"]:
+            plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
+                                               "--objective", objective).out)
+            self.assertFalse(plan["fits"])
+            self.assertGreater(plan["missing_bytes"], 10 ** 9)
+            self.assertEqual(plan["exact"], 0)
 
     def test_objectives(self):
         config = self.write_config(plan_config())
@@ -74,6 +78,25 @@ class Search(PlanCase):
             self.assertNotIn("(-", "\n".join(line for line in lost.splitlines() if "~" not in line and ">" not in line))
 
 
+    def test_the_smallest_peak_is_the_same_however_many_are_named(self):
+        arguments = [CONFIGS / "gpt3-13b.json", "--gpus", 64, "--target", "a100-80g", "--objective", "memory", "--top"]
+        one, five = self.plan(*arguments, 1), self.plan(*arguments, 5)
+        self.assertEqual(one["best"][0], five["best"][0])
+        self.assertEqual(one["too_large"], five["too_large"])
+        self.assertLess(one["best"][0]["peak_bytes"], 4.35 * 2 ** 30)
+        peaks = [row["peak_bytes"] for row in five["best"]]
+        self.assertEqual(peaks, sorted(peaks))
+        text = self.succeed("plan", *arguments, 1)
+        self.assertRegex(text, r"by a lower bound, \d+ had the memory of their ranks planned, \d+ planned whole\n")
+        self.assertNotIn("so near by their estimate", text)
+
+    def test_a_goodput_below_one_is_not_told_as_all(self):
+        config = CONFIGS / "gpt2-124m.json"
+        text = self.succeed("plan", config, "--gpus", 8, "--top", 1)
+        goodput = self.plan(config, "--gpus", 8, "--top", 1)["best"][0]["goodput"]
+        self.assertTrue(0.9995 < goodput < 1, goodput)
+        self.assertIn(f"(goodput {100 * goodput:.3f}%)", text)
+
     def test_rows_by_cost_say_how_many_devices_they_take(self):
         config = self.write_config(plan_config())
         arguments = [config, "--gpus", 8, "--target", "a100-80g", "--top", 3, "--objective", "cost"]
@@ -83,7 +106,9 @@ class Search(PlanCase):
             self.assertEqual(row["gpus"], layout["tensor"] * layout["pipeline"] * layout["data"])
         lines = self.succeed("plan", *arguments, "--html", "page.html").splitlines()
         [heading] = [line for line in lines if "MFU" in line]
-        self.assertRegex(heading, r" peak devices   layout")
+        self.assertRegex(heading, r" peak devices device-hours   layout")
+        self.assertEqual(lines[lines.index(heading) + 1][:heading.index("   layout")].split()[-1],
+                         lines[lines.index("the run with the best") + 1].split("device-hours, ")[1].split()[0])
         end = heading.index("devices") + len("devices")
         self.assertEqual(lines[lines.index(heading) + 1][:end].split()[-1], str(plan["best"][0]["gpus"]))
         self.assertIn('<th class="number">devices</th>', self.path("page.html").read_text(encoding="utf-8"))
@@ -99,6 +124,26 @@ class Search(PlanCase):
         self.assertGreater(len({row["layout"]["zero"] for row in plan["best"]}), 1)
         self.assertIn("\n  all with parallel.tensor=2, batch.micro=2\n", self.succeed("plan", *arguments))
 
+    def test_a_key_that_the_config_has_no_use_for_by_itself_is_held_all_the_same(self):
+        config = self.write_config(plan_config())
+        for setting, key, value, least in [
+                ("parallel.pipeline_schedule=varuna", "pipeline_schedule", "varuna", ("pipeline", 2)),
+                ("parallel.sequence=true", "sequence", True, ("tensor", 2)),
+                ("parallel.virtual_stages=4", "virtual_stages", 4, ("pipeline", 2)),
+                ("memory.recompute_interval=3", "recompute", "every_nth 3", ("data", 1))]:
+            plan = self.plan(config, "--gpus", 4, "--top", 3, "--set", setting)
+            self.assertEqual(plan["held"], [setting])
+            self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
+            self.assertGreaterEqual(min(row["layout"][least[0]] for row in plan["best"]), least[1])
+        # The file's own layout is no hindrance: it is searched.
+        file = plan_config() | {"parallel": {"tensor": 2, "sequence": True}}
+        plan = self.plan(self.write_config(file), "--gpus", 4, "--top", 1, "--set", "parallel.tensor=1")
+        self.assertEqual(plan["best"][0]["layout"]["tensor"], 1)
+        self.refuse(USAGE, "parallel.pipeline_schedule = \"varuna\": has no effect unless parallel.pipeline is greater than 1",
+                    "plan", config, "--gpus", 1, "--set", "parallel.pipeline_schedule=varuna")
+        self.refuse(USAGE, "parallel.pipeline_schedule = \"var\": must be",
+                    "plan", config, "--gpus", 4, "--set", "parallel.pipeline_schedule=var")
+
 
 class Comparisons(PlanCase):
     def test_a_sweep_of_two_keys_marks_what_does_not_fit(self):
@@ -107,7 +152,7 @@ class Comparisons(PlanCase):
                      "--sweep", "model.num_layers=8,400,0", "--sweep", "batch.micro=1,8"]
         points = self.plan(*arguments)["points"]
         self.assertEqual([(point["model.num_layers"], point["batch.micro"]) for point in points][:3],
-                         [("8", "1"), ("8", "8"), ("400", "1")])
+                         [(8, 1), (8, 8), (400, 1)])
         self.assertEqual([point.get("fits") for point in points], [True, True, False, False, None, None])
         self.assertIn("model.num_layers = 0", points[-1]["refused"])
         text = self.succeed("plan", *arguments)
@@ -115,15 +160,23 @@ class Comparisons(PlanCase):
 
     def test_scaling_links_and_fits(self):
         scale = self.plan(CONFIGS / "gpt2-124m.json", "--scale", "1..4", "--target", "a100-80g")["points"]
-        self.assertEqual([point["devices"] for point in scale], ["1", "2", "4"] * 2)
+        self.assertEqual([point["devices"] for point in scale], [1, 2, 4] * 2)
+        self.assertEqual([point["scaling"] for point in scale], ["strong"] * 3 + ["weak"] * 3)
         self.assertLess(scale[2]["step_seconds"], scale[0]["step_seconds"] / 3)
         links = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 16, "--links", "1,4")["points"]
-        self.assertEqual(len(links), 6)
+        self.assertEqual([(point["nic_gbit_per_second"], point["nics_per_node"]) for point in links],
+                         [(rate, nics) for rate in (200, 400, 800) for nics in (1, 4)])
+        words = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 1, "--sweep", "memory.recompute=none,block")["points"]
+        self.assertEqual([point["memory.recompute"] for point in words], ["none", "block"])
         self.assertGreater(links[0]["step_seconds"], links[-1]["step_seconds"])
         fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
         self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
         self.assertTrue(all(point.get("fits", True) for point in fit))
         self.assertEqual({point["optimizer"] for point in fit}, {"adamw"})
+        both = self.plan("--fit", "a100-40g", "--optimizer", "lamb,sgd")["points"]
+        self.assertEqual([point["optimizer"] for point in both], ["lamb"] * 10 + ["sgd"] * 10)
+        self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
+        self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
@@ -141,7 +194,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, "--target", "a100"], "unknown target \"a100\""),
                 ([config, "--gpus", 8, "--cluster", "nowhere"], "nowhere"),
                 ([config, "--gpus", 8, "--objective", "speed"], "speed not in {time,memory,cost}"),
-                ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number above 0"),
+                ([config, "--gpus", 8, "--price", "-1"], "-1 is not a number from 1e-12 to 1e+18"),
                 ([config, "--gpus", 8, "--price", "1e308"], "1e308 is not a number from 1e-12 to 1e+18"),
                 ([config, "--gpus", 8, "--cluster", ""], "--cluster: is empty"),
                 ([config, "--gpus", 8, "--links", ""], "--links: is empty"),
@@ -175,12 +228,16 @@ class Messages(PlanCase):
                 ([config, "--scale", "8..16", "--gpus", "8"], "--gpus has no effect with --scale"),
                 ([config, "--gpus", 8, "--links", "1,,2"], "must be whole numbers from 1 on, as in 1,2,4"),
                 ([config, "--links", "1"], "--gpus must be given"),
+                ([config, "--gpus", 16, "--links", "4,1,4"], "--links 4,1,4: has the number 4 twice"),
+                ([config, "--gpus", 8, "--links", "1,2"],
+                 "--links 1,2: no NIC carries anything, as 8 devices are in one node of dgx-h100, which has 8"),
                 ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
                 (["--fit", "h1000"], "h1000"),
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,sgd,lion,lamb,lars}"),
+                (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
                 (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),
@@ -217,6 +274,11 @@ class Pages(PlanCase):
             self.assertNotRegex(text, r"<script|src=|href=|@import|url\(")
             self.assertRegex(text, r"</html>\n$")
         self.assertIn('class="large"', (self.folder / "sweep.html").read_text(encoding="utf-8"))
+        # On a narrow page these have a row's cells below each other.
+        for name, table in [("search", "best"), ("sweep", "points"), ("links", "points")]:
+            text = (self.folder / f"{name}.html").read_text(encoding="utf-8")
+            self.assertIn(f'<table class="{table}">', text)
+            self.assertRegex(text, rf"\.{table} tr {{ display: grid;")
 
     @unittest.skipUnless(any(map(shutil.which, BROWSERS)), "needs Chromium")
     def test_a_browser_draws_them(self):
@@ -224,12 +286,12 @@ class Pages(PlanCase):
         for name, arguments in self.pages():
             page = self.folder / f"{name}.html"
             self.succeed("plan", *arguments, "--html", page)
-            for width in [1280, 400]:
+            for width, more in [(1280, []), (400, []), (1280, ["--force-dark-mode"]), (400, ["--force-dark-mode"])]:
                 picture = self.folder / f"{name}-{width}.png"
                 with tempfile.TemporaryDirectory() as profile:
                     result = subprocess.run(
                         [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-                         f"--window-size={width},1600", f"--screenshot={picture}", "--enable-logging=stderr",
+                         f"--window-size={width},1600", f"--screenshot={picture}", "--enable-logging=stderr", *more,
                          page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
                 self.assertNotIn("CONSOLE", result.stderr)
                 self.assertGreater(picture.stat().st_size, 5000)

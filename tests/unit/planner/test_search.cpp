@@ -13,6 +13,7 @@
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
+#include "train/plan_step.h"
 
 namespace gptrain::test_search {
 namespace {
@@ -95,23 +96,77 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
   CHECK(near_memory >= 0.93 * count);
 }
 
+TEST_CASE("estimates have both passes of an optimizer that looks at whole tensors first") {
+  // Few tokens, so that updates are much of a step.
+  for (const char* const type : {"lamb", "adamw"}) {
+    const RunConfig config = parse_config(
+        show_config(model(2560, 12, 8)), std::vector<std::string>{fmt::format("optimizer.type={}", type), "model.sequence_length=64"},
+        "the test's config");
+    LayoutEstimator estimator(config, a100(), planned_target(a100(), config, 4));
+    double sum = 0;
+    int count = 0;
+    for (const RunLayout& layout : some_of(layouts_of(config, 4), 40)) {
+      const LayoutResult exact = predict_layout(checked_layout(config, layout), a100(), layout, 0);
+      sum += estimator.estimate(layout).step_seconds / exact.step_seconds - 1;
+      ++count;
+    }
+    INFO(type << ": mean error " << sum / count);
+    CHECK(count == 40);
+    CHECK(std::abs(sum / count) < 0.07);
+  }
+}
+
 TEST_CASE("a search finds what is best of all layouts by whole plans") {
   const RunConfig config = model(1024, 8, 8);
   const Machine machine = a100();
-  for (const Objective objective : {Objective::time, Objective::memory}) {
-    const LayoutSearch found = search_layouts(config, machine, {.gpus = 2, .objective = objective, .top = 10});
-    REQUIRE(!found.best.empty());
-    double least = INFINITY;
-    for (const RunLayout& layout : layouts_of(config, 2)) {
-      const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
-      least = std::min(least, objective == Objective::time ? exact.step_seconds : static_cast<double>(exact.peak_bytes));
-    }
-    const LayoutResult& best = found.best.front();
-    CHECK(best.is_exact);
-    const double score = objective == Objective::time ? best.step_seconds : static_cast<double>(best.peak_bytes);
-    INFO(text_of(best.layout));
-    CHECK(score <= least * 1.01);
+  const LayoutSearch found = search_layouts(config, machine, {.gpus = 2, .top = 10});
+  REQUIRE(!found.best.empty());
+  double least = INFINITY;
+  for (const RunLayout& layout : layouts_of(config, 2))
+    least = std::min(least, predict_layout(checked_layout(config, layout), machine, layout, 0).step_seconds);
+  const LayoutResult& best = found.best.front();
+  CHECK(best.is_exact);
+  INFO(text_of(best.layout));
+  CHECK(best.step_seconds <= least * 1.01);
+}
+
+TEST_CASE("the smallest peaks of a search are those of all layouts by whole plans, however many are asked for") {
+  const RunConfig config = model(512, 4, 4);
+  Machine machine = a100();
+  machine.cluster.gpus_per_node = 2;  // so that both orders of ranks are tried
+  const Target target = planned_target(machine, config, 4);
+  std::vector<int64_t> peaks;
+  for (const LayoutGroup& group : layout_groups(config, 4, 2)) {
+    for_each_layout(config, group, [&](const RunLayout& layout) {
+      peaks.push_back(plan_world(checked_layout(config, layout), target, 4).largest.arenas.total());
+    });
   }
+  std::sort(peaks.begin(), peaks.end());
+  INFO(peaks.size() << " layouts");
+  std::vector<RunLayout> winners;
+  for (const int64_t top : {1, 10, 150}) {
+    const LayoutSearch found = search_layouts(config, machine, {.gpus = 4, .objective = Objective::memory, .top = top});
+    REQUIRE(std::ssize(found.best) == top);
+    for (size_t i = 0; i < found.best.size(); ++i) {
+      CHECK(found.best[i].is_peak_exact);
+      CHECK(found.best[i].peak_bytes == peaks[i]);
+    }
+    CHECK(found.num_within_error == 0);
+    CHECK(found.best.front().is_exact);
+    winners.push_back(found.best.front().layout);
+    for (const LostClass& lost : found.lost)
+      if (lost.fits) CHECK(lost.best.peak_bytes >= peaks.front());
+  }
+  CHECK(winners[1] == winners[0]);
+  CHECK(winners[2] == winners[0]);
+}
+
+TEST_CASE("how many layouts do not fit by their bound is a matter of the config") {
+  const RunConfig config = model(6144, 36, 64);
+  const LayoutSearch one = search_layouts(config, a100(), {.gpus = 4, .top = 1});
+  const LayoutSearch many = search_layouts(config, a100(), {.gpus = 4, .objective = Objective::memory, .top = 60});
+  CHECK(one.num_too_large > 0);
+  CHECK(one.num_too_large == many.num_too_large);
 }
 
 TEST_CASE("keys that are held keep the config's value") {

@@ -70,7 +70,7 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
 
 TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
   const Machine machine = a100();
-  const Study study = fit_models(machine, "gpt", "adamw", 1);
+  const Study study = fit_models(machine, "gpt", {"adamw"}, 1);
   REQUIRE(study.points.size() == 10);
   std::vector<int64_t> sizes;
   for (const StudyPoint& point : study.points) {
@@ -88,10 +88,12 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
 
 TEST_CASE("with one moment instead of two larger models fit") {
   const Machine machine = a100();
-  const Study two = fit_models(machine, "gpt", "adamw", 1), one = fit_models(machine, "gpt", "lion", 1);
+  const Study study = fit_models(machine, "gpt", {"adamw", "lion"}, 1);
+  REQUIRE(study.points.size() == 20);
   for (size_t i = 0; i < 9; ++i) {
-    CHECK(one.points[i].values.front() == "lion");
-    CHECK(one.points[i].parameters > two.points[i].parameters);
+    CHECK(study.points[i].values.front() == "adamw");
+    CHECK(study.points[10 + i].values.front() == "lion");
+    CHECK(study.points[10 + i].parameters > study.points[i].parameters);
   }
 }
 

@@ -107,7 +107,7 @@ TEST_CASE("The table gives time, rate and share of the limit") {
   using Words = std::vector<std::string>;
   CHECK(line_of(text, "profile of") == "profile of step 7: 10.0 ms, 180.0 model GFLOP/s, mfu 18.0%");
   CHECK(line_of(text, "limits of") ==
-        "limits of this machine: 1000.0 GFLOP/s in bf16 matrix products, 10.0 GB/s for other ops");
+        "limits of this machine when the run began: 1000.0 GFLOP/s in bf16 matrix products, 10.0 GB/s for other ops");
   CHECK(words_of(text, "linear_forward ") == Words{"linear_forward", "2", "5.000", "50.0%", "400.0", "GFLOP/s", "40%"});
   CHECK(words_of(text, "cast ") == Words{"cast", "1", "1.000", "10.0%", "5.0", "GB/s", "50%"});
   CHECK(words_of(text, "waiting for ranks") == Words{"waiting", "for", "ranks", "1", "2.000", "20.0%"});
@@ -118,6 +118,14 @@ TEST_CASE("The table gives time, rate and share of the limit") {
   CHECK(words_of(text, "total") == Words{"total", "4", "10.000", "100.0%", "200.0", "GFLOP/s", "20%"});
   CHECK(words_of(text, "linear_forward N=8") ==
         Words{"linear_forward", "N=8", "in=2", "out=3", "bf16", "1", "3.000", "30.0%", "333.3", "GFLOP/s", "33%"});
+}
+
+TEST_CASE("Shares above 100% are explained") {
+  StepProfile profile = example_profile();
+  const char* const why = "\nAbove 100%: a limit is what a short measurement found when the run began.";
+  CHECK(step_profile_table(profile).find(why) == std::string::npos);
+  profile.matrix_flops = 100e9;  // linear_forward had 400e9
+  CHECK(step_profile_table(profile).find(why) != std::string::npos);
 }
 
 TEST_CASE("The trace holds every action and event once, in a row for each kind of work and lane") {
