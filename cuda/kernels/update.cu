@@ -67,7 +67,7 @@ template <size_t n>
 struct UpdateBuffers {
   const float* gradients;
   float* master;
-  float* columns[n];
+  float* columns[n > 0 ? n : 1];
 };
 
 // What `of` gives for each column's element, as arguments of the formula.
@@ -88,12 +88,12 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
     auto own = step;
     own.begin_segment(segment);
     bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, weights + (has_weights ? first : 0));
-    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
+    for (size_t c = 0; c < n; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(buffers.master + i);
-        Pack<float, width> values[n];
+        Pack<float, width> values[n > 0 ? n : 1];
 #pragma unroll
         for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
         Pack<C, width> rounded;
@@ -140,7 +140,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
     own.begin_segment(segment);
     const IndexMap& map = segment.map;
     bool packs = in_whole_packs(buffers.gradients + first, weights + first);
-    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
+    for (size_t c = 0; c < n; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       const int64_t index = map.index(i - segment.offset);
       const auto words = rounding_words(segment.key, index, updates);
@@ -150,7 +150,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
       if (packs && together && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(weights + i);
-        Pack<float, width> values[n];
+        Pack<float, width> values[n > 0 ? n : 1];
 #pragma unroll
         for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
 #pragma unroll

@@ -346,6 +346,19 @@ struct Cast {
   Matrix from, to;
 };
 
+// to = a_factor a + b_factor b, all of one shape, in f32 and rounded once; without b a_factor a. With a squared norm
+// given, a_factor is divided by its root, or by least_norm if that is larger. `to` may be an operand of its dtype.
+struct WeightedSum {
+  static constexpr std::string_view name = "weighted_sum";
+  Matrix a;
+  double a_factor;
+  Matrix b;  // like a, or not given
+  double b_factor;
+  Matrix to;  // out
+  Matrix squared_norm = {};  // [1, 1] f64, or not given
+  double least_norm = 0;
+};
+
 // to += from. Same shape, f32.
 struct Add {
   static constexpr std::string_view name = "add";
@@ -423,6 +436,7 @@ struct ScaledProduct {
   GPTRAIN_FOR_EACH_NORMS(X)    \
   GPTRAIN_FOR_EACH_UPDATE(X)   \
   X(Cast)                      \
+  X(WeightedSum)               \
   X(Add)                       \
   X(AddSums)                   \
   X(Amax)                      \

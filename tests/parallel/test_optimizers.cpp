@@ -19,6 +19,7 @@ const Overrides lion = {"optimizer.type=lion"};
 // An eps as in layouts.cpp: the first step is not to hang on the sign of a gradient that is zero but for rounding.
 const Overrides lamb = {"optimizer.type=lamb", "optimizer.eps=1e-4"};
 const Overrides lars = {"optimizer.type=lars", "optimizer.trust_coefficient=0.1"};
+const Overrides muon = {"optimizer.type=muon", "optimizer.eps=1e-4"};
 
 Overrides with(Overrides overrides, const Overrides& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
@@ -55,7 +56,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
 }  // namespace
 
 TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
-  for (const Overrides& optimizer : {sgd, lion, lamb, lars}) {
+  for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
       INFO(optimizer.front() << " " << precision);
       const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
@@ -80,8 +81,8 @@ TEST_CASE("an average of the weights changes no bit of any optimizer") {
   }
 }
 
-TEST_CASE("SGD, LAMB and LARS take the step of one rank on every layout") {
-  for (const Overrides& optimizer : {sgd, lamb, lars}) {
+TEST_CASE("SGD, LAMB, LARS and Muon take the step of one rank on every layout") {
+  for (const Overrides& optimizer : {sgd, lamb, lars, muon}) {
     for (const SmallLayout& layout : layouts) {
       const auto [one, many] = compared_step(layout, optimizer);
       const Difference d = difference(make_spec(config_of(layout, optimizer).model), one, many);
