@@ -341,8 +341,10 @@ std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<Stat
   for (const StatePiece& piece : state) {
     if (piece.weight != nullptr) add(piece.weight, piece.count() * dtype_bytes(DType::f32));
     if (piece.narrow_weight != nullptr) add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
-    for (size_t i = 0; i < piece.columns.size(); ++i)
+    for (size_t i = 0; i < piece.columns.size(); ++i) {
+      if (piece.columns[i] == nullptr) continue;
       add(piece.columns[i], column_bytes(step.parameters().columns()[i], piece.count()));
+    }
   }
   return all;
 }
