@@ -85,6 +85,7 @@ int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
 struct Elements {
   int64_t embedding, block, head;                    // of the whole unit
   int64_t embedding_norms, block_norms, head_norms;  // of which norms
+  int64_t block_vectors;                             // norms and biases
   int64_t num_layers;
   int64_t unit_multiple;  // what units start at multiples of
 
@@ -109,6 +110,7 @@ Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   Elements e{};
   e.num_layers = m.num_layers;
   e.block_norms = 2 * norm + head_norms;
+  e.block_vectors = e.block_norms + biases;
   e.head_norms = norm;
   e.embedding = padded(vocabulary) + (m.positions == PositionKind::learned ? padded(m.sequence_length * h) : 0);
   e.block =
@@ -131,6 +133,12 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   plan[MemoryClass::gradients] = 4 * share(2);
   plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
   plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::lars ? 4 : 8) * share(1);
+  if (config.optimizer.type == OptimizerKind::muon) {
+    // The second moments of what is in no matrix of a block, which the first piece of a block begins with.
+    const int64_t pieces = zero >= 1 ? data_size : 1;
+    const int64_t of_blocks = e.num_layers * std::min(e.block_vectors, e.block / pieces);
+    plan[MemoryClass::optimizer] = 4 * share(1) + 4 * ((e.embedding + e.head) / pieces + of_blocks);
+  }
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
   plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
@@ -142,7 +150,8 @@ constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::
 
 const std::vector<std::string> precisions[] = {
     {"precision.compute=fp32", "optimizer.type=lars"}, {"precision.compute=bf16"},
-    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"}};
+    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"},
+    {"precision.compute=bf16", "optimizer.type=muon"}};
 
 struct Layout {
   int64_t tensor, data, zero;
@@ -379,6 +388,48 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
 }
 
 }  // namespace
+
+// Of few tokens the workspace is that of the orthogonalisation. It is the same on all ranks, and the one that has the
+// largest matrix fills it.
+TEST_CASE("Muon's workspace is what its largest matrix needs") {
+  for (const Layout& layout : {Layout{1, 1, 0, false}, Layout{2, 1, 0, false}, Layout{1, 3, 1, false},
+                               Layout{2, 2, 3, false}}) {
+    const int64_t world_size = layout.tensor * layout.data;
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      INFO(layout.name() << " " << precision);
+      const RunConfig config =
+          config_of(Family::llama, layout,
+                    {precision, "optimizer.type=muon", "model.sequence_length=2", "batch.micro=1", "model.vocab_size=64"});
+      std::mutex mutex;
+      int64_t most_touched = 0, planned = 0;
+      std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
+      Wrapping wrapping;
+      wrapping.backend = [&](int64_t rank, Backend& inner) {
+        auto backend = std::make_unique<PoisoningBackend>(inner);
+        backends[static_cast<size_t>(rank)] = backend.get();
+        return backend;
+      };
+      on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+        rank.step.run(1e-3, batches);
+        const std::lock_guard lock(mutex);
+        const auto c = static_cast<size_t>(MemoryClass::workspace);
+        const DeviceMemory& workspace = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[c];
+        planned = rank.plan.memory().arenas[MemoryClass::workspace];
+        CHECK(workspace.bytes() == planned);
+        most_touched = std::max(most_touched, touched_bytes(workspace));
+        // Whole and its parts in f32, X in the products' dtype and in f32 its product, A and A A.
+        const int64_t largest = config.model.ffn_hidden_size * config.model.hidden_size;
+        const int64_t square = config.model.hidden_size * config.model.hidden_size;
+        const int64_t of_products = dtype_bytes(config.precision.compute);
+        const int64_t alone = align_up(of_products * largest), gathered = 2 * align_up(4 * largest);
+        CHECK(rank.plan.memory().frame_bytes == (world_size == 1 ? alone : gathered) + alone +
+                                                    2 * align_up(of_products * square));
+      });
+      CHECK(most_touched == planned);
+    }
+  }
+}
 
 TEST_CASE("the copy of a rank's state takes what is planned, fills it, and stays when the state changes") {
   std::vector<std::vector<std::string>> kinds(std::begin(precisions), std::end(precisions));
