@@ -27,6 +27,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 import transformers
@@ -129,14 +130,11 @@ def torch_lars(groups, optimizer):
 
 
 class WideMuon(torch.optim.Muon):
-    """Its Newton-Schulz iteration casts to bf16, whatever the dtype of the gradient; here that cast is none."""
+    """Its Newton-Schulz iteration casts to bf16, whatever the dtype of the gradient. Here that is the gradient's."""
 
     def step(self):
-        narrowing, torch.Tensor.bfloat16 = torch.Tensor.bfloat16, lambda tensor: tensor
-        try:
+        with mock.patch.object(torch, "bfloat16", self.param_groups[0]["params"][0].dtype):
             super().step()
-        finally:
-            torch.Tensor.bfloat16 = narrowing
 
 
 class MuonBesideAdamW:
@@ -151,7 +149,7 @@ class MuonBesideAdamW:
         self.optimizers = [WideMuon([group for group in muon if group["params"]], lr=optimizer["lr"],
                                     momentum=optimizer.get("momentum", 0.95),
                                     nesterov=optimizer.get("nesterov", True), adjust_lr_fn="match_rms_adamw"),
-                           torch.optim.AdamW(rest, lr=optimizer["lr"], betas=(0.9, 0.95), eps=1e-8)]
+                           torch.optim.AdamW(rest, lr=optimizer["lr"], betas=(0.9, 0.95), eps=optimizer["eps"])]
         self.param_groups = [group for part in self.optimizers for group in part.param_groups]
 
     def parts_of(self, parameter):
@@ -174,7 +172,7 @@ SGD = {"type": "sgd", "lr": 0.2, "weight_decay": 0.1, "clip_norm": 1.0}
 LION = {"type": "lion", "lr": 1e-3, "weight_decay": 0.3, "clip_norm": 1.0}
 LAMB = {"type": "lamb", "lr": 1e-2, "betas": [0.9, 0.999], "weight_decay": 0.1, "clip_norm": 1.0}
 LARS = {"type": "lars", "lr": 0.2, "trust_coefficient": 0.02, "weight_decay": 0.01, "clip_norm": 1.0}
-MUON = {"type": "muon", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
+MUON = {"type": "muon", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 # The optimizer of the config, and what makes PyTorch's.
 OPTIMIZERS = {
     "sgd": (SGD, torch_sgd),
