@@ -14,6 +14,7 @@
 #include "checkpoint/folder.h"
 #include "comm/world.h"
 #include "model_fixture.h"
+#include "poisoning_backend.h"
 #include "ranks.h"
 #include "train/inference.h"
 #include "train/machine_limits.h"
@@ -25,23 +26,6 @@ using namespace gptrain;
 using namespace gptrain::testing;
 
 namespace {
-
-constexpr unsigned char poison = 0xA5;
-
-// Memory comes poisoned and is remembered.
-class PoisoningBackend final : public ForwardingBackend {
- public:
-  using ForwardingBackend::ForwardingBackend;
-
-  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
-    auto memory = inner_.allocate(bytes);
-    if (memory->bytes() > 0) std::memset(memory->data(), poison, static_cast<size_t>(memory->bytes()));
-    arenas.push_back(memory.get());
-    return memory;
-  }
-
-  std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
-};
 
 // Counts the bytes that are out.
 class CountingBackend final : public ForwardingBackend {
@@ -68,14 +52,6 @@ class CountingBackend final : public ForwardingBackend {
     int64_t& now_;
   };
 };
-
-// Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
-int64_t touched_bytes(const DeviceMemory& memory) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(memory.data());
-  int64_t last = memory.bytes();
-  while (last > 0 && bytes[last - 1] == poison) --last;
-  return align_up(last);
-}
 
 int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
   return (count + multiple - 1) / multiple * multiple;
@@ -388,48 +364,6 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
 }
 
 }  // namespace
-
-// Of few tokens the workspace is that of the orthogonalisation. It is the same on all ranks, and the one that has the
-// largest matrix fills it.
-TEST_CASE("Muon's workspace is what its largest matrix needs") {
-  for (const Layout& layout : {Layout{1, 1, 0, false}, Layout{2, 1, 0, false}, Layout{1, 3, 1, false},
-                               Layout{2, 2, 3, false}}) {
-    const int64_t world_size = layout.tensor * layout.data;
-    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
-      INFO(layout.name() << " " << precision);
-      const RunConfig config =
-          config_of(Family::llama, layout,
-                    {precision, "optimizer.type=muon", "model.sequence_length=2", "batch.micro=1", "model.vocab_size=64"});
-      std::mutex mutex;
-      int64_t most_touched = 0, planned = 0;
-      std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-      Wrapping wrapping;
-      wrapping.backend = [&](int64_t rank, Backend& inner) {
-        auto backend = std::make_unique<PoisoningBackend>(inner);
-        backends[static_cast<size_t>(rank)] = backend.get();
-        return backend;
-      };
-      on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
-        rank.step.run(1e-3, batches);
-        const std::lock_guard lock(mutex);
-        const auto c = static_cast<size_t>(MemoryClass::workspace);
-        const DeviceMemory& workspace = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[c];
-        planned = rank.plan.memory().arenas[MemoryClass::workspace];
-        CHECK(workspace.bytes() == planned);
-        most_touched = std::max(most_touched, touched_bytes(workspace));
-        // Whole and its parts in f32, X in the products' dtype and in f32 its product, A and A A.
-        const int64_t largest = config.model.ffn_hidden_size * config.model.hidden_size;
-        const int64_t square = config.model.hidden_size * config.model.hidden_size;
-        const int64_t of_products = dtype_bytes(config.precision.compute);
-        const int64_t alone = align_up(of_products * largest), gathered = 2 * align_up(4 * largest);
-        CHECK(rank.plan.memory().frame_bytes == (world_size == 1 ? alone : gathered) + alone +
-                                                    2 * align_up(of_products * square));
-      });
-      CHECK(most_touched == planned);
-    }
-  }
-}
 
 TEST_CASE("the copy of a rank's state takes what is planned, fills it, and stays when the state changes") {
   std::vector<std::vector<std::string>> kinds(std::begin(precisions), std::end(precisions));
