@@ -11,10 +11,12 @@ The weights come from `gptrain checkpoint export`, the model from transformers' 
   lion, lion-betas               lion-pytorch's Lion, the formula of arXiv 2302.06675
   lamb, lars                     plain forms of algorithm 2 of arXiv 1904.00962 and algorithm 1 of arXiv 1708.03888, with
                                  the norms of gptrain's tensors: queries, keys and values are one, gate and up are one
+  muon, muon-plain               torch.optim.Muon with and without Nesterov for the matrices of blocks, made to multiply in
+                                 the model's dtype where it would in bf16, and torch.optim.AdamW for the rest
 with warm-up, a falling rate, weight decay of matrices only, and clipping. What must hold:
   every loss within 1e-5 of the reference in float64
-  sgd, lamb, lars: also of PyTorch's in float32; and each tensor's weights after 20 steps within 1e-5 of float64 (the L2 norm of the
-  difference over that of the reference)
+  sgd, lamb, lars, muon: also of PyTorch's in float32; and each tensor's weights after 20 steps within 1e-5 of float64
+  (the L2 norm of the difference over that of the reference)
   lion: the weights are at most twice as far from float64 as PyTorch's are in float32. A step is the sign of a sum,
   which rounding turns where the sum is all but zero. So PyTorch's own losses in float32 are up to 4e-5 from float64.
 The keys' bias of a model without rotary embedding is left out: its true gradient is zero, and it changes no result.
@@ -25,6 +27,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 import transformers
@@ -64,6 +67,7 @@ def torch_lion(groups, optimizer):
 def name_tensors(model):
     """Tells each parameter which of gptrain's tensors it is a part of."""
     for name, parameter in model.named_parameters():
+        parameter.of_block_matrix = parameter.dim() == 2 and re.search(r"\b(h|layers)\.\d+\.", name) is not None
         parameter.tensor = re.sub(r"\b[qkv]_proj\b", "qkv", re.sub(r"\b(gate|up)_proj\b", "in", name))
 
 
@@ -125,10 +129,50 @@ def torch_lars(groups, optimizer):
                          "trust_coefficient": optimizer.get("trust_coefficient", 0.001)})
 
 
+class WideMuon(torch.optim.Muon):
+    """Its Newton-Schulz iteration casts to bf16, whatever the dtype of the gradient. Here that is the gradient's."""
+
+    def step(self):
+        with mock.patch.object(torch, "bfloat16", self.param_groups[0]["params"][0].dtype):
+            super().step()
+
+
+class MuonBesideAdamW:
+    """torch.optim.Muon for the matrices of blocks, torch.optim.AdamW for the rest. Queries, keys and values that are one
+    parameter are three for Muon."""
+
+    def __init__(self, groups, optimizer):
+        self.views = []  # (part of a parameter, the parameter, columns)
+        muon = [{**group, "params": [part for p in group["params"] if p.of_block_matrix for part in self.parts_of(p)]}
+                for group in groups]
+        rest = [{**group, "params": [p for p in group["params"] if not p.of_block_matrix]} for group in groups]
+        self.optimizers = [WideMuon([group for group in muon if group["params"]], lr=optimizer["lr"],
+                                    momentum=optimizer.get("momentum", 0.95),
+                                    nesterov=optimizer.get("nesterov", True), adjust_lr_fn="match_rms_adamw"),
+                           torch.optim.AdamW(rest, lr=optimizer["lr"], betas=(0.9, 0.95), eps=optimizer["eps"])]
+        self.param_groups = [group for part in self.optimizers for group in part.param_groups]
+
+    def parts_of(self, parameter):
+        if not parameter.tensor.endswith("c_attn.weight"):
+            return [parameter]
+        parts = []
+        for columns in torch.arange(parameter.shape[1]).chunk(3):
+            parts.append(torch.nn.Parameter(parameter.data[:, columns[0]:columns[-1] + 1]))
+            self.views.append((parts[-1], parameter, columns))
+        return parts
+
+    def step(self):
+        for part, parameter, columns in self.views:
+            part.grad = parameter.grad[:, columns]
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
 SGD = {"type": "sgd", "lr": 0.2, "weight_decay": 0.1, "clip_norm": 1.0}
 LION = {"type": "lion", "lr": 1e-3, "weight_decay": 0.3, "clip_norm": 1.0}
 LAMB = {"type": "lamb", "lr": 1e-2, "betas": [0.9, 0.999], "weight_decay": 0.1, "clip_norm": 1.0}
 LARS = {"type": "lars", "lr": 0.2, "trust_coefficient": 0.02, "weight_decay": 0.01, "clip_norm": 1.0}
+MUON = {"type": "muon", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 # The optimizer of the config, and what makes PyTorch's.
 OPTIMIZERS = {
     "sgd": (SGD, torch_sgd),
@@ -138,6 +182,8 @@ OPTIMIZERS = {
     "lion-betas": ({**LION, "betas": [0.95, 0.98]}, torch_lion),
     "lamb": (LAMB, torch_lamb),
     "lars": (LARS, torch_lars),
+    "muon": (MUON, MuonBesideAdamW),
+    "muon-plain": ({**MUON, "momentum": 0.9, "nesterov": False}, MuonBesideAdamW),
 }
 
 

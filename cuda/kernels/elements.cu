@@ -19,6 +19,30 @@ __global__ void cast(Rows<const From> from, Rows<To> to, int64_t rows, int64_t c
   });
 }
 
+// Without b it is a, and its factor 0: what is not finite in a stays so.
+template <typename From, typename To, int N>
+__global__ void weighted_sum(Rows<const From> a, double a_factor, Rows<const From> b, float b_factor, Rows<To> to,
+                             const double* squared_norm, double least_norm, int64_t rows, int64_t cols) {
+  double divisor = 1;
+  if (squared_norm != nullptr) {
+    const double norm = sqrt(*squared_norm);
+    divisor = norm < least_norm ? least_norm : norm;
+  }
+  const auto factor = static_cast<float>(a_factor / divisor);
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto of_a = load<N>(a.at(row, column));
+    Pack<To, N> out;
+    if (b_factor == 0) {
+      for (int i = 0; i < N; ++i) out.at[i] = rounded_to<To>(factor * to_float(of_a.at[i]));
+    } else {
+      const auto of_b = load<N>(b.at(row, column));
+      for (int i = 0; i < N; ++i)
+        out.at[i] = rounded_to<To>(factor * to_float(of_a.at[i]) + b_factor * to_float(of_b.at[i]));
+    }
+    store(to.at(row, column), out);
+  });
+}
+
 template <int N>
 __global__ void add(Rows<const float> from, Rows<float> to, int64_t rows, int64_t cols) {
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
@@ -389,6 +413,23 @@ void cuda_run(const Cast& op, Stream stream) {
         constexpr int n = decltype(width)::value;
         launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), cast<From, To, n>, Rows<const From>(op.from),
                Rows<To>(op.to), op.to.rows, op.to.cols);
+      });
+    });
+  });
+}
+
+void cuda_run(const WeightedSum& op, Stream stream) {
+  const Matrix& b = op.b.given() ? op.b : op.a;
+  const float b_factor = op.b.given() ? static_cast<float>(op.b_factor) : 0.0F;
+  with_type(op.a.dtype, [&](auto from) {
+    with_type(op.to.dtype, [&](auto to) {
+      with_width({op.a, b, op.to}, [&](auto width) {
+        using From = decltype(from);
+        using To = decltype(to);
+        constexpr int n = decltype(width)::value;
+        launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), weighted_sum<From, To, n>, Rows<const From>(op.a),
+               op.a_factor, Rows<const From>(b), b_factor, Rows<To>(op.to), op.squared_norm.as<const double>(),
+               op.least_norm, op.to.rows, op.to.cols);
       });
     });
   });

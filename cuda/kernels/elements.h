@@ -7,6 +7,7 @@
 namespace gptrain {
 
 void cuda_run(const Cast& op, Stream stream);
+void cuda_run(const WeightedSum& op, Stream stream);
 void cuda_run(const Add& op, Stream stream);
 void cuda_run(const AddSums& op, Stream stream);
 void cuda_run(const ResidualAdd& op, Stream stream);

@@ -63,11 +63,17 @@ __global__ void decide_update(const double* partials, int64_t num_partials, doub
   if (state->skip == 0) state->updates += 1;
 }
 
+// For loops that may have nothing to do.
+template <typename Op>
+constexpr int column_count = static_cast<int>(Op::num_columns);
+template <typename Op>
+constexpr int column_room = column_count<Op> > 0 ? column_count<Op> : 1;
+
 template <size_t n>
 struct UpdateBuffers {
   const float* gradients;
   float* master;
-  float* columns[n];
+  float* columns[n > 0 ? n : 1];
 };
 
 // What `of` gives for each column's element, as arguments of the formula.
@@ -88,14 +94,14 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
     auto own = step;
     own.begin_segment(segment);
     bool packs = in_whole_packs(buffers.gradients + first, buffers.master + first, weights + (has_weights ? first : 0));
-    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
+    for (int c = 0; c < column_count<Op>; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(buffers.master + i);
-        Pack<float, width> values[n];
+        Pack<float, width> values[column_room<Op>];
 #pragma unroll
-        for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
+        for (int c = 0; c < column_count<Op>; ++c) values[c] = load<width>(buffers.columns[c] + i);
         Pack<C, width> rounded;
 #pragma unroll
         for (int k = 0; k < width; ++k) {
@@ -105,7 +111,7 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
         }
         store(buffers.master + i, w);
 #pragma unroll
-        for (size_t c = 0; c < n; ++c) store(buffers.columns[c] + i, values[c]);
+        for (int c = 0; c < column_count<Op>; ++c) store(buffers.columns[c] + i, values[c]);
         if constexpr (has_weights) store(weights + i, rounded);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
@@ -140,7 +146,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
     own.begin_segment(segment);
     const IndexMap& map = segment.map;
     bool packs = in_whole_packs(buffers.gradients + first, weights + first);
-    for (float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
+    for (int c = 0; c < column_count<Op>; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       const int64_t index = map.index(i - segment.offset);
       const auto words = rounding_words(segment.key, index, updates);
@@ -150,9 +156,9 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
       if (packs && together && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(weights + i);
-        Pack<float, width> values[n];
+        Pack<float, width> values[column_room<Op>];
 #pragma unroll
-        for (size_t c = 0; c < n; ++c) values[c] = load<width>(buffers.columns[c] + i);
+        for (int c = 0; c < column_count<Op>; ++c) values[c] = load<width>(buffers.columns[c] + i);
 #pragma unroll
         for (int k = 0; k < width; ++k) {
           const auto of = [&](size_t c) -> float& { return values[c].at[k]; };
@@ -161,7 +167,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
         }
         store(weights + i, w);
 #pragma unroll
-        for (size_t c = 0; c < n; ++c) store(buffers.columns[c] + i, values[c]);
+        for (int c = 0; c < column_count<Op>; ++c) store(buffers.columns[c] + i, values[c]);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
           const int64_t index_of_rest = map.index(rest - segment.offset);
@@ -178,7 +184,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
 template <typename Op>
 UpdateBuffers<Op::num_columns> buffers_of(const Op& op) {
   UpdateBuffers<Op::num_columns> buffers{op.gradients.template as<const float>(), op.master.template as<float>(), {}};
-  for (size_t i = 0; i < Op::num_columns; ++i) buffers.columns[i] = op.columns[i].template as<float>();
+  for (int i = 0; i < column_count<Op>; ++i) buffers.columns[i] = op.columns[static_cast<size_t>(i)].template as<float>();
   return buffers;
 }
 

@@ -36,19 +36,24 @@ DType stored_dtype(std::string_view kind, const TensorSpec& tensor, const Precis
   return narrow ? DType::bf16 : DType::f32;
 }
 
+// Whether a checkpoint has such values of the tensor.
+bool is_expected(std::string_view kind, const TensorSpec& tensor, const RunConfig& config) {
+  const StateColumns columns = optimizer_columns(config.optimizer);
+  return kind == weight_kind || std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) {
+           return column.name == kind && has_values(column, tensor);
+         });
+}
+
 using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
 
 // What is wrong with a tensor of the checkpoint; empty if nothing.
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
                                  const RunConfig& config) {
   const StoredName name = split_name(stored);
-  const StateColumns columns = optimizer_columns(config.optimizer);
-  const bool known_kind =
-      name.kind == weight_kind ||
-      std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) { return column.name == name.kind; });
   const auto found = spec.find(name.name);
   const std::string shown = printable(stored);
-  if (!known_kind || found == spec.end()) return fmt::format("tensor \"{}\" is none of the model's", shown);
+  if (found == spec.end() || !is_expected(name.kind, *found->second, config))
+    return fmt::format("tensor \"{}\" is none of the model's", shown);
   const TensorSpec& expected = *found->second;
   if (tensor.global_shape != expected.shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,

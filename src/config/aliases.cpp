@@ -90,7 +90,7 @@ std::span<const Aliases> key_aliases() {
       {"optimizer.lr_scaling", {"scale_lr", "lr_scale"}},
       {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
       {"optimizer.eps", {"adam_eps", "adam_epsilon"}},
-      {"optimizer.momentum", {"sgd_momentum"}},
+      {"optimizer.momentum", {"sgd_momentum", "muon_momentum"}},
       {"optimizer.trust_coefficient", {"trust_coef", "trust_ratio", "lars_coefficient"}},
       {"optimizer.ema", {"ema_decay", "ema_rate", "weight_ema", "model_ema"}},
       {"optimizer.clip_norm",

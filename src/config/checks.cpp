@@ -370,6 +370,9 @@ class Settler {
     if (optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) optimizer.beta2 = 0.99;
     if (lamb && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
     if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
+    if (optimizer.type != OptimizerKind::muon) return;
+    if (!is_given("optimizer.momentum")) optimizer.momentum = 0.95;
+    if (!is_given("optimizer.nesterov")) optimizer.nesterov = optimizer.momentum > 0;
   }
 
   void settle_precision() {

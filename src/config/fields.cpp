@@ -226,7 +226,8 @@ void add_optimizer(std::vector<Field>& table) {
                    words<O, OptimizerKind>("optimizer.type", section, &O::type,
                                            words_of<OptimizerKind>(optimizer_names), {},
                                            "the optimizer: AdamW with two moments, SGD with momentum or Lion with one; "
-                                           "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix"),
+                                           "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
+                                           "Muon orthogonalises the momentum of each matrix of the blocks"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                          "peak learning rate")
                        .required("0.0003")
@@ -243,26 +244,35 @@ void add_optimizer(std::vector<Field>& table) {
                        .required("256")
                        .only_with(scales)
                        .changeable(),
-                   betas_field().derived("[0.9,0.95]").only_with(of_type<adamw, lion, lamb>("adamw, lion or lamb")),
+                   betas_field().derived("[0.9,0.95]").only_with(of_type<adamw, lion, lamb, muon>("adamw, lion, lamb or muon")),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
                          "added to the root of the second moment; default: 1e-8, lamb's 1e-6")
                        .derived("1e-08")
-                       .only_with(of_type<adamw, lamb>("adamw or lamb")),
+                       .only_with(of_type<adamw, lamb, muon>("adamw, lamb or muon")),
                    field("optimizer.momentum", section, &O::momentum,
                          NumberRule{.min = 0, .max = 1, .max_excluded = true},
-                         "share of the moment that each step keeps")
-                       .only_with(of_type<sgd, lars>("sgd or lars")),
+                         "share of the moment that each step keeps; default: 0.9, muon's 0.95")
+                       .derived("0.9")
+                       .only_with(of_type<sgd, lars, muon>("sgd, lars or muon")),
                    field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
-                         "the step looks ahead by the momentum, after Nesterov")
-                       .only_with({"optimizer.momentum", "optimizer.type is sgd and momentum greater than 0",
+                         "the step looks ahead by the momentum, after Nesterov; default: false, muon's true")
+                       .derived("false")
+                       .only_with({"optimizer.momentum", "optimizer.type is sgd or muon and momentum greater than 0",
                                    [](const RunConfig& config) {
-                                     return config.optimizer.type == OptimizerKind::sgd && config.optimizer.momentum > 0;
+                                     const OptimizerConfig& optimizer = config.optimizer;
+                                     return (optimizer.type == sgd || optimizer.type == muon) && optimizer.momentum > 0;
                                    }}),
                    field("optimizer.trust_coefficient", section, &O::trust_coefficient,
                          NumberRule{.min = 0, .max = 1, .min_excluded = true},
                          "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
                          "rate")
                        .only_with(of_type<lars>("lars")),
+                   words<O, NewtonSchulzProducts>(
+                       "optimizer.newton_schulz", section, &O::newton_schulz,
+                       {{"auto", NewtonSchulzProducts::as_compute}, {"fp32", NewtonSchulzProducts::fp32}}, {},
+                       "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
+                       "otherwise fp32; or always fp32")
+                       .only_with(of_type<muon>("muon")),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
                          "and biases"),

@@ -118,12 +118,13 @@ struct OptimizerConfig {
   double lr = 0;
   LrScaling lr_scaling = LrScaling::none;
   int64_t base_batch = 256;  // sequences of the batch that lr and the section `schedule` are meant for
-  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw, lion and lamb
+  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw, lion, lamb, and muon outside matrices
   double beta2 = 0.95;
-  double eps = 1e-8;      // adamw and lamb
-  double momentum = 0.9;  // sgd and lars
-  bool nesterov = false;  // sgd
+  double eps = 1e-8;      // adamw, lamb and muon
+  double momentum = 0.9;  // sgd, lars and muon
+  bool nesterov = false;  // sgd and muon
   double trust_coefficient = 0.001;  // lars
+  NewtonSchulzProducts newton_schulz = NewtonSchulzProducts::as_compute;  // muon
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of an average of the weights; 0: there is none

@@ -35,6 +35,12 @@ class Averaged<Op>::Formula {
 
   GPTRAIN_FORMULA void begin_segment(const UpdateSegment& segment) { formula_.begin_segment(segment); }
 
+  GPTRAIN_FORMULA float updated(float gradient, float weight, float& average) const {
+    const float w = formula_.updated(gradient, weight);
+    average += share_ * (w - average);
+    return w;
+  }
+
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& column, float& average) const {
     const float w = formula_.updated(gradient, weight, column);
     average += share_ * (w - average);

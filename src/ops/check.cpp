@@ -430,6 +430,21 @@ void check(const Cast& op) {
   checker.matrix("to", op.to, op.to.dtype, op.from.rows, op.from.cols);
 }
 
+void check(const WeightedSum& op) {
+  const Checker checker(op.name);
+  checker.real("a", op.a);
+  checker.optional("b", op.b, op.a.dtype, op.a.rows, op.a.cols);
+  checker.real("to", op.to);
+  checker.matrix("to", op.to, op.to.dtype, op.a.rows, op.a.cols);
+  checker.optional("squared_norm", op.squared_norm, DType::f64, 1, 1);
+  checker.require(!op.squared_norm.given() || op.least_norm > 0, "the least norm is not positive");
+  for (const Matrix& operand : {op.a, op.b}) {
+    checker.require(op.to.data != operand.data || operand.data == nullptr ||
+                        (op.to.dtype == operand.dtype && op.to.stride == operand.stride),
+                    "to may be an operand only in the same dtype and stride");
+  }
+}
+
 void check(const Add& op) {
   const Checker checker(op.name);
   checker.matrix("from", op.from, DType::f32, op.to.rows, op.to.cols);

@@ -202,6 +202,10 @@ GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_FOOTPRINT)
 
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
 
+Footprint footprint(const WeightedSum& op, const Target&) {
+  return {.bytes_moved = moved({op.a, op.b, op.to, op.squared_norm})};
+}
+
 Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
 
 Footprint footprint(const AddSums& op, const Target&) {

@@ -427,6 +427,7 @@ struct ScaledProduct {
   GPTRAIN_FOR_EACH_NORMS(X)    \
   GPTRAIN_FOR_EACH_UPDATE(X)   \
   X(Cast)                      \
+  X(WeightedSum)               \
   X(Add)                       \
   X(AddSums)                   \
   X(Amax)                      \

@@ -117,6 +117,10 @@ std::string shape_text(const Cast& op) {
   return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
 }
 
+std::string shape_text(const WeightedSum& op) {
+  return fmt::format("elements={} {} to {}", op.a.count(), dtype_name(op.a.dtype), dtype_name(op.to.dtype));
+}
+
 std::string shape_text(const Add& op) { return elements_text(op.to); }
 
 std::string shape_text(const AddSums& op) { return elements_text(op.gradient); }

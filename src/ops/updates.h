@@ -7,6 +7,7 @@
 #include "ops/lamb.h"
 #include "ops/lars.h"
 #include "ops/lion.h"
+#include "ops/muon.h"
 #include "ops/sgd.h"
 
 namespace gptrain {
@@ -15,6 +16,7 @@ using AdamWEma = Averaged<AdamW>;
 using LambEma = Averaged<Lamb>;
 using LarsEma = Averaged<Lars>;
 using LionEma = Averaged<Lion>;
+using MuonEma = Averaged<Muon>;
 using SgdEma = Averaged<Sgd>;
 
 using LambNorms = TensorNorms<Lamb>;
@@ -23,5 +25,6 @@ using LarsNorms = TensorNorms<Lars>;
 }  // namespace gptrain
 
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
-  X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) X(Lion) X(LionEma) X(Sgd) X(SgdEma)
+  X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) \
+  X(Sgd) X(SgdEma)
 #define GPTRAIN_FOR_EACH_NORMS(X) X(LambNorms) X(LarsNorms)

@@ -1,6 +1,7 @@
 #include "optim/element_optimizer.h"
 
 #include <algorithm>
+#include <array>
 
 #include "model/record.h"
 #include "model/spec/init.h"
@@ -13,7 +14,22 @@ struct Segments {
   std::vector<int64_t> first;  // as ElementUpdates::first_segment_
 };
 
-bool is_norm(const TensorSpec& tensor) { return tensor.norm_use != NormUse::no_norm; }
+// Tensors of a unit, in the order of the layout.
+enum class UnitTensors : uint8_t { norms, others, matrices };
+constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::matrices};
+constexpr size_t num_unit_tensors = all_unit_tensors.size();
+
+UnitTensors kind_of(const TensorSpec& tensor) {
+  if (tensor.norm_use != NormUse::no_norm) return UnitTensors::norms;
+  return tensor.of_block_matrix ? UnitTensors::matrices : UnitTensors::others;
+}
+
+// Elements of this rank's part of the unit that are in no matrix of a block. They come first.
+int64_t elements_outside_matrices(const ParameterStore& parameters, int64_t unit) {
+  const UpdateRange range = parameters.update_range(unit);
+  const int64_t outside = parameters.layout().units[static_cast<size_t>(unit)].outside_matrices;
+  return std::clamp<int64_t>(outside - range.first, 0, range.elements);
+}
 
 // Where elements of a box lie in the tensor, from the box's element `first` on.
 IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first) {
@@ -22,16 +38,20 @@ IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first)
   return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
 }
 
-// Offsets are from the unit's range in the update, or, where norms are updated apart, from where the others begin.
+// Offsets are from the unit's range in the update, or, where norms or matrices are updated apart, from where the tensors
+// begin that are updated together.
 void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                  uint64_t seed, int64_t unit, bool norms, std::vector<UpdateSegment>& segments) {
+                  uint64_t seed, int64_t unit, UnitTensors kind, bool matrices_apart,
+                  std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   const UpdateRange updated = parameters.update_range(unit);
-  const int64_t apart = parameters.sharding().pure && !norms ? parameters.norm_piece(unit).count : 0;
+  int64_t apart = 0;
+  if (parameters.sharding().pure && kind != UnitTensors::norms) apart = parameters.norm_piece(unit).count;
+  if (matrices_apart && kind == UnitTensors::matrices) apart = elements_outside_matrices(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
     const TensorSpec& tensor = spec.tensors[static_cast<size_t>(i)];
-    if (is_norm(tensor) != norms) continue;
+    if (kind_of(tensor) != kind) continue;
     const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
     // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
     for (const ShardBox& box : shards[static_cast<size_t>(i)].boxes) {
@@ -51,12 +71,12 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
 }
 
 Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                       uint64_t seed) {
+                       uint64_t seed, bool matrices_apart) {
   Segments segments;
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
-    for (const bool norms : {true, false}) {
+    for (const UnitTensors kind : all_unit_tensors) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
-      add_segments(spec, shards, parameters, seed, unit, norms, segments.all);
+      add_segments(spec, shards, parameters, seed, unit, kind, matrices_apart, segments.all);
     }
   }
   segments.first.push_back(static_cast<int64_t>(segments.all.size()));
@@ -67,13 +87,13 @@ Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& sh
 
 int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                             const ParameterStore& parameters) {
-  const Segments segments = make_segments(spec, shards, parameters, 0);
+  const Segments segments = make_segments(spec, shards, parameters, 0, false);
   return align_up(static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
 }
 
-ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables)
+ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool matrices_apart)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed);
+  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, matrices_apart);
   context.backend.upload(tables, segments.all.data(),
                          static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
   first_segment_ = std::move(segments.first);
@@ -104,11 +124,11 @@ ElementUpdate ElementUpdates::operands(int64_t unit, int64_t first, int64_t elem
   return update;
 }
 
-void ElementUpdates::update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
-  const UpdateRange range = context_.parameters.update_range(unit);
-  const int64_t* const segments = first_segment_.data() + 2 * unit;
+void ElementUpdates::update_first(int64_t unit, int64_t elements, int64_t end_segment,
+                                  const std::function<void(const ElementUpdate&)>& run) const {
+  const int64_t* const segments = first_segment_.data() + num_unit_tensors * static_cast<size_t>(unit);
   if (!context_.parameters.sharding().pure) {
-    if (range.elements > 0) run(operands(unit, 0, range.elements, segments[0], segments[2]));
+    if (elements > 0) run(operands(unit, 0, elements, segments[0], end_segment));
     return;
   }
   const NormPiece norms = context_.parameters.norm_piece(unit);
@@ -118,8 +138,30 @@ void ElementUpdates::update(int64_t unit, const std::function<void(const Element
     update.weights = {};
     run(update);
   }
-  if (norms.count < range.elements)
-    run(operands(unit, norms.count, range.elements - norms.count, segments[1], segments[2]));
+  if (norms.count < elements) run(operands(unit, norms.count, elements - norms.count, segments[1], end_segment));
+}
+
+void ElementUpdates::update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+  const int64_t end_segment = first_segment_[num_unit_tensors * static_cast<size_t>(unit + 1)];
+  update_first(unit, context_.parameters.update_range(unit).elements, end_segment, run);
+}
+
+void ElementUpdates::update_outside_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+  const int64_t end_segment = first_segment_[num_unit_tensors * static_cast<size_t>(unit) + 2];
+  update_first(unit, elements_outside_matrices(context_.parameters, unit), end_segment, run);
+}
+
+void ElementUpdates::update_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+  const ParameterStore& parameters = context_.parameters;
+  const int64_t first = elements_outside_matrices(parameters, unit);
+  const int64_t elements = parameters.update_range(unit).elements - first;
+  if (elements == 0) return;
+  const int64_t* const segments = first_segment_.data() + num_unit_tensors * static_cast<size_t>(unit);
+  ElementUpdate update = operands(unit, first, elements, segments[2], segments[3]);
+  for (size_t i = 0; i < parameters.columns().size(); ++i) {
+    if (parameters.columns()[i].granularity != StateGranularity::element) update.columns[i] = {};
+  }
+  run(update);
 }
 
 }  // namespace gptrain

@@ -22,21 +22,29 @@ ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t 
 class ElementUpdates {
  public:
   // Uploads the table to `tables`, which is device memory of element_table_bytes. The spec gives each tensor's weight
-  // decay and learning-rate factor. The context's references are borrowed.
-  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables);
+  // decay and learning-rate factor. The context's references are borrowed. With matrices_apart, those of blocks are
+  // updated by calls of their own.
+  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool matrices_apart = false);
 
   // Calls run(operands) for this rank's part of the unit: once, or twice where only norms have master weights
   // (Sharding::pure), for the norms and for the rest. A rank without a part of the unit makes no call.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
+  // The same with matrices apart: all but the matrices, and these, without columns that have no values for them.
+  void update_outside_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
+  void update_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 
  private:
   // Elements [first, first + elements) of the unit's range, with segments [first_segment, end_segment).
   ElementUpdate operands(int64_t unit, int64_t first, int64_t elements, int64_t first_segment,
                          int64_t end_segment) const;
 
+  // Of the unit's first `elements`, where segments [.., end_segment) lie.
+  void update_first(int64_t unit, int64_t elements, int64_t end_segment,
+                    const std::function<void(const ElementUpdate&)>& run) const;
+
   UpdateContext context_;
-  const UpdateSegment* segments_;       // device memory; unit after unit, norms first
-  std::vector<int64_t> first_segment_;  // of a unit's norms, of its other tensors; by unit, and the end
+  const UpdateSegment* segments_;       // device memory; unit after unit, norms first and matrices of blocks last
+  std::vector<int64_t> first_segment_;  // of a unit's norms, of other tensors, of matrices; by unit, and the end
 };
 
 int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "model/record.h"
 #include "ops/backend.h"
+#include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
 
@@ -20,6 +22,8 @@ struct UpdateContext {
   const ParameterStore& parameters;
   StepState* state;  // device memory
   Backend& backend;
+  RankGroups& groups;
+  Workspace& workspace;
 };
 
 // The columns are zero before the first update. When the step's state says that the step is skipped, no op of an update
@@ -27,8 +31,8 @@ struct UpdateContext {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Called once before the updates of a step, when its state is decided: sums of what this rank holds, f64, which the
-  // caller adds up over the world. Not given where the update needs none.
+  // Called once before the updates of a step, when its state is decided, by all ranks: what the updates need of whole
+  // tensors. Returns sums of what this rank holds, f64, which the caller adds up over the world, or nothing.
   virtual Matrix measure() { return {}; }
   // Updates this rank's part of the unit (ParameterStore::update_range). The unit's gradients are summed over all
   // ranks; the update multiplies them by StepState::gradient_scale, which clips them and takes the loss scale out.

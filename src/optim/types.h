@@ -9,6 +9,7 @@ OptimizerType adamw_type();
 OptimizerType lamb_type();
 OptimizerType lars_type();
 OptimizerType lion_type();
+OptimizerType muon_type();
 OptimizerType sgd_type();
 
 }  // namespace gptrain

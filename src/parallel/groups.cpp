@@ -17,6 +17,10 @@ namespace {
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                       MeshAxis::data, MeshAxis::pipeline};
 
+// Along which ranks hold the same layers.
+constexpr std::initializer_list<MeshAxis> stage_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
+                                                        MeshAxis::data};
+
 // Along which ranks hold the same parameters.
 constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::expert, MeshAxis::data};
 
@@ -71,6 +75,8 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
       return mesh.group(rank, {MeshAxis::tensor});
     case GroupKind::copies:
       return mesh.group(rank, copy_axes);
+    case GroupKind::stage:
+      return mesh.group(rank, stage_axes);
     case GroupKind::loss:
       return mesh.group(rank, {MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline});
     case GroupKind::next:
@@ -111,7 +117,10 @@ std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
   groups.push_back({LaneKind::gradients, GroupKind::copies, true});
-  if (config.parallel.pipeline > 1) groups.push_back({LaneKind::gradients, GroupKind::loss, true});
+  if (config.parallel.pipeline > 1) {
+    groups.push_back({LaneKind::gradients, GroupKind::loss, true});
+    if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
+  }
   if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
   groups.push_back({LaneKind::gradients, GroupKind::world, true});
   // What is gathered in a 16-bit type leaves out the norms, which are summed from zeros and one rank's own.
@@ -168,12 +177,18 @@ ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& gro
   return bytes;
 }
 
-int64_t RankGroups::sample_rank() const {
-  return at_[MeshAxis::expert] + mesh_.size(MeshAxis::expert) * at_[MeshAxis::data];
+int64_t RankGroups::sample_rank_at(const MeshPoint& at) const {
+  return at[MeshAxis::expert] + mesh_.size(MeshAxis::expert) * at[MeshAxis::data];
 }
 
-int64_t RankGroups::copy_rank() const {
-  return at_[MeshAxis::context] + mesh_.size(MeshAxis::context) * sample_rank();
+RankGroups::StagePlace RankGroups::stage_place_at(const MeshPoint& at) const {
+  return {at[MeshAxis::tensor], at[MeshAxis::context] + mesh_.size(MeshAxis::context) * sample_rank_at(at)};
+}
+
+std::vector<RankGroups::StagePlace> RankGroups::stage_places() const {
+  std::vector<StagePlace> places;
+  for (const int64_t rank : mesh_.group(rank_, stage_axes)) places.push_back(stage_place_at(mesh_.coordinates(rank)));
+  return places;
 }
 
 void RankGroups::note_sizes(const RunConfig& config) {

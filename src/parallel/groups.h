@@ -26,6 +26,7 @@ enum class GroupKind : uint8_t {
   tensor,    // share each layer
   replicas,  // hold the same key/value heads, inside a tensor group
   copies,    // hold the same parameters, and see other samples or tokens: gradients and losses are summed over them
+  stage,     // hold the same layers, each a part: matrices are gathered from them (optim/muon.cpp)
   loss,      // have the same slice of each layer they hold, on whatever stage: losses are summed over them
   tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
   next,      // a stage and the one after it in the ring: the first of the two sends on to_next lanes
@@ -34,8 +35,9 @@ enum class GroupKind : uint8_t {
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // In reports.
-constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas", "data",
-                                                                       "loss",  "tied",   "next",     "previous"};
+constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas",
+                                                                       "data",  "stage",  "loss",
+                                                                       "tied",  "next",   "previous"};
 
 // What a rank's communication in a step is for; each kind has a lane (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -105,10 +107,10 @@ class RankGroups {
   TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
   // Among the ranks that see other samples: whose share of a batch is this rank's.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
-  int64_t sample_rank() const;
+  int64_t sample_rank() const { return sample_rank_at(at_); }
   // Among the ranks that hold the same parameters: whose piece of them is this rank's.
   int64_t num_copies() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
-  int64_t copy_rank() const;
+  int64_t copy_rank() const { return stage_place().copy; }
 
   // Makes the lanes work on the memory of this backend; without it, on the host's. To be called once, by the thread
   // that calls the backend, before a lane is used and anybody holds one of its groups. Collective over the world.
@@ -131,6 +133,16 @@ class RankGroups {
   Communicator* loss_group() const {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::copies);
   }
+  // The group of a stage's ranks on the lane of gradients, null where it has one, and their places, in its order.
+  Communicator* stage_group() const {
+    return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::stage : GroupKind::world);
+  }
+  struct StagePlace {
+    int64_t tensor, copy;  // ranks of the tensor axis, and among those that hold the same parameters (copy_rank)
+    bool operator==(const StagePlace&) const = default;
+  };
+  std::vector<StagePlace> stage_places() const;
+  StagePlace stage_place() const { return stage_place_at(at_); }
   // The peer on a lane between stages, in the lane's group.
   static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
   // What the rank is doing, for those that watch it; null on the `plan` backend. The world's, which outlives this.
@@ -170,6 +182,8 @@ class RankGroups {
     std::unique_ptr<Lane> lane;               // after the groups: its thread ends before they do
   };
 
+  int64_t sample_rank_at(const MeshPoint& at) const;
+  StagePlace stage_place_at(const MeshPoint& at) const;
   static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
   RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
   const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }

@@ -16,10 +16,24 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
-// Of the first `columns` for so many elements, which begin at multiples of 256 bytes as the layout's pieces do.
-int64_t state_bytes(std::span<const StateColumn> columns, int64_t elements) {
+// Elements before the layout's unit in a column that ranks hold whole, or in pieces. They begin at multiples of 256 bytes
+// as the layout's units do. A piece has as much room outside matrices on every rank as the first has, whose piece begins
+// with what lies there.
+int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
+  const int64_t pieces = in_pieces ? layout.pieces : 1;
+  if (column.granularity == StateGranularity::element)
+    return (end_unit < layout.units.size() ? layout.units[end_unit].offset : layout.elements) / pieces;
+  int64_t elements = 0;
+  for (size_t unit = 0; unit < end_unit; ++unit)
+    elements += std::min(layout.units[unit].outside_matrices, layout.units[unit].elements / pieces);
+  return elements;
+}
+
+// Of the first `columns`.
+int64_t state_bytes(std::span<const StateColumn> columns, const ParameterLayout& layout, bool in_pieces) {
   int64_t bytes = 0;
-  for (const StateColumn& column : columns) bytes += column_bytes(column, elements);
+  for (const StateColumn& column : columns)
+    bytes += align_up(column_bytes(column, elements_before(column, layout, in_pieces, layout.units.size())));
   return bytes;
 }
 
@@ -57,7 +71,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
-          .state = state_bytes(columns, zero >= 1 ? piece : whole)};
+          .state = state_bytes(columns, layout, zero >= 1)};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -139,10 +153,9 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
 }
 
 std::byte* ParameterStore::column(size_t column, int64_t unit) const {
-  const bool whole_unit = sharding_.zero == 0;
-  const int64_t held = layout_.elements / (whole_unit ? 1 : layout_.pieces);
-  const int64_t first = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
-  const int64_t before = state_bytes(std::span(columns_).first(column), held);
+  const bool in_pieces = sharding_.zero > 0;
+  const int64_t before = state_bytes(std::span(columns_).first(column), layout_, in_pieces);
+  const int64_t first = elements_before(columns_[column], layout_, in_pieces, static_cast<size_t>(unit));
   return buffers_.state + before + column_bytes(columns_[column], first);
 }
 
@@ -174,7 +187,8 @@ int64_t ParameterStore::snapshot_bytes() const {
   for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t) {
     const int64_t count = element_count(shape);
     bytes += align_up(count * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
-    for (const StateColumn& column : columns_) bytes += align_up(column_bytes(column, count));
+    for (const StateColumn& column : columns_)
+      bytes += has_values(column, spec_.tensors[tensor]) ? align_up(column_bytes(column, count)) : 0;
   });
   return bytes;
 }
@@ -187,7 +201,10 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
     const bool narrow = is_narrow(tensor);
     float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
     std::vector<std::byte*> columns;
-    for (size_t i = 0; i < columns_.size(); ++i) columns.push_back(column(i, unit) + column_bytes(columns_[i], at));
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const bool given = has_values(columns_[i], spec_.tensors[tensor]);
+      columns.push_back(given ? column(i, unit) + column_bytes(columns_[i], at) : nullptr);
+    }
     state.push_back({.tensor = static_cast<int64_t>(tensor),
                      .offset = std::move(offset),
                      .shape = std::move(shape),

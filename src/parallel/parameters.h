@@ -70,7 +70,7 @@ struct StatePiece {
   // What updates go to: `weight`, or where only norms have masters `narrow_weight`. The other is null.
   float* weight;
   bf16* narrow_weight;
-  std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes
+  std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes; null where one has no values for it
   float* gradient;                  // of the last step, summed, before clipping
 
   int64_t count() const;
@@ -108,7 +108,8 @@ class ParameterStore {
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
-  // The optimizer's columns, and where what one of them has for update_range(unit) starts.
+  // The optimizer's columns, and where what one of them has for update_range(unit) starts. One that has values outside
+  // matrices only ends with these.
   const StateColumns& columns() const { return columns_; }
   std::byte* column(size_t column, int64_t unit) const;
 

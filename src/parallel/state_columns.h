@@ -7,11 +7,15 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/spec/spec.h"
 
 namespace gptrain {
 
 // What there is one value for.
-enum class StateGranularity : uint8_t { element };
+enum class StateGranularity : uint8_t {
+  element,
+  element_outside_matrices,  // of every tensor but the matrices of blocks
+};
 
 // Where a column lies.
 enum class StatePlace : uint8_t { device };
@@ -27,13 +31,14 @@ using StateColumns = std::vector<StateColumn>;
 // The column of the weights' average, where there is one: f32, complete in itself.
 inline constexpr std::string_view ema_column = "ema";
 
-// Bytes of a column's values for `elements` elements of the parameters.
+// Whether a column has values for the tensor.
+constexpr bool has_values(const StateColumn& column, const TensorSpec& tensor) {
+  return column.granularity == StateGranularity::element || !tensor.of_block_matrix;
+}
+
+// Bytes of a column's values for `elements` elements of a tensor that it has values for.
 constexpr int64_t column_bytes(const StateColumn& column, int64_t elements) {
-  switch (column.granularity) {
-    case StateGranularity::element:
-      return elements * dtype_bytes(column.dtype);
-  }
-  return 0;
+  return elements * dtype_bytes(column.dtype);
 }
 
 }  // namespace gptrain

@@ -17,7 +17,8 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
   const StateColumns columns = optimizer_columns(config.optimizer);
   for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);
-    for (const StateColumn& column : columns) bytes += column_bytes(column, tensor.count());
+    for (const StateColumn& column : columns)
+      bytes += has_values(column, tensor) ? column_bytes(column, tensor.count()) : 0;
   }
   return bytes;
 }

@@ -77,8 +77,11 @@ std::vector<std::string> split_lines(const std::string& text) {
 // Of the optimizer's state: "; NAME f32, NAME f32".
 std::string column_names(const OptimizerConfig& config) {
   std::string names;
-  for (const StateColumn& column : optimizer_columns(config))
-    names += fmt::format("{} {} {}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype));
+  for (const StateColumn& column : optimizer_columns(config)) {
+    const bool of_all = column.granularity == StateGranularity::element;
+    names += fmt::format("{} {} {}{}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype),
+                         of_all ? "" : " outside blocks' matrices");
+  }
   return names;
 }
 

@@ -133,7 +133,8 @@ int64_t written_bytes(const TrainingStep& step, const RunConfig& config) {
   for (const StatePiece& piece : step.parameters().state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     bytes += piece.count() * weight_bytes(tensor, config.precision);
-    for (const StateColumn& column : columns) bytes += column_bytes(column, piece.count());
+    for (const StateColumn& column : columns)
+      bytes += has_values(column, tensor) ? column_bytes(column, piece.count()) : 0;
   }
   return bytes;
 }

@@ -77,8 +77,9 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
       add("weight", piece.narrow_weight, DType::bf16);
     }
     const StateColumns& columns = step.parameters().columns();
-    for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i)
-      add(columns[i].name, piece.columns[i], columns[i].dtype);
+    for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
+      if (has_values(columns[i], spec)) add(columns[i].name, piece.columns[i], columns[i].dtype);
+    }
   }
   return slices;
 }
@@ -86,7 +87,13 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
 StateSave make_state_save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                           const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
                           std::vector<Slice> slices, StatePart part) {
-  const size_t columns = part == StatePart::all ? step.parameters().columns().size() : 0;
+  const std::vector<TensorSpec>& tensors = step.spec().tensors;
+  int64_t num_tensors = std::ssize(tensors);
+  for (const StateColumn& column : step.parameters().columns()) {
+    if (part != StatePart::all) break;
+    num_tensors += std::count_if(tensors.begin(), tensors.end(),
+                                 [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
+  }
   return {.out = out,
           .manifest = {.step = progress.step,
                        .samples = progress.samples,
@@ -104,7 +111,7 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                        .rollbacks = progress.rollbacks,
                        .left_out = progress.left_out},
           .slices = std::move(slices),
-          .num_tensors = static_cast<int64_t>(step.spec().tensors.size() * (1 + columns))};
+          .num_tensors = num_tensors};
 }
 
 void write_state(const StateSave& save, Communicator* all, const World& world,

@@ -82,7 +82,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_};
+  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_, groups_, workspace_};
   std::byte* const tables = arena(MemoryClass::state) + align_up(sizeof(StepState));
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window, tables, groups_,
                                                copies_.get());

@@ -7,7 +7,8 @@ from weights_cases import weights_of
 
 # Of optimizer.type: its other keys, and its columns.
 OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], ["momentum"]), "lion": ([], ["exp_avg"]),
-              "lamb": ([], ["exp_avg", "exp_avg_sq"]), "lars": (["optimizer.trust_coefficient=0.1"], ["momentum"])}
+              "lamb": ([], ["exp_avg", "exp_avg_sq"]), "lars": (["optimizer.trust_coefficient=0.1"], ["momentum"]),
+              "muon": ([], ["exp_avg", "exp_avg_sq"])}
 
 
 class Optimizers(CheckpointCase):
@@ -30,7 +31,7 @@ class Optimizers(CheckpointCase):
 
     def test_checkpoints_change_their_layout(self):
         pieces, shards = (2, ["parallel.zero=1"]), (4, ["parallel.tensor=2", "parallel.zero=3"])
-        for kind, (ranks, layout) in {"sgd": pieces, "lion": shards, "lamb": shards, "lars": pieces}.items():
+        for kind, (ranks, layout) in {"sgd": pieces, "lion": shards, "lamb": shards, "lars": pieces, "muon": shards}.items():
             columns = OPTIMIZERS[kind][1]
             run = [*self.settings(kind, kind), *overrides("checkpoint.every_steps=1", "checkpoint.keep_last=9")]
             self.train(self.config, *run, "--steps", "4")
@@ -54,12 +55,30 @@ class Optimizers(CheckpointCase):
             return planned["moments_bytes"]
 
         two = plan()
-        for kind, (_, columns) in OPTIMIZERS.items():
+        for kind in ("sgd", "lion", "lamb", "lars"):
+            columns = OPTIMIZERS[kind][1]
             settings = self.settings(kind, "new")
             self.assertEqual(plan(*settings) * 2, two * len(columns))
             self.assertEqual(plan(*settings, *overrides("optimizer.ema=0.9")) * 2, two * (len(columns) + 1))
             named = ", ".join(f"{column} f32" for column in columns)
             self.assertIn(f"; {named}\n", self.train(self.config, *settings, "--dry-run"))
+
+    def test_muon_keeps_one_moment_of_blocks_matrices(self):
+        planned = {kind: json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.settings(kind, "new")))
+                   for kind in OPTIMIZERS}
+        text = self.train(self.config, *self.settings("muon", "new"), "--dry-run")
+        self.assertIn("; exp_avg f32, exp_avg_sq f32 outside blocks' matrices\n", text)
+        self.train(self.config, *self.settings("muon", "new"), "--steps", "1")
+        tensors = weights_of(self.checkpoint(1, "new"))
+        matrices = {name for name in tensors if name.startswith("weight/blocks") and name.endswith(
+            ("qkv.weight", "out.weight", "in.weight"))}
+        self.assertTrue(matrices)
+        for name in tensors:
+            if name.startswith("weight/"):
+                self.assertEqual(name.replace("weight", "exp_avg_sq", 1) in tensors, name not in matrices, name)
+        saved = 4 * sum(len(tensors[name]) for name in matrices)
+        self.assertEqual(planned["lamb"]["checkpoint_bytes"] - planned["muon"]["checkpoint_bytes"], saved)
+        self.assertGreaterEqual(planned["lamb"]["moments_bytes"] - planned["muon"]["moments_bytes"], saved)
 
     def test_the_dry_run_says_which_learning_rate_results(self):
         scaled = overrides("optimizer.lr_scaling=sqrt", "optimizer.base_batch=1", "schedule.warmup_steps=2", "run.out=new")

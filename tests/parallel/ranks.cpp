@@ -21,6 +21,10 @@ std::string name_of(const TrainingStep& step, size_t kind, const TensorSpec& ten
   return fmt::format("{}/{}", kind == 0 ? "weight" : step.parameters().columns()[kind - 1].name, tensor.name);
 }
 
+bool has_kind(const TrainingStep& step, size_t kind, const TensorSpec& tensor) {
+  return kind == 0 || has_values(step.parameters().columns()[kind - 1], tensor);
+}
+
 const float* data_of(const StatePiece& piece, size_t kind) {
   return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
@@ -65,6 +69,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
   for (const StatePiece& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      if (!has_kind(step, kind, tensor)) continue;
       std::vector<float>& values = state[name_of(step, kind, tensor)];
       values.resize(static_cast<size_t>(tensor.count()));
       const std::vector<float> data = download(step, piece, kind);
@@ -82,6 +87,7 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   for (const StatePiece& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
+      if (!has_kind(step, kind, tensor)) continue;
       const std::vector<float>& values = state.at(name_of(step, kind, tensor));
       const std::vector<float> data = download(step, piece, kind);
       for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {

@@ -121,21 +121,24 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does th
   }
 }
 
-// Norms of whole tensors come from a pass before the updates, and are summed over ranks.
-TEST_CASE("LAMB on CUDA ranks takes the step of one CPU rank, with the same bits for ZeRO 0 and 1") {
+// LAMB: norms of whole tensors come from a pass before the updates, and are summed over ranks. Muon: whole matrices come
+// to one rank and go back.
+TEST_CASE("LAMB and Muon on CUDA ranks take the step of one CPU rank, with the same bits for ZeRO 0 and 1") {
   require_device();
-  const auto run = [](const Layout& layout, const GlobalState* start, const Wrapping& wrapping) {
-    Layout with_lamb = layout;
-    with_lamb.overrides.push_back("optimizer.type=lamb");
-    return train(Family::llama, with_lamb, 1, start, wrapping);
-  };
   const GlobalState start = train(Family::llama, {1, 1, {}}, 10, nullptr, {}).state;
-  const Outcome zero0 = run({2, 2, {"parallel.zero=0"}}, &start, on_cuda);
-  CHECK(same_bits(zero0, run({2, 2, {"parallel.zero=1"}}, &start, on_cuda)));
-  const Difference d =
-      difference(make_spec(config_of(Family::llama, {1, 1, {}}).model), run({1, 1, {}}, &start, {}), zero0);
-  INFO("moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight << " of " << d.weight_of);
-  CHECK(d.small());
+  for (const char* optimizer : {"optimizer.type=lamb", "optimizer.type=muon"}) {
+    const auto run = [&](const Layout& layout, const Wrapping& wrapping) {
+      Layout with_optimizer = layout;
+      with_optimizer.overrides.push_back(optimizer);
+      return train(Family::llama, with_optimizer, 1, &start, wrapping);
+    };
+    const Outcome zero0 = run({2, 2, {"parallel.zero=0"}}, on_cuda);
+    CHECK(same_bits(zero0, run({2, 2, {"parallel.zero=1"}}, on_cuda)));
+    const Difference d = difference(make_spec(config_of(Family::llama, {1, 1, {}}).model), run({1, 1, {}}, {}), zero0);
+    INFO(optimizer << ", moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight << " of "
+                   << d.weight_of);
+    CHECK(d.small());
+  }
 }
 
 // The scale is too large for the first steps: ranks that were not of one mind about that would part.
@@ -173,6 +176,7 @@ TEST_CASE("a step on the device has the events of its plan, copies too") {
   require_device();
   const Layout layouts[] = {{1, 1, {}},
                             {1, 2, {"parallel.zero=2", "precision.compute=bf16", "optimizer.type=lamb"}},
+                            {2, 1, {"precision.compute=bf16", "optimizer.type=muon"}},
                             {2, 1, {"parallel.sequence=true", "memory.recompute=block"}}};
   for (const Layout& layout : layouts) {
     INFO(layout.name());

@@ -1,7 +1,6 @@
 // Memory of ranks that share a model: closed formulas, the plan, and the bytes that are really touched.
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
@@ -14,6 +13,7 @@
 #include "checkpoint/folder.h"
 #include "comm/world.h"
 #include "model_fixture.h"
+#include "poisoning_backend.h"
 #include "ranks.h"
 #include "train/inference.h"
 #include "train/run_state.h"
@@ -27,31 +27,6 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr unsigned char poison = 0xA5;
-
-// Memory comes poisoned and is remembered.
-class PoisoningBackend final : public ForwardingBackend {
- public:
-  using ForwardingBackend::ForwardingBackend;
-
-  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
-    auto memory = inner_.allocate(bytes);
-    if (memory->bytes() > 0) std::memset(memory->data(), poison, static_cast<size_t>(memory->bytes()));
-    arenas.push_back(memory.get());
-    return memory;
-  }
-
-  std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
-};
-
-// Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
-int64_t touched_bytes(const DeviceMemory& memory) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(memory.data());
-  int64_t last = memory.bytes();
-  while (last > 0 && bytes[last - 1] == poison) --last;
-  return align_up(last);
-}
-
 int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
@@ -60,6 +35,7 @@ int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
 struct Elements {
   int64_t embedding, block, head;                    // of the whole unit
   int64_t embedding_norms, block_norms, head_norms;  // of which norms
+  int64_t block_vectors;                             // norms and biases
   int64_t num_layers;
   int64_t unit_multiple;  // what units start at multiples of
 
@@ -84,6 +60,7 @@ Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   Elements e{};
   e.num_layers = m.num_layers;
   e.block_norms = 2 * norm + head_norms;
+  e.block_vectors = e.block_norms + biases;
   e.head_norms = norm;
   e.embedding = padded(vocabulary) + (m.positions == PositionKind::learned ? padded(m.sequence_length * h) : 0);
   e.block =
@@ -106,6 +83,12 @@ MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   plan[MemoryClass::gradients] = 4 * share(2);
   plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
   plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::lars ? 4 : 8) * share(1);
+  if (config.optimizer.type == OptimizerKind::muon) {
+    // The second moments of what is in no matrix of a block, which the first piece of a block begins with.
+    const int64_t pieces = zero >= 1 ? data_size : 1;
+    const int64_t of_blocks = e.num_layers * std::min(e.block_vectors, e.block / pieces);
+    plan[MemoryClass::optimizer] = 4 * share(1) + 4 * ((e.embedding + e.head) / pieces + of_blocks);
+  }
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
   plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
@@ -117,7 +100,8 @@ constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::
 
 const std::vector<std::string> precisions[] = {
     {"precision.compute=fp32", "optimizer.type=lars"}, {"precision.compute=bf16"},
-    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"}};
+    {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"},
+    {"precision.compute=bf16", "optimizer.type=muon"}};
 
 struct Layout {
   int64_t tensor, data, zero;
@@ -308,8 +292,10 @@ std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<Stat
   for (const StatePiece& piece : state) {
     if (piece.weight != nullptr) add(piece.weight, piece.count() * dtype_bytes(DType::f32));
     if (piece.narrow_weight != nullptr) add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
-    for (size_t i = 0; i < piece.columns.size(); ++i)
+    for (size_t i = 0; i < piece.columns.size(); ++i) {
+      if (piece.columns[i] == nullptr) continue;
       add(piece.columns[i], column_bytes(step.parameters().columns()[i], piece.count()));
+    }
   }
   return all;
 }

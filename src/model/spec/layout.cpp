@@ -5,6 +5,12 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Norms come first and matrices of blocks last.
+int64_t place_in_unit(const TensorSpec& tensor) {
+  if (tensor.norm_use != NormUse::no_norm) return 0;
+  return tensor.of_block_matrix ? 2 : 1;
+}
+
 // Of a unit whose tensors have their places.
 std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                      const std::vector<Segment>& segments, const UnitRange& unit,
@@ -34,7 +40,7 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
     layout.elements = round_up(layout.elements, unit_multiple * pieces);
-    UnitRange range{layout.elements, 0, 0, static_cast<int64_t>(tensor), 0, {}};
+    UnitRange range{layout.elements, 0, 0, 0, static_cast<int64_t>(tensor), 0, {}};
     const size_t first = tensor;
     while (tensor < spec.tensors.size() && spec.tensors[tensor].unit == static_cast<int64_t>(unit)) ++tensor;
     range.num_tensors = static_cast<int64_t>(tensor - first);
@@ -43,16 +49,18 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
       layout.units.push_back(std::move(range));
       continue;
     }
-    for (const bool norms : {true, false}) {
+    for (const int64_t place : {0, 1, 2}) {
       for (size_t i = first; i < tensor; ++i) {
-        if ((spec.tensors[i].norm_use != NormUse::no_norm) != norms) continue;
+        if (place_in_unit(spec.tensors[i]) != place) continue;
         layout.segments[i] = {layout.elements, shards[i].count()};
         layout.elements += round_up(shards[i].count(), segment_multiple);
       }
-      if (norms) range.norm_elements = layout.elements - range.offset;
+      if (place == 0) range.norm_elements = layout.elements - range.offset;
+      if (place == 1) range.outside_matrices = layout.elements - range.offset;
     }
     range.elements = round_up(layout.elements - range.offset, segment_multiple * pieces);
     layout.elements = range.offset + range.elements;
+    if (spec.units[unit].kind != UnitKind::block) range.outside_matrices = range.elements;
     range.reductions = reductions_of(spec, shards, layout.segments, range, sequence_parallel);
     for (size_t i = first; table_twice && unit == 0 && i < tensor; ++i) {
       if (spec.tensors[i].split == Split::vocabulary)

@@ -36,12 +36,14 @@ struct Reduction {
   int64_t count;
 };
 
-// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest. A unit of which the
-// rank holds nothing has no elements and no reductions.
+// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest. A block's matrices
+// come last, so that some of an optimizer's state can be kept for the rest alone. A unit of which the rank holds nothing
+// has no elements and no reductions.
 struct UnitRange {
   int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
   int64_t elements;       // a multiple of segment_multiple times `pieces`
   int64_t norm_elements;  // of which the first hold the norms, padding included
+  int64_t outside_matrices;  // of which the first hold what is in no matrix of a block: embedding and head have no other
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
   // In the order in which they are played: parts of the unit that are sums over tensor ranks, then, over the data axis,

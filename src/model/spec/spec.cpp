@@ -37,7 +37,8 @@ class SpecBuilder {
                              .rate_factor = 1,
                              .split = split,
                              .sections = {},
-                             .norm_use = NormUse::no_norm});
+                             .norm_use = NormUse::no_norm,
+                             .of_block_matrix = matrix && spec_.units.back().kind == UnitKind::block});
     return spec_.tensors.back();
   }
 

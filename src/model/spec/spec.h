@@ -57,6 +57,7 @@ struct TensorSpec {
   Split split;
   std::vector<Section> sections;  // of Split::rows, in order: [q, k, v], [gate, up]
   NormUse norm_use;
+  bool of_block_matrix = false;  // a transformer block's weight with rows and columns
 
   int64_t count() const;  // elements of `shape`
 };

@@ -244,6 +244,11 @@ void CpuBackend::run(const Cast& op) {
   cpu_cast(op, context_);
 }
 
+void CpuBackend::run(const WeightedSum& op) {
+  prepare(op);
+  cpu_weighted_sum(op, context_);
+}
+
 void CpuBackend::run(const Add& op) {
   prepare(op);
   cpu_add(op, context_);

@@ -58,6 +58,7 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_CPU_TENSOR_NORMS)
 #undef GPTRAIN_DECLARE_CPU_TENSOR_NORMS
 void cpu_cast(const Cast& op, const CpuContext& context);
+void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context);
 void cpu_add(const Add& op, const CpuContext& context);
 void cpu_add_sums(const AddSums& op);
 void cpu_amax(const Amax& op);

@@ -1,4 +1,7 @@
 // Ops in which each row stands for itself.
+#include <algorithm>
+#include <cmath>
+
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
@@ -11,6 +14,7 @@ int64_t cpu_scratch_bytes(const BranchBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationForward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Cast&, int) { return 0; }
+int64_t cpu_scratch_bytes(const WeightedSum&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Add&, int) { return 0; }
 int64_t cpu_scratch_bytes(const AddSums&, int) { return 0; }
 
@@ -59,6 +63,15 @@ void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& b
 void cpu_cast(const Cast& op, const CpuContext& context) {
   for_each_chunk_of_rows(context.num_threads, op.from,
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->cast(op, row, first, end); });
+}
+
+void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context) {
+  const auto a_factor = static_cast<float>(
+      op.squared_norm.given() ? op.a_factor / std::max(std::sqrt(*op.squared_norm.as<const double>()), op.least_norm)
+                              : op.a_factor);
+  for_each_chunk_of_rows(context.num_threads, op.to, [&](int64_t row, int64_t first, int64_t end) {
+    context.kernels->weighted_sum(op, a_factor, row, first, end);
+  });
 }
 
 // As small as a norm's weights or a bias: not worth a second thread.

@@ -81,6 +81,7 @@ const std::map<std::string, Sample> samples = {
     {"optimizer.eps", {"1e-6", {}}},
     {"optimizer.momentum", {"0.8", {"optimizer.type=sgd"}}},
     {"optimizer.trust_coefficient", {"0.01", {"optimizer.type=lars"}}},
+    {"optimizer.newton_schulz", {R"("fp32")", {"optimizer.type=muon"}}},
     {"optimizer.nesterov", {"true", {"optimizer.type=sgd"}}},
     {"optimizer.weight_decay", {"0.0", {}}},
     {"optimizer.clip_norm", {"0.0", {}}},

@@ -327,17 +327,28 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({"optimizer.type=lamb", "optimizer.trust_coefficient=0.01"}) ==
         "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, lion or lamb (try leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, lion, lamb or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw or lamb (try leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, lamb or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
-        "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd or lars (try leaving it out)");
+        "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
-        "optimizer.nesterov = true: has no effect unless optimizer.type is sgd and momentum greater than 0 (try leaving "
-        "it out)");
+        "optimizer.nesterov = true: has no effect unless optimizer.type is sgd or muon and momentum greater than 0 (try "
+        "leaving it out)");
+  const OptimizerConfig muon = parse({"optimizer.type=muon"}).optimizer;
+  CHECK((muon.momentum == 0.95 && muon.nesterov && muon.beta2 == 0.95 && muon.eps == 1e-8));
+  CHECK_FALSE(parse({"optimizer.type=muon", "optimizer.nesterov=false"}).optimizer.nesterov);
+  CHECK_FALSE(parse({"optimizer.type=muon", "optimizer.momentum=0"}).optimizer.nesterov);
+  CHECK(parse({"optimizer.type=sgd"}).optimizer.momentum == 0.9);
+  CHECK(parse({"optimizer.type=muon", "optimizer.newton_schulz=fp32"}).optimizer.newton_schulz ==
+        NewtonSchulzProducts::fp32);
+  CHECK(fault({"optimizer.newton_schulz=fp32"}) ==
+        "optimizer.newton_schulz = \"fp32\": has no effect unless optimizer.type is muon (try leaving it out)");
+  CHECK(fault({"optimizer.type=muon", "optimizer.newton_schulz=bf16"}) ==
+        "optimizer.newton_schulz = \"bf16\": must be one of auto, fp32 (try \"auto\")");
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
         "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
-  for (const char* type : {"adamw", "sgd", "lion", "lamb", "lars"})
+  for (const char* type : {"adamw", "sgd", "lion", "lamb", "lars", "muon"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
 

@@ -61,6 +61,7 @@ struct KernelTable {
   void (*add_partials)(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                        int64_t end_column);
   void (*cast)(const Cast& op, int64_t row, int64_t first_column, int64_t end_column);
+  void (*weighted_sum)(const WeightedSum& op, float a_factor, int64_t row, int64_t first_column, int64_t end_column);
   void (*add)(const Add& op, int64_t row, int64_t first_column, int64_t end_column);
 };
 

@@ -54,6 +54,26 @@ void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column)
   });
 }
 
+void weighted_sum(const WeightedSum& op, float a_factor, int64_t row, int64_t first_column, int64_t end_column) {
+  const auto b_factor = static_cast<float>(op.b_factor);
+  with_type(op.a.dtype, [&](auto from_type) {
+    using From = decltype(from_type);
+    with_type(op.to.dtype, [&](auto to_type) {
+      using To = decltype(to_type);
+      const From* a = row_of<From>(op.a, row);
+      To* to = row_of<To>(op.to, row);
+      if (op.b.rows == 0) {
+#pragma omp simd
+        for (int64_t i = first_column; i < end_column; ++i) store(to + i, a_factor * load(a + i));
+        return;
+      }
+      const From* b = row_of<From>(op.b, row);
+#pragma omp simd
+      for (int64_t i = first_column; i < end_column; ++i) store(to + i, a_factor * load(a + i) + b_factor * load(b + i));
+    });
+  });
+}
+
 void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column) {
   const float* from = row_of<float>(op.from, row);
   float* to = row_of<float>(op.to, row);

@@ -31,6 +31,7 @@ const KernelTable table{
 #undef GPTRAIN_TENSOR_NORMS_ENTRY
     .add_partials = add_partials,
     .cast = cast,
+    .weighted_sum = weighted_sum,
     .add = add,
 };
 

@@ -1,0 +1,184 @@
+#include "optim/block_matrices.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+
+namespace gptrain {
+namespace {
+
+// Calls body(row, col, rows, cols, at) for what of a part lies together in the matrix: part of a row of its box, rows,
+// part of a row; `at` counts from the part's first element.
+template <typename Body>
+void for_each_rows(const MatrixPart& part, const Body& body) {
+  for (int64_t at = 0; at < part.count;) {
+    const int64_t row = (part.first + at) / part.cols, col = (part.first + at) % part.cols;
+    const int64_t whole_rows = col == 0 ? (part.count - at) / part.cols : 0;
+    const int64_t rows = std::max<int64_t>(whole_rows, 1);
+    const int64_t cols = whole_rows > 0 ? part.cols : std::min(part.cols - col, part.count - at);
+    body(part.row + row, part.col + col, rows, cols, at);
+    at += rows * cols;
+  }
+}
+
+int64_t smaller_side_squared(const BlockMatrix& matrix) {
+  const int64_t side = std::min(matrix.rows, matrix.cols);
+  return side * side;
+}
+
+// What the products take, but for a factor.
+int64_t work_of(const BlockMatrix& matrix) { return smaller_side_squared(matrix) * std::max(matrix.rows, matrix.cols); }
+
+}  // namespace
+
+std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLayout& layout) {
+  std::vector<BlockMatrix> matrices;
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = spec.tensors[i];
+    if (!tensor.of_block_matrix || layout.units[static_cast<size_t>(tensor.unit)].elements == 0) continue;
+    std::vector<Section> sections = tensor.sections;
+    if (sections.empty()) sections = {{tensor.shape[0], 1}};
+    int64_t first_row = 0;
+    for (const Section& section : sections) {
+      matrices.push_back({static_cast<int64_t>(i), first_row, section.rows, tensor.shape[1]});
+      first_row += section.rows;
+    }
+  }
+  return matrices;
+}
+
+MatrixExchange::MatrixExchange(const UpdateContext& context)
+    : context_(context),
+      group_(context.groups.stage_group()),
+      place_(context.groups.stage_place()),
+      matrices_(block_matrices(context.spec, context.parameters.layout())) {
+  std::stable_sort(matrices_.begin(), matrices_.end(),
+                   [](const BlockMatrix& a, const BlockMatrix& b) { return work_of(a) > work_of(b); });
+  for (const BlockMatrix& matrix : matrices_) {
+    most_elements_ = std::max(most_elements_, matrix.count());
+    most_square_ = std::max(most_square_, smaller_side_squared(matrix));
+  }
+  const std::vector<RankGroups::StagePlace> places = context.groups.stage_places();
+  const int64_t ranks = std::ssize(places);
+  std::vector<std::vector<TensorShard>> shards;  // by tensor rank
+  const int64_t tensor_size = context.groups.tensor_place().size;
+  for (int64_t rank = 0; rank < tensor_size; ++rank)
+    shards.push_back(shard_tensors(context.spec, {tensor_size, rank}));
+  const bool holds_all = context.parameters.sharding().zero == 0;
+  for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
+    if (i % ranks == 0) {
+      const std::vector<PeerPart> none(static_cast<size_t>(ranks));
+      rounds_.push_back({-1, none, none, none, none, {}, {}});
+    }
+    Round& round = rounds_.back();
+    const int64_t turn = i % ranks;
+    const auto owner = static_cast<size_t>(std::ssize(rounds_) % 2 == 1 ? turn : ranks - 1 - turn);
+    const BlockMatrix& matrix = matrices_[static_cast<size_t>(i)];
+    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(place_.tensor)], place_.copy);
+    const PeerPart range{part.count > 0 ? in_gradients(matrix, part) : 0, part.count};
+    // Where every copy holds all, the owner has it from its own.
+    if (part.owned && (!holds_all || places[owner].copy == place_.copy)) round.sent[owner] = range;
+    round.received_back[owner] = range;
+    if (places[owner] == place_) {
+      round.own = i;
+      add_own(round, places, shards);
+    }
+  }
+}
+
+MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards,
+                                   int64_t copy) const {
+  const ParameterStore& parameters = context_.parameters;
+  const auto tensor = static_cast<size_t>(matrix.tensor);
+  const int64_t unit = context_.spec.tensors[tensor].unit;
+  const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
+  const bool pieces = parameters.sharding().zero > 0;
+  const int64_t held_first = pieces ? copy * parameters.piece_elements(unit) : 0;
+  const int64_t held_end = held_first + (pieces ? parameters.piece_elements(unit) : range.elements);
+  MatrixPart part;
+  for (const ShardBox& box : shards[tensor].boxes) {
+    const int64_t first_row = std::max(box.offset[0], matrix.first_row);
+    const int64_t end_row = std::min(box.offset[0] + box.shape[0], matrix.first_row + matrix.rows);
+    if (first_row >= end_row) continue;
+    const int64_t cols = box.shape[1];
+    const int64_t start = parameters.layout().segments[tensor].offset - range.offset + box.local_offset +
+                          (first_row - box.offset[0]) * cols;
+    const int64_t from = std::max(held_first, start) - start;
+    const int64_t to = std::min(held_end, start + (end_row - first_row) * cols) - start;
+    if (from >= to) continue;
+    if (part.count > 0) throw std::logic_error("a rank holds a matrix of a block in two places");
+    part = {first_row - matrix.first_row, box.offset[1], cols, from, to - from, start + from, box.owned};
+  }
+  return part;
+}
+
+int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const {
+  const ParameterStore& parameters = context_.parameters;
+  const int64_t unit = context_.spec.tensors[static_cast<size_t>(matrix.tensor)].unit;
+  const UpdateRange range = parameters.update_range(unit);
+  return range.gradients - parameters.summed_gradients().as<float>() + part.in_unit - range.first;
+}
+
+// What comes from the peers for the matrix that this rank works on, and what goes back to them. Those that hold the same
+// elements have them from one place.
+void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StagePlace>& places,
+                             const std::vector<std::vector<TensorShard>>& shards) const {
+  const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
+  const bool holds_all = context_.parameters.sharding().zero == 0;
+  int64_t received = 0, sent = 0;
+  const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
+  for (size_t peer = 0; peer < places.size(); ++peer) {
+    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(places[peer].tensor)], places[peer].copy);
+    if (part.count == 0) continue;
+    if (part.owned && (!holds_all || places[peer].copy == place_.copy)) {
+      round.gathered.push_back({part, received});
+      round.received[peer] = {received, part.count};
+      received += part.count;
+    }
+    const auto same = std::find_if(round.returned.begin(), round.returned.end(),
+                                   [&](const Placed& other) { return key(other.part) == key(part); });
+    if (same != round.returned.end()) {
+      round.sent_back[peer] = {same->at, part.count};
+      continue;
+    }
+    round.returned.push_back({part, sent});
+    round.sent_back[peer] = {sent, part.count};
+    sent += part.count;
+  }
+  if (received != matrix.count() || sent != matrix.count())
+    throw std::logic_error("the parts of a block's matrix are not the whole");
+}
+
+void MatrixExchange::copy_parts(const BlockMatrix& matrix, const std::vector<Placed>& placed, float* whole,
+                                float* parts, bool to_whole) const {
+  for (const Placed& of : placed) {
+    for_each_rows(of.part, [&](int64_t row, int64_t col, int64_t rows, int64_t cols, int64_t at) {
+      const Matrix in_whole(whole + row * matrix.cols + col, DType::f32, rows, cols, matrix.cols);
+      const Matrix in_parts(parts + of.at + at, DType::f32, rows, cols);
+      context_.backend.run(Cast{.from = to_whole ? in_parts : in_whole, .to = to_whole ? in_whole : in_parts});
+    });
+  }
+}
+
+void MatrixExchange::play(int64_t number, std::byte* whole, std::byte* parts,
+                          const std::function<void(const BlockMatrix&, const Matrix&)>& work) {
+  const Round& round = rounds_[static_cast<size_t>(number)];
+  void* const gradients = context_.parameters.summed_gradients().data;
+  const BlockMatrix* const own = round.own < 0 ? nullptr : &matrices_[static_cast<size_t>(round.own)];
+  if (!gathers()) {
+    auto* const values = static_cast<float*>(gradients) + round.sent.front().first;
+    return work(*own, Matrix(values, DType::f32, own->rows, own->cols));
+  }
+  Lane& lane = context_.groups.lane(LaneKind::gradients);
+  lane.wait(lane.all_to_all_v(group_, gradients, round.sent, parts, round.received, DType::f32));
+  if (own != nullptr) {
+    auto* const matrix = reinterpret_cast<float*>(whole);
+    auto* const exchanged = reinterpret_cast<float*>(parts);
+    copy_parts(*own, round.gathered, matrix, exchanged, true);
+    work(*own, Matrix(matrix, DType::f32, own->rows, own->cols));
+    copy_parts(*own, round.returned, matrix, exchanged, false);
+  }
+  lane.wait(lane.all_to_all_v(group_, parts, round.sent_back, gradients, round.received_back, DType::f32));
+}
+
+}  // namespace gptrain

@@ -1,0 +1,293 @@
+// The two updates of Muon, and the weighted sums that its orthogonalisation is made of beside products.
+#include <cmath>
+#include <fmt/format.h>
+#include <type_traits>
+
+#include "harness.h"
+#include "reference.h"
+
+namespace gptrain::ops_test::cases_muon {
+namespace {
+
+// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
+std::vector<UpdateSegment> segments_of(int64_t size) {
+  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
+  return {{0, 1, 1, 1, {1, 2}, row},
+          {64, 13, 0, 1, {3, 4}, row},
+          {128, size, 1, 1, {5, 6}, row},
+          {size + 192, 31, 1, 0.25F, {7, 8}, row}};
+}
+
+StepState state_of(bool skip) {
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 0.3F;
+  state.skip = skip ? 1 : 0;
+  state.updates = 3;
+  return state;
+}
+
+template <typename Op>
+void set_segments(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, const StepState& state) {
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = std::ssize(segments);
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+}
+
+template <typename Real>
+struct MomentumValues {
+  std::vector<Real> direction, moment;
+};
+
+template <typename Real>
+MomentumValues<Real> momentum_reference(const MuonMomentum& op, const std::vector<UpdateSegment>& segments,
+                                        const StepState& state, const Operand& gradients, const Operand& moment) {
+  MomentumValues<Real> values{to_real<Real>(gradients.values()), to_real<Real>(moment.values())};
+  const auto momentum = static_cast<Real>(op.momentum);
+  for (const UpdateSegment& segment : segments) {
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const Real gradient = values.direction[at] * static_cast<Real>(state.gradient_scale);
+      Real& m = values.moment[at];
+      m += static_cast<Real>(1 - op.momentum) * (gradient - m);
+      values.direction[at] = op.nesterov ? gradient + momentum * (m - gradient) : m;
+    }
+  }
+  return values;
+}
+
+// The direction takes the gradient's place.
+void check_momentum(Trial& trial, int64_t size, bool nesterov, bool skip) {
+  const std::vector<UpdateSegment> segments = segments_of(size);
+  const int64_t elements = size + 256;
+  const StepState state = state_of(skip);
+  Operand& gradients = trial.in_out(DType::f32, 1, elements);
+  Operand& moment = trial.in_out(DType::f32, 1, elements);
+  MuonMomentum op;
+  op.momentum = 0.9;
+  op.nesterov = nesterov;
+  set_segments(trial, op, segments, state);
+  op.gradients = op.master = gradients.matrix();
+  op.columns = {moment.matrix()};
+  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
+  const auto expected = momentum_reference<double>(op, changed, state, gradients, moment);
+  const auto plain = momentum_reference<float>(op, changed, state, gradients, moment);
+  trial.run(op);
+  trial.expect_close("direction", gradients, expected.direction, to_double(plain.direction), 3, 0x1p-24);
+  trial.expect_close("moment", moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
+}
+
+template <typename Real>
+struct StepValues {
+  std::vector<Real> weight, ema;
+};
+
+template <typename Real>
+StepValues<Real> step_reference(const MuonEma& op, const std::vector<UpdateSegment>& segments, const StepState& state,
+                                const Operand& orthogonal, const Operand& weight, const Operand& ema) {
+  StepValues<Real> values{to_real<Real>(weight.values()), to_real<Real>(ema.values())};
+  const Real share =
+      (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
+  for (const UpdateSegment& segment : segments) {
+    const Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
+    const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
+    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      Real& w = values.weight[at];
+      w -= rate * (static_cast<Real>(orthogonal.at(0, i)) + decay * w);
+      values.ema[at] += share * (w - values.ema[at]);
+    }
+  }
+  return values;
+}
+
+enum class Writes : uint8_t { masters, masters_and_weights, weights };
+
+// What is orthogonal is not scaled as gradients are. Tested is Muon or MuonEma.
+template <typename Tested>
+void check_step(Trial& trial, int64_t size, Writes writes, bool skip) {
+  const std::vector<UpdateSegment> segments = segments_of(size);
+  const int64_t elements = size + 256;
+  const StepState state = state_of(skip);
+  const bool masters = writes != Writes::weights;
+  const Operand& orthogonal = trial.input(DType::f32, 1, elements);
+  Operand& weight = trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements);
+  Operand& weights = trial.in_out(DType::bf16, 1, elements);
+  Operand& ema = trial.in_out(DType::f32, 1, elements);
+  MuonEma op{};
+  op.weight_decay = 0.1;
+  op.ema = 0.8;
+  set_segments(trial, op, segments, state);
+  op.gradients = orthogonal.matrix();
+  if (masters) op.master = weight.matrix();
+  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
+  if (writes == Writes::weights) op.weights = weight.matrix();
+  constexpr bool averages = std::is_same_v<Tested, MuonEma>;
+  if (averages) op.columns = {ema.matrix()};
+  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
+  const auto expected = step_reference<double>(op, changed, state, orthogonal, weight, ema);
+  const auto plain = step_reference<float>(op, changed, state, orthogonal, weight, ema);
+  std::vector<double> rounded_weights = weights.values();
+  const std::vector<double> ema_before = ema.values();
+  trial.run(static_cast<const Tested&>(op));
+  if (averages) {
+    trial.expect_close("ema", ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+  } else {
+    trial.expect_equal("ema", ema, ema_before);
+  }
+  if (!masters) {
+    // Each weight is one of the two bf16 numbers around the reference.
+    for (const UpdateSegment& segment : changed) {
+      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
+        const double value = expected.weight[static_cast<size_t>(i)];
+        const double place = std::ldexp(1.0, std::ilogb(value) - 7) + std::abs(value) * 0x1p-20 + 0x1p-24;
+        trial.expect_true(std::abs(weight.at(0, i) - value) <= place, "a weight is at most one place away");
+      }
+    }
+    return;
+  }
+  trial.expect_close("master", weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
+  for (const UpdateSegment& segment : changed) {
+    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
+      rounded_weights[static_cast<size_t>(i)] = rounded(weight.at(0, i), DType::bf16);
+  }
+  trial.expect_equal("weights", weights, rounded_weights);
+}
+
+struct SumCase {
+  int64_t rows, cols;
+  DType from, to;
+  bool with_b, with_norm, in_place;
+};
+
+template <typename Real>
+std::vector<double> sum_reference(const WeightedSum& op, const std::vector<double>& a, const std::vector<double>& b,
+                                  double divisor) {
+  std::vector<double> sum;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const Real of_b = op.b.given() ? static_cast<Real>(op.b_factor) * static_cast<Real>(b[i]) : Real{0};
+    sum.push_back(static_cast<double>(static_cast<Real>(op.a_factor / divisor) * static_cast<Real>(a[i]) + of_b));
+  }
+  return sum;
+}
+
+void check_sum(Trial& trial, const SumCase& sum, double squared_norm, double divisor) {
+  Operand& a = trial.in_out(sum.from, sum.rows, sum.cols, 1, 3);
+  const Operand& b = trial.input(sum.from, sum.rows, sum.cols, 1, 5);
+  Operand& other = trial.output(sum.to, sum.rows, sum.cols, 1);
+  Operand& to = sum.in_place ? a : other;
+  const std::vector<double> before = a.values();
+  WeightedSum op{.a = a.matrix(), .a_factor = 3.4445, .b = {}, .b_factor = -2.5, .to = to.matrix()};
+  if (sum.with_b) op.b = b.matrix();
+  if (sum.with_norm) {
+    op.squared_norm = Matrix(Trial::pointer<double>(trial.input_array(std::vector<double>{squared_norm})), DType::f64, 1, 1);
+    op.least_norm = 0.5;
+  }
+  trial.run(op);
+  const std::vector<double> expected = sum_reference<double>(op, before, b.values(), divisor);
+  const std::vector<double> plain = rounded(sum_reference<float>(op, before, b.values(), divisor), sum.to);
+  trial.expect_close("to", to, expected, plain, 3, 0x1p-23);
+  if (!sum.in_place) trial.expect_equal("a", a, before);
+}
+
+// Without b, what is not finite in a stays so, and nothing else becomes so.
+void check_sum_of_infinities(Trial& trial) {
+  const Operand& a = trial.input(DType::f32, 1, 4, std::vector<double>{1, INFINITY, -INFINITY, 2});
+  Operand& to = trial.output(DType::f32, 1, 4);
+  trial.run(WeightedSum{.a = a.matrix(), .a_factor = 2, .b = {}, .b_factor = 0, .to = to.matrix()});
+  trial.expect_equal("to", to, {2, INFINITY, -INFINITY, 4});
+}
+
+void add_sum_cases(Suite& suite) {
+  int64_t index = 0;
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {7, 13}, {33, 64}, {130, 257}, {1, 40000}}) {
+    for (const DType from : compute_dtypes) {
+      for (const DType to : {DType::f32, from}) {
+        if (is_left_out(from, index++) || (to == from && from == DType::f32 && index % 2 == 0)) continue;
+        for (const bool with_b : {false, true}) {
+          const bool in_place = to == from && with_b;
+          suite.add<WeightedSum>(
+              fmt::format("[{}, {}] {} to {}{}{}", rows, cols, dtype_name(from), dtype_name(to), with_b ? ", of two" : "",
+                          in_place ? ", in place" : ""),
+              [=](Trial& t) { check_sum(t, {rows, cols, from, to, with_b, false, in_place}, 0, 1); });
+        }
+      }
+    }
+    suite.add<WeightedSum>(fmt::format("[{}, {}] f32 to bf16, normalised", rows, cols), [=](Trial& t) {
+      check_sum(t, {rows, cols, DType::f32, DType::bf16, false, true, false}, 9, 3);
+    });
+  }
+  suite.add<WeightedSum>("[7, 13] f32 to f32, of less than the least norm", [](Trial& t) {
+    check_sum(t, {7, 13, DType::f32, DType::f32, false, true, false}, 0, 0.5);
+  });
+  suite.add<WeightedSum>("infinities", check_sum_of_infinities);
+  suite.add<WeightedSum>("rejections", [](Trial& t) {
+    const Matrix a = t.input(DType::f32, 3, 4).matrix(), wide = t.input(DType::f32, 3, 5).matrix();
+    const Matrix to = t.output(DType::f32, 3, 4).matrix(), norm = t.input(DType::f64, 1, 1).matrix();
+    t.expect_rejected(WeightedSum{.a = a, .a_factor = 1, .b = wide, .b_factor = 1, .to = to}, "b of another shape");
+    t.expect_rejected(WeightedSum{.a = wide, .a_factor = 1, .b = {}, .b_factor = 1, .to = to}, "to of another shape");
+    t.expect_rejected(WeightedSum{.a = a, .a_factor = 1, .b = {}, .b_factor = 1, .to = to, .squared_norm = norm},
+                      "a norm without a least one");
+    Matrix narrow = a;
+    narrow.dtype = DType::bf16;
+    t.expect_rejected(WeightedSum{.a = a, .a_factor = 1, .b = {}, .b_factor = 1, .to = narrow},
+                      "an operand's place in another dtype");
+  });
+  suite.add_bench<WeightedSum>("[4096, 4096] bf16", [](Trial& t) {
+    const Matrix a = t.in_out(DType::bf16, 4096, 4096, 0).matrix();
+    t.time(WeightedSum{.a = a, .a_factor = 2, .b = t.input(DType::bf16, 4096, 4096, 0).matrix(), .b_factor = 1, .to = a});
+  });
+}
+
+template <typename Tested>
+void add_step_cases(Suite& suite) {
+  for (const int64_t size : {1000, 100003}) {
+    suite.add<Tested>(fmt::format("segment of {}", size),
+                      [=](Trial& t) { check_step<Tested>(t, size, Writes::masters, false); });
+    suite.add<Tested>(fmt::format("segment of {}, bf16 weights", size),
+                      [=](Trial& t) { check_step<Tested>(t, size, Writes::masters_and_weights, false); });
+    suite.add<Tested>(fmt::format("segment of {}, stochastic rounding", size),
+                      [=](Trial& t) { check_step<Tested>(t, size, Writes::weights, false); });
+  }
+  suite.add<Tested>("skipped", [](Trial& t) { check_step<Tested>(t, 100, Writes::masters_and_weights, true); });
+  suite.add<Tested>("skipped, stochastic rounding",
+                    [](Trial& t) { check_step<Tested>(t, 100, Writes::weights, true); });
+}
+
+template <typename Op>
+void time_update(Trial& trial, Op op, bool in_place) {
+  constexpr int64_t elements = 40'000'000;
+  StepState state;
+  state.updates = 1;
+  set_segments(trial, op, {{0, elements, 1}}, state);
+  op.master = trial.in_out(DType::f32, 1, elements, 0).matrix();
+  op.gradients = in_place ? op.master : trial.input(DType::f32, 1, elements, 0).matrix();
+  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, elements, 0).matrix();
+  if (!in_place) op.weights = trial.output(DType::bf16, 1, elements).matrix();
+  trial.time(op);
+}
+
+void add_muon_cases(Suite& suite) {
+  for (const bool nesterov : {false, true}) {
+    const std::string name = nesterov ? ", Nesterov" : "";
+    for (const int64_t size : {1000, 100003})
+      suite.add<MuonMomentum>(fmt::format("segment of {}{}", size, name),
+                              [=](Trial& t) { check_momentum(t, size, nesterov, false); });
+    suite.add<MuonMomentum>("skipped" + name, [=](Trial& t) { check_momentum(t, 100, nesterov, true); });
+  }
+  add_step_cases<Muon>(suite);
+  add_step_cases<MuonEma>(suite);
+  add_sum_cases(suite);
+  suite.add_bench<MuonMomentum>("40 M elements", [](Trial& t) { time_update(t, MuonMomentum{}, true); });
+  suite.add_bench<Muon>("40 M elements, bf16 weights", [](Trial& t) { time_update(t, Muon{}, false); });
+  suite.add_bench<MuonEma>("40 M elements, bf16 weights", [](Trial& t) {
+    MuonEma op{};
+    op.ema = 0.9;
+    time_update(t, op, false);
+  });
+}
+
+const Registration muon(add_muon_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test::cases_muon

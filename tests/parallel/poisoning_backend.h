@@ -1,0 +1,38 @@
+// Memory that shows what was written.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "wrappers.h"
+
+namespace gptrain::testing {
+
+constexpr unsigned char poison = 0xA5;
+
+// Memory comes poisoned and is remembered.
+class PoisoningBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
+    auto memory = inner_.allocate(bytes);
+    if (memory->bytes() > 0) std::memset(memory->data(), poison, static_cast<size_t>(memory->bytes()));
+    arenas.push_back(memory.get());
+    return memory;
+  }
+
+  std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
+};
+
+// Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
+inline int64_t touched_bytes(const DeviceMemory& memory) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(memory.data());
+  int64_t last = memory.bytes();
+  while (last > 0 && bytes[last - 1] == poison) --last;
+  return align_up(last);
+}
+
+}  // namespace gptrain::testing

@@ -1,0 +1,58 @@
+// The memory that Muon's orthogonalisation works in.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "catch.h"
+#include "layouts.h"
+#include "model_fixture.h"
+#include "poisoning_backend.h"
+
+namespace test_muon_memory {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+// Of few tokens the workspace is that of the orthogonalisation. It is the same on all ranks, and the one that has the
+// largest matrix fills it.
+TEST_CASE("Muon's workspace is what its largest matrix needs") {
+  for (const SmallLayout& layout : {SmallLayout{1, 1, {}}, SmallLayout{2, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}},
+                                    SmallLayout{2, 2, {"parallel.zero=3"}}}) {
+    const int64_t world_size = layout.world_size();
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      INFO(world_size << " ranks " << precision);
+      const RunConfig config = config_of(
+          layout, {precision, "optimizer.type=muon", "model.sequence_length=2", "batch.micro=1", "model.vocab_size=64"});
+      std::mutex mutex;
+      int64_t most_touched = 0, planned = 0;
+      std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
+      Wrapping wrapping;
+      wrapping.backend = [&](int64_t rank, Backend& inner) {
+        auto backend = std::make_unique<PoisoningBackend>(inner);
+        backends[static_cast<size_t>(rank)] = backend.get();
+        return backend;
+      };
+      on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+        rank.step.run(1e-3, batches);
+        const std::lock_guard lock(mutex);
+        const auto c = static_cast<size_t>(MemoryClass::workspace);
+        const DeviceMemory& workspace = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[c];
+        planned = rank.plan.memory().arenas[MemoryClass::workspace];
+        CHECK(workspace.bytes() == planned);
+        most_touched = std::max(most_touched, touched_bytes(workspace));
+        // Whole and its parts in f32, X in the products' dtype and in f32 its product, A and A A.
+        const int64_t largest = config.model.ffn_hidden_size * config.model.hidden_size;
+        const int64_t square = config.model.hidden_size * config.model.hidden_size;
+        const int64_t of_products = dtype_bytes(config.precision.compute);
+        const int64_t alone = align_up(of_products * largest), gathered = 2 * align_up(4 * largest);
+        CHECK(rank.plan.memory().frame_bytes == (world_size == 1 ? alone : gathered) + alone +
+                                                    2 * align_up(of_products * square));
+      });
+      CHECK(most_touched == planned);
+    }
+  }
+}
+
+}  // namespace test_muon_memory
