@@ -48,7 +48,7 @@ class DryRun(CliCase):
                 written.append(path.stat().st_size - 8 - int.from_bytes(file.read(8), "little"))
         self.assertEqual(len(written), 4)
         # The share of the first data rank: padding between tensors makes another's a little larger.
-        self.assertAlmostEqual(max(written) / plan["checkpoint_bytes_per_rank"], 1, delta=0.02)
+        self.assertAlmostEqual(max(written) / plan["checkpoint_bytes_per_rank"], 1, delta=0.03)
         self.assertEqual(sum(written), plan["checkpoint_bytes"])
         self.assertEqual(plan["checkpoint_bytes_per_node"], plan["checkpoint_bytes"])  # all are on this machine
         self.assertAlmostEqual(plan["checkpoint_seconds"], plan["checkpoint_bytes"] / 2e6)

@@ -344,7 +344,7 @@ class Memory(AsynchronousTest):
         done = run.train("--profile-step", 4, "--steps", 5)
         self.assertEqual(done.returncode, 0, done.stderr)
         trace = json.loads((run.out / "trace-step4.json").read_text(encoding="utf-8"))["traceEvents"]
-        moved = sum(event["args"]["bytes_moved"] for event in trace if event.get("name") == "download")
+        moved = sum(event["args"]["bytes_moved"] for event in trace if event.get("name") == "save_copy")
         state = sum(len(data) for _, _, data in run.state(5)["rank-00000.safetensors"].values())
         self.assertGreaterEqual(moved, state)
 
