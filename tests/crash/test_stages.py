@@ -19,7 +19,7 @@ from test_ranks import (COMM_TIMEOUT_SECONDS, DATA, DEVICE, LAST_SEEN, RANKS, RE
 
 MODEL = ("model.num_layers=4", "batch.micro=1", "run.threads=1")
 MIDDLE = 2  # of four stages
-AT_STAGE = rf"; stage {MIDDLE}(, micro-batch \d+)?\n"  # behind what it was last doing
+SEEN_AT_STAGE = rf"(last seen at the start|{LAST_SEEN}; stage {MIDDLE}(, micro-batch \d+)?)\n"
 
 
 class Stages(test_ranks.RanksTest):
@@ -31,6 +31,16 @@ class Stages(test_ranks.RanksTest):
 
     def at_step(self, run, ranks, step=3):
         self.assertTrue(wait_for(ranks, lambda: run.last_logged_step() >= step), ranks.output())
+
+    def training_ranks(self, run, mode, attempts=5):
+        """Ranks in the course of a step. On a busy machine MPI may start them too late for this timeout: then again."""
+        for _ in range(attempts):
+            ranks = run.start_ranks(self, mode)
+            if wait_for(ranks, lambda: run.last_logged_step() >= 3):
+                return ranks
+            self.assertRegex(ranks.output(), r"waits for others to start MPI, and not all did so within")
+            ranks.wait()
+        self.fail(f"{attempts} times: {ranks.output()}")
 
     def test_processes_have_the_bits_of_threads(self):
         for mode in self.modes("tcp", "mpi"):
@@ -50,9 +60,8 @@ class Stages(test_ranks.RanksTest):
     def test_a_stage_that_is_killed(self):
         for mode in self.modes("tcp", "mpi"):
             run = self.new_run(f"killed-{mode}")
-            ranks = run.start_ranks(self, mode)
+            ranks = self.training_ranks(run, mode)
             ranks.await_ranks()
-            self.at_step(run, ranks)
             self.assertTrue(ranks.send(MIDDLE, signal.SIGKILL))
             began = time.monotonic()
             codes = ranks.wait()
@@ -64,23 +73,22 @@ class Stages(test_ranks.RanksTest):
             else:
                 self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE], [MPIRUN_CRASHED]), output)
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank 0 \(.+\) ends the run")
-            self.assertRegex(output, rf"  rank {MIDDLE} \(.+\) is gone; {LAST_SEEN}{AT_STAGE}")
+            self.assertRegex(output, rf"  rank {MIDDLE} \(.+\) is gone; {SEEN_AT_STAGE}")
             self.assertEqual(ranks.left(), [])
             self.finish(run, mode)
 
     def test_a_stage_that_is_stopped(self):
         for mode in self.modes("tcp", "mpi"):
             run = self.new_run(f"stopped-{mode}")
-            ranks = run.start_ranks(self, mode)
+            ranks = self.training_ranks(run, mode)
             ranks.await_ranks()
-            self.at_step(run, ranks)
             began = time.monotonic()
             self.assertTrue(ranks.send(MIDDLE, signal.SIGSTOP))
             codes = ranks.wait(left_out=MIDDLE if mode == "tcp" else None)
             self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
             self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
             self.assertRegex(ranks.output(), rf"  rank {MIDDLE} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
-                                             rf"\(comm.timeout_seconds\); {LAST_SEEN}{AT_STAGE}")
+                                             rf"\(comm.timeout_seconds\); {SEEN_AT_STAGE}")
             if mode == "tcp":
                 ranks.send(MIDDLE, signal.SIGCONT)
                 self.assertEqual(ranks.wait()[MIDDLE], DEVICE, ranks.output())
