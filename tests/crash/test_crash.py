@@ -128,11 +128,13 @@ class Run:
         return any((self.out / "checkpoints" / name / "manifest.json").exists() for name in self.temporaries())
 
     def records(self):
-        """The reproducible part of metrics.jsonl, in its order, numbers as they are written."""
+        """The reproducible part of metrics.jsonl, in its order, numbers as they are written.
+
+        A run that is killed or still writes may end it within a line."""
         path = self.out / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line, parse_float=str, parse_int=str) for line in lines]
         return [{key: record[key] for key in REPRODUCIBLE if key in record} for record in records]
 

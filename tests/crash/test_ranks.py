@@ -26,7 +26,9 @@ from test_crash import catches, read_safetensors, wait_for
 STEPS = 18
 SAVE_EVERY = 2
 MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
-COMM_TIMEOUT_SECONDS = 2
+# How long a rank may be silent. mpirun and MPI take their time to start ranks beside other tests.
+COMM_TIMEOUT_SECONDS = {"threads": 2, "tcp": 2, "mpi": 8}
+NEVER_SECONDS = 60  # for tests in which no rank is lost
 REPORT_SECONDS = 1
 ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
@@ -44,7 +46,7 @@ class RanksRun(test_crash.Run):
         super().__init__(folder, "fp32", corpus)
         self.mesh, self.save_every = mesh, SAVE_EVERY
         self.change(run={"steps": STEPS}, checkpoint={"every_steps": SAVE_EVERY},
-                    comm={"timeout_seconds": COMM_TIMEOUT_SECONDS})
+                    comm={"timeout_seconds": NEVER_SECONDS})
 
     def change(self, **sections):
         config = json.loads(self.config_path.read_text(encoding="utf-8"))
@@ -55,8 +57,9 @@ class RanksRun(test_crash.Run):
     def command(self, *arguments, mesh=None):
         return [options.gptrain, "train", str(self.config_path), *arguments, *overrides(*(mesh or self.mesh))]
 
-    def start_ranks(self, case, mode, *arguments, **prefix):
-        return Ranks(case, mode, self.command("--resume", "latest", *arguments), self.log, **prefix)
+    def start_ranks(self, case, mode, *arguments, timeout=None, **prefix):
+        timeout = overrides(f"comm.timeout_seconds={timeout or COMM_TIMEOUT_SECONDS[mode]}")
+        return Ranks(case, mode, self.command("--resume", "latest", *timeout, *arguments), self.log, **prefix)
 
     def state(self, step=STEPS):
         return {path.name: read_safetensors(path) for path in self.checkpoint(step).glob("rank-*.safetensors")}
@@ -115,7 +118,7 @@ class RanksTest(unittest.TestCase):
             self.assertEqual(verified.returncode, 0, verified.stderr)
 
     def finish(self, run, mode):
-        ranks = run.start_ranks(self, mode)
+        ranks = run.start_ranks(self, mode, timeout=NEVER_SECONDS)
         self.assertEqual(set(ranks.wait()), {0}, ranks.output())
         self.assert_same_run(run)
         self.assertEqual(ranks.left(), [])
@@ -169,7 +172,7 @@ class Loss(RanksTest):
         self.check_end(mode, victim, codes, output)
         # Ranks that had not met yet wait for all to come. Leftovers of an earlier kill look like a save.
         started = f"{RANKS} ranks: " in output
-        meeting = 0 if started else COMM_TIMEOUT_SECONDS + ANSWER_SECONDS
+        meeting = 0 if started else COMM_TIMEOUT_SECONDS[mode] + ANSWER_SECONDS
         self.assertLess(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
         # Who is no longer needed is not missed.
         if started and mode != "threads" and "\ndone: " not in output:
@@ -213,13 +216,13 @@ class Loss(RanksTest):
         self.assertTrue(ranks.send(victim, signal.SIGSTOP))
         # Where the others end before, a report is in the output, too.
         wait_for(ranks, lambda: "ranks lost" in ranks.output())
-        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + REPORT_SECONDS, ranks.output())
+        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS, ranks.output())
         codes = ranks.wait(left_out=victim if mode == "tcp" else None)
         seconds = time.monotonic() - began
         self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
-        self.assertLess(seconds, COMM_TIMEOUT_SECONDS + REPORT_SECONDS + SLACK_SECONDS)
+        self.assertLess(seconds, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS + SLACK_SECONDS)
         self.assertRegex(ranks.output(),
-                         rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS} s "
+                         rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS[mode]} s "
                          rf"\(comm.timeout_seconds\); {LAST_SEEN}\n")
         if mode == "tcp":
             ranks.send(victim, signal.SIGCONT)
@@ -314,7 +317,7 @@ class Faults(RanksTest):
     def check_refusal(self, ranks, code, *messages):
         began = time.monotonic()
         self.assertLessEqual(set(ranks.wait()), {code, MPIRUN_CRASHED if ranks.mode == "mpi" else code}, ranks.output())
-        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS + ANSWER_SECONDS + SLACK_SECONDS)
+        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[ranks.mode] + ANSWER_SECONDS + SLACK_SECONDS)
         output = ranks.output()
         for message in messages:
             self.assertRegex(output, message)
