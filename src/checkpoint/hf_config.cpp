@@ -25,6 +25,7 @@ std::string obstacles(const RunConfig& config, const HfClass& hf) {
   const auto need_flag = [&](bool actual, const char* path, bool value) {
     need(actual == value, path, value ? "true" : "false");
   };
+  need(model.mup == 0, "model.mup", "0");
   if (hf.is_gpt2()) {
     need(model.attention_window == 0, "model.attention_window", "0");
     need(model.norm == NormKind::layernorm, "model.norm", "layernorm");

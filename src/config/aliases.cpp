@@ -62,6 +62,7 @@ std::span<const Aliases> key_aliases() {
       {"model.residual_dropout", {"hidden_dropout", "resid_pdrop", "embd_pdrop"}},
       {"model.attention_dropout", {"attn_pdrop"}},
       {"model.init_std", {"init_method_std", "initializer_range"}},
+      {"model.mup", {"mup_base_width", "mup_base_hidden_size", "mup_base_size", "base_width"}},
       {"data.train", {"data_path", "train_data_path", "train_data", "train_files", "dataset", "dataset_path"}},
       {"data.validation", {"valid_data_path", "validation_data", "val_data", "eval_data"}},
       {"data.mask_documents", {"reset_attention_mask"}},

@@ -417,6 +417,10 @@ void add_run(std::vector<Field>& table) {
           field("run.thread_independent", section, &R::thread_independent, BooleanRule{},
                 "same bits for any number of CPU threads; slower with many threads or few tokens")
               .changeable(),
+          field("run.deterministic", section, &R::deterministic, BooleanRule{},
+                "same bits in every run of the same program on the same machines; false: on a GPU attention's gradients are "
+                "added up in any order where cuDNN serves them, which takes less memory and may be faster")
+              .changeable(),
           field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
                 "folder of timed algorithms of GPU matrix products, which decide bits: read, and added to; auto: "
                 "gptrain in the user's cache folder; none: timed in each run; a checkpoint's own come first")

@@ -132,6 +132,10 @@ void add_model_fields(std::vector<Field>& table) {
                 "standard deviation of initial weights"),
           field("model.z_loss", section, &M::z_loss, NumberRule{.min = 0, .max = 1},
                 "weight of the squared log-sum-exp of the logits in the loss"),
+          field("model.mup", section, &M::mup, IntegerRule{0, 1 << 20, {}},
+                "hidden_size of the model that init_std and the learning rate were tuned on: muP carries them over to "
+                "this width; 0: no scaling by width")
+              .usually("256"),
       });
 }
 

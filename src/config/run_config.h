@@ -41,9 +41,17 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double init_std = 0.02;
   double z_loss = 0;  // weight of the squared log-sum-exp
+  int64_t mup = 0;    // hidden_size of the model whose hyperparameters are taken over (muP); 0: no scaling by width
 
   int64_t q_size() const { return num_heads * head_size; }
   int64_t kv_size() const { return num_kv_heads * head_size; }
+  // How many times as wide as the model that muP takes as its base; 1 without muP.
+  double mup_width() const { return mup == 0 ? 1 : static_cast<double>(hidden_size) / static_cast<double>(mup); }
+  // What scores of attention are multiplied with: 1 / sqrt(head_size), and with muP 1 / head_size.
+  double attention_scale() const {
+    const auto size = static_cast<double>(head_size);
+    return 1 / (mup == 0 ? std::sqrt(size) : size);
+  }
   RotaryAngles rope() const {
     return {rope_theta,           rope_scaling,          rope_factor,
             rope_low_freq_factor, rope_high_freq_factor, static_cast<double>(rope_original_length)};
@@ -187,6 +195,7 @@ struct RunSettings {
   DeviceKind device = DeviceKind::automatic;
   int64_t threads = 0;                   // 0: every core the process may use
   bool thread_independent = false;       // same bits for any number of threads
+  bool deterministic = true;             // same bits in every run; else a GPU's library may add up in any order
   std::string algorithm_cache = "auto";  // folder of the algorithms that were timed; auto: the user's; none
   int64_t max_skipped_steps = 10;        // in a row; more end the run with exit 6
   RollbackConfig rollback;

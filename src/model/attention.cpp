@@ -30,7 +30,7 @@ class AttentionBranch final : public Branch {
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
-  double scale() const { return 1 / std::sqrt(static_cast<double>(model().head_size)); }
+  double scale() const { return model().attention_scale(); }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
@@ -229,7 +229,8 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_atten
                                          .d_o = d_attention,
                                          .dq = d_in.q,
                                          .dk = d_in.k,
-                                         .dv = d_in.v});
+                                         .dv = d_in.v,
+                                         .fixed_bits = shape.deterministic});
   if (!transforms_queries()) return;
   const bool normed = model().qk_norm;
   const QueryKeyValue raw = split(layout_.at(call, fused_));

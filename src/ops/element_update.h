@@ -46,7 +46,7 @@ struct UpdateSegment {
   int64_t offset;  // elements from the range's start
   int64_t count;
   int32_t decay;          // 0 or 1: weight decay applies
-  float rate_factor = 1;  // of the step's learning rate
+  float rate_factor = 1;  // of the step's learning rate; weights decay by the rate without it
   // What rounding draws by; without effect where there are masters.
   PhiloxKey key = {};
   IndexMap map = {};
@@ -88,14 +88,14 @@ class UpdateFactors {
   }
 
   GPTRAIN_FORMULA void begin_segment(const UpdateSegment& segment) {
-    rate_ *= segment.rate_factor;
     decay_ = segment.decay != 0 ? static_cast<float>(static_cast<double>(rate_) * weight_decay_) : 0.0F;
+    rate_ *= segment.rate_factor;
   }
 
  protected:
   float scale_ = 0;  // of gradients
   float rate_ = 0;   // learning rate
-  float decay_ = 0;  // learning rate times weight decay
+  float decay_ = 0;  // the step's learning rate times weight decay
 
  private:
   double weight_decay_;

@@ -89,12 +89,13 @@ StepValues<Real> step_reference(const MuonEma& op, const std::vector<UpdateSegme
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   for (const UpdateSegment& segment : segments) {
-    const Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
-    const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
+    const auto lr = static_cast<Real>(state.learning_rate);
+    const Real rate = lr * static_cast<Real>(segment.rate_factor);
+    const Real decay = segment.decay != 0 ? lr * static_cast<Real>(op.weight_decay) : Real{0};
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       const auto at = static_cast<size_t>(i);
       Real& w = values.weight[at];
-      w -= rate * (static_cast<Real>(orthogonal.at(0, i)) + decay * w);
+      w -= rate * static_cast<Real>(orthogonal.at(0, i)) + decay * w;
       values.ema[at] += share * (w - values.ema[at]);
     }
   }

@@ -84,9 +84,9 @@ Updated updated(const AdamW& op, const StepState& state, const UpdateSegment& se
   const Real correction2 = 1 - std::pow(static_cast<Real>(op.beta2), static_cast<Real>(state.updates));
   const Real step = m / correction1 / (std::sqrt(v / correction2) + static_cast<Real>(op.eps));
   const auto w = static_cast<Real>(before.weight);
-  const Real share = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
-  const Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
-  return {static_cast<double>(w - rate * (step + share * w)), static_cast<double>(m), static_cast<double>(v)};
+  const auto rate = static_cast<Real>(state.learning_rate);
+  const Real decay = segment.decay != 0 ? rate * static_cast<Real>(op.weight_decay) * w : Real{0};
+  return {static_cast<double>(w - rate * static_cast<Real>(segment.rate_factor) * step - decay), static_cast<double>(m), static_cast<double>(v)};
 }
 
 // `cols` of `stride` columns are the box of the largest segment.

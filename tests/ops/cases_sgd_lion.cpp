@@ -26,12 +26,12 @@ struct Values {
   std::vector<Real> weight, moment, ema;
 };
 
-// One element's new weight; `moment` becomes that after the update. `rate` is the segment's.
+// One element's new weight; `moment` becomes that after the update. `rate` is the segment's, `decay` a share of the weight.
 template <typename Real>
 Real updated(const Sgd& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
   const auto momentum = static_cast<Real>(op.momentum);
   moment = momentum * moment + gradient;
-  return weight - rate * ((op.nesterov ? gradient + momentum * moment : moment) + decay * weight);
+  return weight - rate * (op.nesterov ? gradient + momentum * moment : moment) - decay * weight;
 }
 
 template <typename Real>
@@ -39,7 +39,7 @@ Real updated(const Lion& op, Real gradient, Real weight, Real rate, Real decay, 
   const Real direction = static_cast<Real>(op.beta1) * moment + static_cast<Real>(1 - op.beta1) * gradient;
   moment = static_cast<Real>(op.beta2) * moment + static_cast<Real>(1 - op.beta2) * gradient;
   const Real sign = direction > 0 ? Real{1} : direction < 0 ? Real{-1} : Real{0};
-  return weight - rate * (sign + decay * weight);
+  return weight - rate * sign - decay * weight;
 }
 
 struct Buffers {
@@ -57,8 +57,9 @@ Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>&
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   for (const UpdateSegment& segment : segments) {
-    const Real rate = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
-    const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) : Real{0};
+    const auto lr = static_cast<Real>(state.learning_rate);
+    const Real rate = lr * static_cast<Real>(segment.rate_factor);
+    const Real decay = segment.decay != 0 ? lr * static_cast<Real>(op.weight_decay) : Real{0};
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       const auto at = static_cast<size_t>(i);
       const Real gradient = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);

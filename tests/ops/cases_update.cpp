@@ -154,7 +154,8 @@ Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& s
   const Real correction1 = 1 - std::pow(static_cast<Real>(op.beta1), static_cast<Real>(state.updates));
   const Real correction2 = 1 - std::pow(static_cast<Real>(op.beta2), static_cast<Real>(state.updates));
   for (const auto& segment : segments) {
-    const Real lr = static_cast<Real>(state.learning_rate) * static_cast<Real>(segment.rate_factor);
+    const auto lr = static_cast<Real>(state.learning_rate);
+    const Real rate = lr * static_cast<Real>(segment.rate_factor);
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       const Real g = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
       Real& m = result.exp_avg[i];
@@ -164,8 +165,8 @@ Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& s
       v = static_cast<Real>(op.beta2) * v + static_cast<Real>(1 - op.beta2) * g * g;
       const Real m_hat = m / correction1;
       const Real v_hat = v / correction2;
-      const Real decay = segment.decay != 0 ? static_cast<Real>(op.weight_decay) * w : Real{0};
-      w -= lr * (m_hat / (std::sqrt(v_hat) + static_cast<Real>(op.eps)) + decay);
+      const Real decay = segment.decay != 0 ? lr * static_cast<Real>(op.weight_decay) * w : Real{0};
+      w -= rate * (m_hat / (std::sqrt(v_hat) + static_cast<Real>(op.eps))) + decay;
       result.ema[i] = share * w + (1 - share) * result.ema[i];
     }
   }

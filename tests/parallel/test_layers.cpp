@@ -121,7 +121,7 @@ class Player {
       std::vector<float> values(static_cast<size_t>(shards_[i].count()));
       TensorSpec drawn = spec_.tensors[i];
       drawn.init = Init::normal;
-      drawn.init_std = 0.05;
+      drawn.init_scale = 0.05;
       initial_values(drawn, 3, 0, std::min(shards_[i].count(), drawn.count()), values.data());
       const int64_t offset = layout_.segments[i].offset;
       std::copy(values.begin(), values.end(), norms + offset);

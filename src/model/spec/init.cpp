@@ -35,11 +35,11 @@ PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use) {
 
 void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out) {
   if (tensor.init != Init::normal) {
-    std::fill_n(out, count, tensor.init == Init::ones ? 1.0F : 0.0F);
+    std::fill_n(out, count, tensor.init == Init::constant ? static_cast<float>(tensor.init_scale) : 0.0F);
     return;
   }
   const PhiloxKey key = tensor_key(tensor, seed, RandomUse::initial_weights);
-  const auto std_dev = static_cast<float>(tensor.init_std);
+  const auto std_dev = static_cast<float>(tensor.init_scale);
   const int64_t first_group = first / 4;
   const int64_t last_group = (first + count + 3) / 4;
 #pragma omp parallel for schedule(static)

@@ -25,20 +25,29 @@ class SpecBuilder {
     prefix_ = std::move(prefix);
   }
 
+  // The usual scale of an init: weights near zero, gains of norms at 1.
+  double init_scale(Init init) const {
+    if (init == Init::zeros) return 0;
+    return init == Init::normal ? model_.init_std : 1;
+  }
+
   TensorSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, Split split) {
     const bool matrix = shape.size() == 2;
+    // muP (arXiv 2203.03466, table 8, for Adam): a matrix between two widths.
+    const bool hidden = matrix && spec_.units.back().kind == UnitKind::block;
+    const double width = hidden ? model_.mup_width() : 1;
     spec_.tensors.push_back({.name = prefix_ + name,
                              .unit = static_cast<int64_t>(spec_.units.size()) - 1,
                              .part = part_,
                              .shape = std::move(shape),
                              .init = init,
-                             .init_std = init == Init::normal ? model_.init_std : 0,
+                             .init_scale = init_scale(init) / std::sqrt(width),
                              .decay = matrix,
-                             .rate_factor = 1,
+                             .rate_factor = static_cast<float>(1 / width),
                              .split = split,
                              .sections = {},
                              .norm_use = NormUse::no_norm,
-                             .of_block_matrix = matrix && spec_.units.back().kind == UnitKind::block});
+                             .of_block_matrix = hidden});
     return spec_.tensors.back();
   }
 
@@ -48,9 +57,19 @@ class SpecBuilder {
 
   void add_norm(const std::string& name) {
     part_ = ModelPart::norms;
-    add(name + ".weight", {model_.hidden_size}, Init::ones, Split::none).norm_use = NormUse::of_rows;
+    add(name + ".weight", {model_.hidden_size}, Init::constant, Split::none).norm_use = NormUse::of_rows;
     if (model_.bias && model_.norm == NormKind::layernorm) {
       add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).norm_use = NormUse::of_rows;
+    }
+  }
+
+  // muP divides the logits by the width, and the vocabulary's matrix is as in every width. The factor is kept in the last
+  // norm, whose gain begins at 1 / width and learns at 1 / width of the rate: under Adam that is the same function of the
+  // step as a factor of its own (lemma J.1 of the paper), and it leaves forward and backward as they are.
+  void divide_logits(size_t first_of_norm) {
+    for (size_t i = first_of_norm; i < spec_.tensors.size(); ++i) {
+      spec_.tensors[i].init_scale /= model_.mup_width();
+      spec_.tensors[i].rate_factor = static_cast<float>(1 / model_.mup_width());
     }
   }
 
@@ -65,7 +84,7 @@ class SpecBuilder {
   // Row-parallel: each rank holds some of the inputs; the bias is added once, after the sum. Its init is scaled down so
   // that the variance of the residual stream does not grow with depth (GPT-2, section 2.3).
   void add_row_linear(const std::string& name, int64_t inputs) {
-    add(name + ".weight", {model_.hidden_size, inputs}, Init::normal, Split::columns).init_std /=
+    add(name + ".weight", {model_.hidden_size, inputs}, Init::normal, Split::columns).init_scale /=
         std::sqrt(2.0 * static_cast<double>(model_.num_layers));
     if (model_.bias) add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none);
   }
@@ -87,7 +106,7 @@ class SpecBuilder {
     add_column_linear("attention.qkv", {{model_.q_size(), model_.head_size}, kv, kv}, model_.qkv_bias);
     if (model_.qk_norm) {
       for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
-        add(name, {model_.head_size}, Init::ones, Split::none).norm_use = NormUse::of_heads;
+        add(name, {model_.head_size}, Init::constant, Split::none).norm_use = NormUse::of_heads;
     }
     add_row_linear("attention.out", model_.q_size());
     add_norm("norm2");
@@ -99,7 +118,9 @@ class SpecBuilder {
 
   void add_head() {
     begin_unit(UnitKind::head, 0, "head.");
+    const size_t norm = spec_.tensors.size();
     add_norm("norm");
+    divide_logits(norm);
     part_ = ModelPart::head;
     if (!model_.tied_head) add_vocabulary_matrix("weight");
   }

@@ -21,7 +21,7 @@ struct Unit {
   int64_t layer;  // of a block; 0 for the others
 };
 
-enum class Init : uint8_t { normal, zeros, ones };
+enum class Init : uint8_t { normal, zeros, constant };
 
 // How a tensor is cut over the tensor-parallel axis: not at all (every rank holds it), by rows section by section
 // (dim 0: column-parallel linears), by columns (dim 1: row-parallel linears), or by rows of the padded vocabulary.
@@ -51,7 +51,7 @@ struct TensorSpec {
   ModelPart part;
   std::vector<int64_t> shape;  // global, true: what is counted, saved and exported
   Init init;
-  double init_std;    // of Init::normal
+  double init_scale;  // standard deviation of Init::normal, value of Init::constant
   bool decay;         // weight decay applies: matrices yes, norms and biases no
   float rate_factor;  // of the learning rate
   Split split;

@@ -236,6 +236,7 @@ TEST_CASE("A mix of keys that no class has is refused, naming every key", "[hf]"
                  "model.num_kv_heads = 1 (must be 3)", "LlamaForCausalLM: model.positions = \"learned\" (must be rope)",
                  "model.activation = \"gelu_tanh\" (must be swiglu)", "Qwen3ForCausalLM: ",
                  "model.qk_norm = false (must be true)", "model.bias = true (must be false)"}) == "");
+  CHECK(lacking(refusal({"model.mup=4"}), {"GPT2LMHeadModel: model.mup = 4 (must be 0)\n"}) == "");
   CHECK(lacking(refusal({"model.attention_window=4"}), {"GPT2LMHeadModel: model.attention_window = 4 (must be 0)\n"}) ==
         "");
   CHECK(lacking(refusal({"model.bias=false"}), {"GPT2LMHeadModel: model.bias = false (must be true)"}) == "");

@@ -352,6 +352,15 @@ TEST_CASE("each optimizer has its own keys and defaults") {
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
 
+TEST_CASE("muP goes with optimizers whose updates have one size") {
+  for (const char* type : {"adamw", "lion"})
+    CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}).empty());
+  for (const char* type : {"sgd", "lamb", "lars", "muon"}) {
+    CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}) ==
+          "model.mup = 64: needs optimizer.type = adamw or lion (try 0)");
+  }
+}
+
 TEST_CASE("the learning rate follows the batch, and warm-up with it") {
   CHECK(fault({"optimizer.lr_scaling=sqrt"}) ==
         "optimizer.base_batch: must be given, as optimizer.lr_scaling is linear or sqrt (try 256)");

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -52,7 +53,7 @@ TEST_CASE("every tensor is listed once, norms and biases do not decay") {
       CHECK(names.insert(tensor.name).second);
       CHECK(tensor.decay == (tensor.shape.size() == 2));
       const bool norm_weight = tensor.name.find("norm") != std::string::npos && tensor.name.ends_with(".weight");
-      CHECK((tensor.init == Init::ones) == norm_weight);
+      CHECK((tensor.init == Init::constant) == norm_weight);
       CHECK((tensor.init == Init::zeros) == tensor.name.ends_with(".bias"));
       int64_t sections = 0;
       for (const Section& section : tensor.sections) sections += section.rows;
@@ -64,10 +65,35 @@ TEST_CASE("every tensor is listed once, norms and biases do not decay") {
 
 TEST_CASE("residual projections start smaller with depth") {
   const ModelSpec spec = make_spec(preset("gpt2-124m"));
-  const auto std_of = [&](const char* name) { return spec.tensors[static_cast<size_t>(spec.find(name))].init_std; };
+  const auto std_of = [&](const char* name) { return spec.tensors[static_cast<size_t>(spec.find(name))].init_scale; };
   CHECK(std_of("blocks.0.attention.qkv.weight") == Approx(0.02));
   CHECK(std_of("blocks.0.attention.out.weight") == Approx(0.02 / std::sqrt(24.0)));
   CHECK(std_of("blocks.11.ffn.out.weight") == Approx(0.02 / std::sqrt(24.0)));
+}
+
+TEST_CASE("muP scales initial weights and rates by the width") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    RunConfig config = small_config(family);
+    const ModelSpec base = make_spec(config.model);
+    config.model.mup = config.model.hidden_size;
+    const ModelSpec same = make_spec(config.model);
+    config.model.mup = config.model.hidden_size / 4;
+    const ModelSpec wide = make_spec(config.model);
+    for (size_t i = 0; i < base.tensors.size(); ++i) {
+      const TensorSpec& tensor = wide.tensors[i];
+      INFO(tensor.name);
+      const bool of_last_norm = tensor.name.starts_with("head.norm.");
+      const double std_factor = tensor.of_block_matrix ? 0.5 : of_last_norm ? 0.25 : 1;
+      CHECK(tensor.init_scale == Approx(base.tensors[i].init_scale * std_factor));
+      CHECK(tensor.rate_factor == (tensor.of_block_matrix || of_last_norm ? 0.25F : 1.0F));
+      CHECK(same.tensors[i].init_scale == base.tensors[i].init_scale);
+      CHECK(same.tensors[i].rate_factor == 1);
+      std::array<float, 3> values{};
+      initial_values(tensor, 1, 0, 3, values.data());
+      if (tensor.init == Init::constant) CHECK(values[1] == (of_last_norm ? 0.25F : 1.0F));
+    }
+    CHECK(config.model.attention_scale() == Approx(1.0 / static_cast<double>(config.model.head_size)));
+  }
 }
 
 TEST_CASE("only the vocabulary is padded, and the layout is aligned and without overlap") {

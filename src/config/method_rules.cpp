@@ -1,0 +1,181 @@
+#include <bit>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/fp8.h"
+#include "base/loss_scale.h"
+#include "config/rules.h"
+
+namespace gptrain {
+namespace {
+
+class MethodRules : Rules {
+ public:
+  explicit MethodRules(const RuleContext& context) : Rules(context) {}
+
+  void run() {
+    settle_precision();
+    settle_optimizer();
+    check_lr_curve();
+    check_activation_bits();
+  }
+
+ private:
+  void settle_optimizer() {
+    if (!sound({"optimizer.type"})) return;
+    OptimizerConfig& optimizer = config_.optimizer;
+    const bool lamb = optimizer.type == OptimizerKind::lamb;
+    if (optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) optimizer.beta2 = 0.99;
+    if (lamb && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
+    if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
+    check_mup();
+    if (optimizer.type != OptimizerKind::muon) return;
+    if (!is_given("optimizer.momentum")) optimizer.momentum = 0.95;
+    if (!is_given("optimizer.nesterov")) optimizer.nesterov = optimizer.momentum > 0;
+  }
+
+  // The learning rates of muP follow from how an update's size depends on that of the gradients: these have updates of
+  // one size, whatever the gradients'.
+  void check_mup() {
+    const OptimizerKind type = config_.optimizer.type;
+    if (!sound({"model.mup"}) || config_.model.mup == 0) return;
+    if (type == OptimizerKind::adamw || type == OptimizerKind::lion) return;
+    fault("model.mup", "needs optimizer.type = adamw or lion", "0");
+  }
+
+  void settle_precision() {
+    PrecisionConfig& precision = config_.precision;
+    if (!sound({"precision.compute", "precision.residual"})) return;
+    if (!is_given("precision.residual")) precision.residual = precision.compute;
+    const auto compute_word = find_field("precision.compute")->get(config_).get<std::string>();
+    const std::string dtype_word = precision.pure ? "bf16" : compute_word;
+    if (precision.residual != DType::f32 && precision.residual != precision.compute) {
+      const char* const or_fp32 = precision.compute == DType::f32 ? "" : " or fp32";
+      fault("precision.residual",
+            fmt::format("must be {}{} with precision.compute = {}", dtype_word, or_fp32, compute_word),
+            fmt::format("\"{}\"", dtype_word));
+    }
+    if (precision.scales_loss()) check_fp16();
+    if (!sound({"precision.linears"})) return;
+    if (!is_given("precision.linears")) precision.linears = precision.compute;
+    if (is_fp8(precision.linears)) return check_fp8_linears(show_value(dtype_word));
+    if (precision.linears != precision.compute) {
+      const std::string dtype = show_value(dtype_word);
+      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", dtype), dtype);
+    }
+  }
+
+  void check_fp16() {
+    const auto is_power_of_two = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
+    const int64_t scale = config_.precision.loss_scale;
+    if (sound({"precision.loss_scale"}) && !is_power_of_two(scale)) {
+      fault("precision.loss_scale", "must be a power of two",
+            nearest_integers(scale, 1, static_cast<int64_t>(most_loss_scale), is_power_of_two));
+    }
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu) {
+      fault("run.device", "must be cuda or auto with precision.compute = fp16, which the CPU backend does not have",
+            "\"cuda\"");
+    }
+  }
+
+  // `dtype`: the value of precision.linears that works without FP8.
+  void check_fp8_linears(const std::string& dtype) {
+    if (config_.precision.compute != DType::bf16)
+      return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
+      fault("precision.linears", "needs a GPU, not run.device = cpu", dtype);
+    check_fp8_sizes();
+  }
+
+  // Tensor cores take FP8 matrices whose sizes are multiples of 16, on each of the tensor ranks.
+  void check_fp8_sizes() {
+    constexpr int64_t multiple = 16;
+    const ModelConfig& model = config_.model;
+    const int64_t tensor = sound({"parallel.tensor"}) ? config_.parallel.tensor : 1;
+    const auto fits = [](int64_t n) { return n % multiple == 0; };
+    const auto fits_ranks = [&](int64_t n) { return n % (multiple * tensor) == 0; };
+    const std::string with = tensor > 1 ? fmt::format("precision.linears = fp8 and parallel.tensor = {}", tensor)
+                                        : "precision.linears = fp8";
+    for (const auto& [path, value] :
+         {std::pair{"model.hidden_size", model.hidden_size}, {"model.ffn_hidden_size", model.ffn_hidden_size}}) {
+      if (!sound({path}) || fits_ranks(value)) continue;
+      fault(path, fmt::format("must be a multiple of {} with {}", multiple * tensor, with),
+            nearest_integers(value, 1, 1 << 22, fits_ranks));
+    }
+    if (is_given("model.head_size") && sound({"model.head_size", "model.num_heads"}) && !fits_ranks(model.q_size())) {
+      fault("model.head_size",
+            fmt::format("times model.num_heads = {} must be a multiple of {} with {}", model.num_heads,
+                        multiple * tensor, with),
+            nearest_integers(model.head_size, 1, 1 << 16,
+                             [&](int64_t size) { return fits_ranks(size * model.num_heads); }));
+    }
+    if (sound({"model.hidden_size", "model.num_heads", "model.num_kv_heads"})) {
+      // A rank has whole heads of keys and values, and where there are more ranks than heads, a copy of one.
+      const auto of_rank = [&](int64_t heads) { return std::max<int64_t>(1, heads / tensor); };
+      const auto fits_heads = [&](int64_t heads) {
+        return fits(2 * of_rank(heads) * model.head_size) && model.num_heads % heads == 0 &&
+               (heads % tensor == 0 || tensor % heads == 0);
+      };
+      if (!fits(2 * of_rank(model.num_kv_heads) * model.head_size)) {
+        fault("model.num_kv_heads",
+              fmt::format("{}times the head size, {}, must be a multiple of 8 with {}",
+                          tensor > 1 ? "those of a tensor rank " : "", model.head_size, with),
+              nearest_integers(model.num_kv_heads, 1, model.num_heads, fits_heads));
+      }
+    }
+    if (sound({"batch.global", "batch.micro", "batch.accumulation", "model.sequence_length"})) {
+      const int64_t length = model.sequence_length;
+      const int64_t sequences = config_.batch.global / data_ranks();
+      const auto fits_rows = [&](int64_t micro) { return fits(micro * length) && sequences % micro == 0; };
+      if (!fits(config_.batch.micro * length)) {
+        fault("batch.micro",
+              fmt::format("times model.sequence_length = {} must be a multiple of 16 with precision.linears = fp8",
+                          length),
+              nearest_integers(config_.batch.micro, 1, sequences, fits_rows));
+      }
+    }
+  }
+
+  void check_lr_curve() {
+    const LrCurveConfig& curve = config_.lr_curve;
+    const int64_t steps = config_.run.steps;
+    const bool scaled = config_.optimizer.lr_scaling != LrScaling::none;
+    const bool known = !scaled || sound({"optimizer.lr_scaling", "optimizer.base_batch", "batch.global"});
+    const double factor = config_.lr_factor();
+    const int64_t warmup = config_.warmup_steps();
+    if (known && sound({"schedule.warmup_steps", "run.steps"}) && warmup > steps) {
+      const std::string by =
+          scaled ? fmt::format(" over {:g}, which optimizer.lr_scaling stretches it by", factor) : "";
+      const auto most = static_cast<int64_t>(static_cast<double>(steps) / factor);
+      fault("schedule.warmup_steps", fmt::format("must be at most run.steps = {}{}", steps, by),
+            fmt::format("{}", most));
+    }
+    if (known && curve.type == LrCurve::wsd &&
+        sound({"schedule.type", "schedule.decay_steps", "schedule.warmup_steps", "run.steps"}) &&
+        curve.decay_steps > steps - warmup) {
+      const int64_t most = steps - warmup;
+      fault("schedule.decay_steps",
+            fmt::format("must be at most run.steps - schedule.warmup_steps = {} - {}", steps, warmup),
+            most > 0 ? fmt::format("{}", most) : "fewer schedule.warmup_steps");
+    }
+    if (curve.type != LrCurve::constant && sound({"schedule.type", "schedule.min_lr", "optimizer.lr"}) &&
+        curve.min_lr > config_.optimizer.lr) {
+      fault("schedule.min_lr", fmt::format("must be at most optimizer.lr = {}", config_.optimizer.lr),
+            fmt::format("{}", config_.optimizer.lr));
+    }
+  }
+
+  void check_activation_bits() {
+    const int64_t bits = config_.memory.activation_bits;
+    if (!sound({"memory.activation_bits", "memory.recompute"}) || bits == 16) return;
+    if (bits > 4) return fault("memory.activation_bits", "must be 16, 4, 3 or 2", "4");
+    if (config_.memory.recompute == RecomputeKind::selective)
+      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input", "16");
+  }
+};
+
+}  // namespace
+
+void settle_method(const RuleContext& context) { MethodRules(context).run(); }
+
+}  // namespace gptrain

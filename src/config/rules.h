@@ -1,0 +1,63 @@
+// Rules between keys, by area. Each area is a class of its own file, which sees the config and what is wrong with it
+// through Rules.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "config/faults.h"
+#include "config/fields.h"
+#include "config/run_config.h"
+
+namespace gptrain {
+
+// What a rule works on. All of it is borrowed.
+struct RuleContext {
+  RunConfig& config;
+  const std::set<std::string>& given;  // paths that the file or an override sets
+  int64_t world_size;
+  Faults& faults;
+};
+
+void settle_model(const RuleContext& context);   // shapes of the model
+void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
+void settle_method(const RuleContext& context);  // precision, optimizer, learning rate, memory
+
+inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
+
+class Rules {
+ protected:
+  explicit Rules(const RuleContext& context)
+      : config_(context.config), given_(context.given), world_size_(context.world_size), faults_(context.faults) {}
+
+  bool is_given(const std::string& path) const { return given_.contains(path); }
+
+  // Whether rules may use the values of the paths: none has a fault, and none comes from a preset that does not exist.
+  bool sound(std::initializer_list<const char*> paths) const {
+    return std::none_of(paths.begin(), paths.end(), [&](const char* path) {
+      const bool of_preset = std::string_view(path).starts_with("model.") && !is_given(path);
+      return faults_.concern(path) || (of_preset && faults_.concern("model.preset"));
+    });
+  }
+
+  void fault(const std::string& path, const std::string& rule, const std::string& nearest) {
+    faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
+  }
+
+  // Ranks that see other samples. That the mesh does not fit the number of ranks is reported where the mesh is made.
+  int64_t data_ranks() const {
+    const int64_t model_ranks = config_.parallel.tensor * config_.parallel.pipeline;
+    return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;
+  }
+
+  RunConfig& config_;
+  const std::set<std::string>& given_;
+  const int64_t world_size_;
+  Faults& faults_;
+};
+
+}  // namespace gptrain
