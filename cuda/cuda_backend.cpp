@@ -32,6 +32,9 @@
 namespace gptrain {
 namespace {
 
+bool has_fixed_bits(const AttentionForward&) { return true; }
+bool has_fixed_bits(const AttentionBackward& op) { return op.fixed_bits; }
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, const std::string& algorithm_cache)
@@ -136,6 +139,8 @@ class CudaBackend final : public Backend {
       return start<Op>(op);
     }
     if (choosing_) return;
+    if (!has_fixed_bits(op))
+      warn("attention's gradients are added up in any order (run.deterministic = false): two runs agree to rounding");
     if (op.mask.max_documents > 0) return start_documents(op, pieces.sequences);
     fused_attention_->run(op, nullptr, scratch_);
   }

@@ -40,7 +40,8 @@ class FusedAttention {
 
   // As ops.h says of the op, which `pieces` must have accepted; `documents`: null, or the table of as many sequences to
   // a piece as `pieces` says. Of a piece that holds more documents than it has room for, results may be anything.
-  // Queued on the stream. The bits of the results do not change from run to run. `scratch` is at least the op's
+  // Queued on the stream. The bits of the results do not change from run to run, but for those of backward without
+  // AttentionBackward::fixed_bits. `scratch` is at least the op's
   // fused_attention_scratch_bytes, aligned to 256 bytes. Runs neither wait nor allocate on the device, and may be
   // captured: the addresses of operands and scratch are part of what is captured.
   //
@@ -51,8 +52,6 @@ class FusedAttention {
 
 // What benches vary.
 struct FusedAttentionOptions {
-  // Of backward; else dq is added up with atomics, in an order that differs from run to run.
-  bool fixed_bits = true;
   // That a piece of backward may take of scratch, which is then so large; none: as fused_attention_policy.h has it.
   std::optional<int64_t> backward_bytes = std::nullopt;
 };

@@ -29,6 +29,14 @@ constexpr size_t plain_shared_bytes = 48 << 10;
 void allow_shared_memory(const void* kernel, size_t bytes);
 // Throws Error (device) for a launch that the device has refused.
 void check_launch();
+// Of the current device; asked once of each kernel and shape.
+int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes);
+
+// How many blocks of the shape's size run at a time on the whole device.
+template <typename... Parameters>
+int64_t resident_blocks(void (*kernel)(Parameters...), const LaunchShape& shape) {
+  return resident_blocks(reinterpret_cast<const void*>(kernel), shape.threads, shape.shared_bytes);
+}
 
 // Queues the kernel on the stream.
 template <typename... Parameters, typename... Arguments>
@@ -41,6 +49,12 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 }
 
 #else
+
+// Few: so that blocks have several rows of a small matrix, too.
+template <typename... Parameters>
+int64_t resident_blocks(void (*)(Parameters...), const LaunchShape&) {
+  return 12;
+}
 
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {

@@ -19,8 +19,8 @@
 // What was timed is kept in AlgorithmRecord::cache_file (run.algorithm_cache), so that the next run on such a device
 // need not choose again. `choose` checks what a record names as it checks what it has timed, once in a process, be it
 // the checkpoint's or the file's (known_algorithms.h). No algorithm is taken that wants more workspace than is planned,
-// whose bits may differ from run to run, or that rounds partial sums to 16 bits: of those that split a sum, only the
-// ones that add f32 parts in a step of their own.
+// whose bits may differ from run to run, or that rounds partial sums to 16 bits: of those that split a sum, the ones that
+// add f32 parts in a step of their own or, where the result is f32, in turns in the result.
 #pragma once
 
 #include <cstddef>

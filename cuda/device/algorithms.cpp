@@ -34,16 +34,28 @@ std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
 
 bool names_no_algorithm(const std::string& recorded) { return recorded == own_kernel || recorded == apart; }
 
-// Within the planned workspace, and sums of parts, if any, whole and in f32 by a step of their own.
-bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, int64_t depth) {
-  if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, depth))
+// How parts of a sum may be added up: in f32, in an order that is always the same. A result in f32 may hold the sum
+// itself, which the library adds to in turns.
+uint32_t reduction_schemes(Served& served) {
+  uint32_t type = 0;
+  size_t written = 0;
+  check_cublas(cublasLtMatrixLayoutGetAttribute(&served.d, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type, &written),
+               served.text);
+  constexpr uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  if (type != CUDA_R_32F) return in_f32;
+  return in_f32 | CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+}
+
+// Within the planned workspace, and sums of parts, if any, whole and in f32.
+bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, Served& served) {
+  if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, served.depth))
     return false;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   size_t written = 0;
   const cublasStatus_t has_scheme = cublasLtMatmulAlgoConfigGetAttribute(
       &algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction, sizeof reduction, &written);
   return has_scheme != CUBLAS_STATUS_SUCCESS || reduction == CUBLASLT_REDUCTION_SCHEME_NONE ||
-         reduction == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+         (reduction & reduction_schemes(served)) != 0;
 }
 
 AlgorithmRecord empty_record() {
@@ -157,7 +169,7 @@ bool Algorithms::is_taken_here(Served& served, const cublasLtMatmulAlgo_t& algor
   cublasLtMatmulHeuristicResult_t result{};
   return cublasLtMatmulAlgoCheck(library_, &served.operation, &served.a, &served.b, &served.d, &served.d, &algorithm,
                                  &result) == CUBLAS_STATUS_SUCCESS &&
-         is_allowed(algorithm, result.workspaceSize, served.depth);
+         is_allowed(algorithm, result.workspaceSize, served);
 }
 
 bool Algorithms::run(Served& served, const LtOperands& operands) {
@@ -217,7 +229,7 @@ std::vector<Algorithms::Surveyed> Algorithms::survey(Served& served, const LtOpe
   for (const auto& result : ask(served, {operands.workspace_bytes, CUBLASLT_REDUCTION_SCHEME_MASK, most})) {
     found.push_back({{result.algo, std::numeric_limits<float>::infinity()},
                      static_cast<int64_t>(result.workspaceSize),
-                     is_allowed(result.algo, result.workspaceSize, served.depth)});
+                     is_allowed(result.algo, result.workspaceSize, served)});
   }
   time_all(served, operands, found, [](Surveyed& surveyed) -> Candidate& { return surveyed.candidate; });
   return found;
@@ -278,8 +290,8 @@ std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, con
 std::vector<Algorithms::Candidate> Algorithms::candidates(Served& served) const {
   std::vector<Candidate> found;
   for (const auto& result :
-       ask(served, {gpu_product_workspace_bytes, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, most_candidates}))
-    if (is_allowed(result.algo, result.workspaceSize, served.depth))
+       ask(served, {gpu_product_workspace_bytes, reduction_schemes(served), most_candidates}))
+    if (is_allowed(result.algo, result.workspaceSize, served))
       found.push_back({result.algo, std::numeric_limits<float>::infinity()});
   return found;
 }

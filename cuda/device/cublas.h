@@ -11,7 +11,7 @@
 namespace gptrain {
 
 constexpr uintptr_t workspace_alignment = 256;
-constexpr int most_candidates = 8;  // algorithms that are looked at for a product
+constexpr int most_candidates = 24;  // algorithms that are looked at for a product
 
 // Throws Error(device) unless the call has succeeded. `what`: the thing that was done.
 void check_cublas(cublasStatus_t status, std::string_view what);

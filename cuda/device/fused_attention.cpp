@@ -85,9 +85,13 @@ struct Shape {
   float scale;
   bool causal;
   int64_t window, max_documents;
+  bool fixed_bits;
   std::array<int64_t, 8> strides;
   auto operator<=>(const Shape&) const = default;
 };
+
+bool fixed_bits(const AttentionForward&) { return true; }
+bool fixed_bits(const AttentionBackward& op) { return op.fixed_bits; }
 
 template <typename Op>
 Shape shape_of(const Op& op) {
@@ -101,6 +105,7 @@ Shape shape_of(const Op& op) {
               .causal = op.mask.causal,
               .window = op.mask.window,
               .max_documents = op.mask.max_documents,
+              .fixed_bits = fixed_bits(op),
               .strides = {}};
   const auto all = operands(op);
   std::transform(all.begin(), all.end(), shape.strides.begin(), [](const Matrix& matrix) { return matrix.stride; });
@@ -155,10 +160,9 @@ void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length)
 template <typename Op>
 class GraphBuilder {
  public:
-  GraphBuilder(const Op& op, const AttentionPiece& piece, bool fixed_bits)
+  GraphBuilder(const Op& op, const AttentionPiece& piece)
       : op_(op),
         piece_(piece),
-        fixed_bits_(fixed_bits),
         batch_(piece.batch * fused_attention_room(op.mask)),
         heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
     graph_->set_io_data_type(data_type(op.q.dtype))
@@ -214,7 +218,6 @@ class GraphBuilder {
 
   const Op& op_;
   AttentionPiece piece_;
-  bool fixed_bits_;
   int64_t batch_, heads_;
   std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
 };
@@ -235,7 +238,7 @@ template <>
 void GraphBuilder<AttentionBackward>::add_attention() {
   fe::graph::SDPA_backward_attributes attributes;
   attributes.set_name("attention_backward").set_attn_scale(static_cast<float>(op_.scale));
-  attributes.set_deterministic_algorithm(fixed_bits_);
+  attributes.set_deterministic_algorithm(op_.fixed_bits);
   set_mask(attributes, op_.mask, op_.sequence_length);
   set_lengths(attributes);
   fe::graph::Tensor_attributes lse;
@@ -265,8 +268,6 @@ int64_t most_groups_of(const AttentionForward& op, const FusedAttentionOptions&)
   return fused_attention_most_groups(op);
 }
 int64_t most_groups_of(const AttentionBackward& op, const FusedAttentionOptions& options) {
-  // What is added up with atomics needs no gradients of scores.
-  if (!options.fixed_bits) return op.batch * op.num_kv_heads;
   if (!options.backward_bytes) return fused_attention_most_groups(op);
   const int64_t room = *options.backward_bytes - fused_attention_overhead_bytes;
   return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
@@ -278,7 +279,7 @@ Plan build_plan(const Op& op, cudnnHandle_t handle, const FusedAttentionOptions&
   const int64_t scratch_bytes = scratch_bytes_of(op, options);
   for (AttentionPiece piece = fused_attention_piece(op, most_groups_of(op, options));;
        piece = fused_attention_piece(op, piece.groups() / 2)) {
-    Plan plan{piece, GraphBuilder<Op>(op, piece, options.fixed_bits).build(handle), 0};
+    Plan plan{piece, GraphBuilder<Op>(op, piece).build(handle), 0};
     check_graph(op, plan.graph->get_workspace_size(plan.workspace_bytes));
     if (plan.workspace_bytes <= scratch_bytes) return plan;
     if (piece.groups() == 1) {
@@ -391,7 +392,7 @@ class CudnnAttention final : public FusedAttention {
     check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
                "asking for the device's kind");
     forward_ = major >= 8 && major <= 10;
-    backward_ = major == 9 || (major == 10 && version >= oldest_cudnn_deterministic_on_blackwell);
+    fixed_backward_ = major == 9 || (major == 10 && version >= oldest_cudnn_deterministic_on_blackwell);
     ragged_backward_ = major != 9 || version >= oldest_cudnn_ragged_on_hopper;
     cudnnHandle_t handle = nullptr;
     check_cudnn(cudnnCreate(&handle), "starting cuDNN");
@@ -405,7 +406,7 @@ class CudnnAttention final : public FusedAttention {
     return forward_plans_.pieces(op, handle_.get());
   }
   AttentionPieces pieces(const AttentionBackward& op) override {
-    if (!backward_) return {0, not_this_device};
+    if (!(op.fixed_bits ? fixed_backward_ : forward_)) return {0, not_this_device};
     if (!operands_fit(op)) return {0, not_these_places};
     if (op.mask.max_documents > 0 && !ragged_backward_)
       return {0, "gradients of documents on Hopper are sound from cuDNN 9.18 on"};
@@ -424,7 +425,7 @@ class CudnnAttention final : public FusedAttention {
   static constexpr const char* not_these_places = "cuDNN wants rows that begin at multiples of 16 bytes";
 
   std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
-  bool forward_ = false, backward_ = false, ragged_backward_ = false;
+  bool forward_ = false, fixed_backward_ = false, ragged_backward_ = false;
   Plans<AttentionForward> forward_plans_;
   Plans<AttentionBackward> backward_plans_;
 };

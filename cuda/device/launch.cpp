@@ -1,6 +1,9 @@
+#include <cstdint>
 #include <cuda_runtime.h>
+#include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "device/status.h"
@@ -9,6 +12,7 @@ namespace gptrain {
 
 void allow_shared_memory(const void* kernel, size_t bytes);
 void check_launch();
+int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes);
 
 // The largest size stays allowed: a kernel that was given it once is not asked about again.
 void allow_shared_memory(const void* kernel, size_t bytes) {
@@ -34,5 +38,24 @@ void allow_shared_memory(const void* kernel, size_t bytes) {
 }
 
 void check_launch() { check_cuda(cudaGetLastError(), "starting a kernel"); }
+
+int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, unsigned, size_t>, int64_t> known;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({kernel, device, threads, shared_bytes});
+  if (is_new) {
+    int of_multiprocessor = 0, multiprocessors = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_multiprocessor, kernel, static_cast<int>(threads),
+                                                             shared_bytes),
+               "asking how many blocks of a kernel run at a time");
+    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+               "asking for the number of multiprocessors");
+    found->second = int64_t{1} * of_multiprocessor * multiprocessors;
+  }
+  return found->second;
+}
 
 }  // namespace gptrain

@@ -11,9 +11,12 @@ constexpr int warps = 8;   // of different rows
 constexpr unsigned threads = lanes * warps;
 constexpr int group = 8;  // rows or partials that a thread has under way at once
 
-template <int N>
+// Of blocks that add up partials: each warp has a round or two of loads, for there may be a thousand partials.
+constexpr int partial_warps = 32;
+
+template <int N, int num_warps = warps>
 struct WarpSums {
-  double of_warp[warps][lanes * N];
+  double of_warp[num_warps][lanes * N];
 };
 
 // partials[chunk][column]: of the rows of a chunk. A thread takes N columns of every eighth row.
@@ -51,21 +54,21 @@ __global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int
   }
 }
 
-// A block adds up 32 columns, a warp of it every eighth partial.
+// A block adds up 32 columns, a warp of it every 32nd partial.
 template <typename Sum>
 __global__ void add_partials(PartialSums<Sum> op) {
-  WarpSums<1>& sums = shared<WarpSums<1>>();
+  auto& sums = shared<WarpSums<1, partial_warps>>();
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int warp = static_cast<int>(threadIdx.x) / lanes;
   const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * lanes + lane;
   double total = 0;
   if (column < width) {
-    for (int64_t first = warp; first < op.count; first += group * warps) {
+    for (int64_t first = warp; first < op.count; first += group * partial_warps) {
       float partials[group] = {};
 #pragma unroll
       for (int i = 0; i < group; ++i)
-        if (first + i * warps < op.count) partials[i] = op.partials[(first + i * warps) * width + column];
+        if (first + i * partial_warps < op.count) partials[i] = op.partials[(first + i * partial_warps) * width + column];
 #pragma unroll
       for (int i = 0; i < group; ++i) total += static_cast<double>(partials[i]);
     }
@@ -75,7 +78,7 @@ __global__ void add_partials(PartialSums<Sum> op) {
   if (warp > 0 || column >= width) return;
   Sum& result = column < op.cols ? op.sums[column] : op.more_sums[column - op.cols];
   double sum = op.accumulate ? static_cast<double>(result) : 0.0;
-  for (int w = 0; w < warps; ++w) sum += sums.of_warp[w][lane];
+  for (int w = 0; w < partial_warps; ++w) sum += sums.of_warp[w][lane];
   result = static_cast<Sum>(sum);
 }
 
@@ -91,7 +94,8 @@ void launch_sum_chunks(const Matrix& values, Stream stream, float* partials) {
 template <typename Sum>
 void launch_add_partials(const PartialSums<Sum>& op, Stream stream) {
   const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
-  launch(stream, {(width + lanes - 1) / lanes, threads, sizeof(WarpSums<1>)}, add_partials<Sum>, op);
+  launch(stream, {(width + lanes - 1) / lanes, lanes * partial_warps, sizeof(WarpSums<1, partial_warps>)}, add_partials<Sum>,
+         op);
 }
 
 }  // namespace

@@ -10,7 +10,9 @@ namespace gptrain {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr int64_t most_threads = 1024;
+// Two such blocks fit a multiprocessor, with 64 registers a thread: while one adds up, the other loads.
+constexpr int64_t most_threads = 512;
+constexpr int blocks_at_once = 2;
 constexpr int packs_at_once = 2;  // of a thread: on their way from memory together
 
 // sum: of e^(logit - maximum).
@@ -33,19 +35,32 @@ struct BlockSums {
   GradientTerms terms;
 };
 
+// A thread's packs of a row. All of them are loaded before the first is looked at: so they are under way together.
 // Columns from `cols` on are padding: minus infinity, whatever they hold. A pack of padding only is not read.
 template <typename L, int N>
-__device__ void load_logits(const L* logits, int column, int cols, float (&values)[N]) {
-  if (column >= cols) {
-    for (float& value : values) value = -infinity;
-    return;
+class LoadedLogits {
+ public:
+  __device__ LoadedLogits(const L* logits, int first, int step, int cols) : first_(first), step_(step), cols_(cols) {
+#pragma unroll
+    for (int p = 0; p < packs_at_once; ++p)
+      if (first + p * step < cols) packs_[p] = load<N>(logits + first + p * step);
   }
-  const auto pack = load<N>(logits + column);
-  for (int i = 0; i < N; ++i) values[i] = to_float(pack.at[i]);
-  if (column + N <= cols) return;
-  for (int i = 0; i < N; ++i)
-    if (column + i >= cols) values[i] = -infinity;
-}
+
+  __device__ int column(int pack) const { return first_ + pack * step_; }
+  __device__ void values(int pack, float (&values)[N]) const {
+    const int column = this->column(pack);
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = to_float(packs_[pack].at[i]);
+    if (column + N <= cols_) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (column + i >= cols_) values[i] = -infinity;
+  }
+
+ private:
+  Pack<L, N> packs_[packs_at_once] = {};
+  int first_, step_, cols_;
+};
 
 // e^(value - shift), where the shift is a maximum: minus infinity if there is nothing but minus infinities.
 __device__ float exponential(float value, float shift) {
@@ -59,9 +74,10 @@ __device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
   SoftmaxSums<float> own{-infinity, 0};
   const int step = static_cast<int>(blockDim.x) * N;
   for (int first = static_cast<int>(threadIdx.x) * N; first < cols; first += packs_at_once * step) {
+    const LoadedLogits<L, N> loaded(logits, first, step, cols);
     float values[packs_at_once][N];
 #pragma unroll
-    for (int p = 0; p < packs_at_once; ++p) load_logits(logits, first + p * step, cols, values[p]);
+    for (int p = 0; p < packs_at_once; ++p) loaded.values(p, values[p]);
     float maximum = own.maximum;
     for (const auto& pack : values)
       for (const float value : pack) maximum = fmaxf(maximum, value);
@@ -114,7 +130,7 @@ struct Slice {
 };
 
 template <typename L, int N>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_threads, blocks_at_once)
     cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics, Slice slice) {
   const int64_t row = blockIdx.x;
   const L* const in = logits.at(row, 0);
@@ -188,19 +204,19 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
   const auto scale = static_cast<float>(terms.scale);
   const int step = static_cast<int>(blockDim.x) * N;
   for (int first = static_cast<int>(threadIdx.x) * N; first < slice.cols; first += packs_at_once * step) {
-    float values[packs_at_once][N];
-#pragma unroll
-    for (int p = 0; p < packs_at_once; ++p) load_logits(logits, first + p * step, slice.true_cols, values[p]);
+    const LoadedLogits<L, N> loaded(logits, first, step, slice.true_cols);
 #pragma unroll
     for (int p = 0; p < packs_at_once; ++p) {
-      const int column = first + p * step;
+      const int column = loaded.column(p);
       if (column >= slice.cols) continue;
+      float values[N];
+      loaded.values(p, values);
       const bool has_target = target >= column && target < column + N;
       Pack<C, N> out;
       if (has_target || column + N > slice.true_cols) {
-        out = mixed_gradients<C>(values[p], column, slice.true_cols, target, terms);
+        out = mixed_gradients<C>(values, column, slice.true_cols, target, terms);
       } else {
-        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(exponential(values[p][i], terms.maximum) * scale);
+        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(exponential(values[i], terms.maximum) * scale);
       }
       store(d_logits + column, out);
     }
@@ -208,7 +224,8 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
 }
 
 template <typename L, typename C, int N>
-__global__ void __launch_bounds__(most_threads) cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
+__global__ void __launch_bounds__(most_threads, blocks_at_once)
+    cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
   BlockSums& block = shared<BlockSums>();
   const int64_t row = blockIdx.x;
   const L* const logits = op.logits.at(row, 0);
@@ -242,13 +259,15 @@ __global__ void __launch_bounds__(most_threads) cross_entropy(LossOperands<L, C>
   write_gradient<N>(logits, op.d_logits.at(row, 0), slice, target, block.terms);
 }
 
+constexpr int64_t threads_of_losses = 1024;
+
 struct WarpSums {
-  double of_warp[most_threads / 32];
+  double of_warp[threads_of_losses / 32];
 };
 
 // One block. A thread adds up every 1024th loss in order, and the threads' sums have one order, too: as fixed as one
 // sum after the other, and no further from it than f64 rounds.
-__global__ void __launch_bounds__(most_threads) accumulate_loss(const float* losses, int64_t count, StepState* state) {
+__global__ void __launch_bounds__(threads_of_losses) accumulate_loss(const float* losses, int64_t count, StepState* state) {
   WarpSums& sums = shared<WarpSums>();
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += static_cast<double>(losses[i]);
@@ -301,7 +320,7 @@ void cuda_run(const CrossEntropy& op, Stream stream) {
 }
 
 void cuda_run(const AccumulateLoss& op, Stream stream) {
-  launch(stream, {1, most_threads, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
+  launch(stream, {1, threads_of_losses, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
          op.state);
 }
 

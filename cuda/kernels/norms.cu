@@ -1,6 +1,8 @@
 // LayerNorm and RMSNorm. A block has a row in its registers, so that memory is read and written once; a thread keeps
-// the same columns of all rows that its block takes, so that it can sum them for the parameters' gradients.
-#include <stdexcept>
+// the same columns of all rows that its block takes, so that it can sum them for the parameters' gradients. Rows that are
+// too long for that are read again from the cache in each pass, and their sums are a kernel's of their own.
+#include <algorithm>
+#include <type_traits>
 
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
@@ -12,19 +14,21 @@ namespace gptrain {
 namespace {
 
 constexpr int64_t most_threads = 512;
-constexpr int64_t forward_blocks = 2112;
-static_assert(forward_blocks <= amax_parts && gpu_norm_most_blocks <= amax_parts);
+static_assert(gpu_norm_most_blocks <= amax_parts);
 
-// How a row of h columns is shared by a block's threads: packs of N columns, at most P to a thread.
-struct RowShape {
-  int64_t packs;
-  unsigned threads;
+// A row's columns are shared by a block's threads: packs of N columns, at most P to a thread. A row of more than P = 2 can
+// hold in registers has P = 0: threads go over it again in each pass.
+constexpr int long_row = 0;
 
-  RowShape(int64_t cols, int width, int packs_per_thread) : packs(cols / width) {
-    const int64_t needed = (packs + packs_per_thread - 1) / packs_per_thread;
-    threads = static_cast<unsigned>((needed + 31) / 32 * 32);
-  }
-};
+unsigned threads_of_row(int64_t cols, int width, int packs_per_thread) {
+  if (packs_per_thread == long_row) return most_threads;
+  const int64_t needed = (cols / width + packs_per_thread - 1) / packs_per_thread;
+  return static_cast<unsigned>((needed + 31) / 32 * 32);
+}
+
+// What a thread holds of a row, or nothing.
+template <int P>
+constexpr int held = P == long_row ? 1 : P;
 
 struct TwoSums {
   float of_warp[2][32];
@@ -55,12 +59,40 @@ __device__ void block_sums(float& a, float& b) {
 // Calls body(place in the thread's registers, column) for the thread's packs of a row.
 template <int N, int P, typename Body>
 __device__ void for_own_packs(int64_t packs, const Body& body) {
+  if constexpr (P == long_row) {
+    for (int64_t pack = threadIdx.x; pack < packs; pack += blockDim.x) body(0, pack * N);
+  } else {
 #pragma unroll
-  for (int p = 0; p < P; ++p) {
-    const int64_t pack = p * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-    if (pack < packs) body(p, pack * N);
+    for (int p = 0; p < P; ++p) {
+      const int64_t pack = p * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+      if (pack < packs) body(p, pack * N);
+    }
   }
 }
+
+// A row of parameters, of which a thread reads its packs once for all rows.
+template <int N, int P>
+class OwnParameters {
+ public:
+  __device__ OwnParameters(const float* row, int64_t packs) : row_(row) {
+    if constexpr (P != long_row) {
+      if (row != nullptr) for_own_packs<N, P>(packs, [&](int p, int64_t column) { packs_[p] = load<N>(row + column); });
+    }
+  }
+
+  // Zeros where there is no row.
+  __device__ Pack<float, N> at(int p, int64_t column) const {
+    if constexpr (P != long_row) {
+      return packs_[p];
+    } else {
+      return row_ == nullptr ? Pack<float, N>{} : load<N>(row_ + column);
+    }
+  }
+
+ private:
+  const float* row_;
+  Pack<float, N> packs_[held<P>] = {};
+};
 
 template <typename R, typename C>
 struct ForwardOperands {
@@ -76,32 +108,63 @@ struct ForwardOperands {
 };
 static_assert(sizeof(WarpMaxima) <= sizeof(TwoSums));
 
+// x, or what becomes of it where there is a branch. What it stores it alone reads again.
+template <int N, typename R, typename C>
+__device__ void add_branch(const ForwardOperands<R, C>& op, const DropoutMask& dropout, int64_t row, int64_t column,
+                           const Pack<R, N>& x, const Pack<C, N>& branch, float (&values)[N]) {
+  for (int i = 0; i < N; ++i) values[i] = to_float(x.at[i]);
+  if (op.branch.data == nullptr) return;
+  float added[N];
+  for (int i = 0; i < N; ++i) added[i] = to_float(branch.at[i]);
+  dropout.apply(row, column, added);
+  Pack<R, N> out;
+  for (int i = 0; i < N; ++i) {
+    out.at[i] = rounded_to<R>(values[i] + added[i]);
+    values[i] = to_float(out.at[i]);
+  }
+  store(op.x_out.at(row, column), out);
+}
+
 template <typename R, typename C, int N, int P>
 __global__ void __launch_bounds__(most_threads)
     norm_forward(ForwardOperands<R, C> op, DropoutMask dropout, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
+  const OwnParameters<N, P> gamma(op.gamma, packs), beta(op.beta, packs);
   RunningAmax amax(op.amax);
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
-    float values[P][N] = {};
+    float held_values[held<P>][N] = {};
     float sum = 0, squares = 0;
-    for_own_packs<N, P>(packs, [&](int p, int64_t column) {
-      const auto x = load<N>(op.x.at(row, column));
-      for (int i = 0; i < N; ++i) values[p][i] = to_float(x.at[i]);
-      if (op.branch.data != nullptr) {
-        const auto branch = load<N>(op.branch.at(row, column));
-        float added[N];
-        for (int i = 0; i < N; ++i) added[i] = to_float(branch.at[i]);
-        dropout.apply(row, column, added);
-        Pack<R, N> out;
-        for (int i = 0; i < N; ++i) {
-          out.at[i] = rounded_to<R>(values[p][i] + added[i]);
-          values[p][i] = to_float(out.at[i]);
-        }
-        store(op.x_out.at(row, column), out);
+    const auto take = [&](int p, int64_t column, const Pack<R, N>& x, const Pack<C, N>& branch) {
+      add_branch(op, dropout, row, column, x, branch, held_values[p]);
+      for (int i = 0; i < N; ++i) sum += held_values[p][i];
+    };
+    if constexpr (P == long_row) {
+      for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+        const auto x = load<N>(op.x.at(row, column));
+        take(p, column, x, op.branch.data == nullptr ? Pack<C, N>{} : load<N>(op.branch.at(row, column)));
+      });
+    } else {
+      // All of the row is on its way before any of it is looked at.
+      Pack<R, N> x[P] = {};
+      Pack<C, N> branch[P] = {};
+      for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+        x[p] = load<N>(op.x.at(row, column));
+        if (op.branch.data != nullptr) branch[p] = load<N>(op.branch.at(row, column));
+      });
+      for_own_packs<N, P>(packs, [&](int p, int64_t column) { take(p, column, x[p], branch[p]); });
+    }
+    // Calls body with the values that are normed.
+    const auto with_values = [&](int p, int64_t column, const auto& body) {
+      if constexpr (P != long_row) {
+        body(held_values[p]);
+      } else {
+        const auto x = op.branch.data == nullptr ? load<N>(op.x.at(row, column)) : load<N>(op.x_out.at(row, column));
+        float values[N];
+        for (int i = 0; i < N; ++i) values[i] = to_float(x.at[i]);
+        body(values);
       }
-      for (int i = 0; i < N; ++i) sum += values[p][i];
-    });
+    };
     float mean = 0;
     if (centred) {
       block_sums(sum, squares);
@@ -110,23 +173,25 @@ __global__ void __launch_bounds__(most_threads)
     // The mean has been rounded: what that leaves over is found in the same pass as the squares. Where x is far from
     // zero it matters.
     float centred_squares = 0, rest = 0;
-    for_own_packs<N, P>(packs, [&](int p, int64_t) {
-      for (int i = 0; i < N; ++i) {
-        const float from_mean = values[p][i] - mean;
-        centred_squares += from_mean * from_mean;
-        rest += from_mean;
-      }
+    for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+      with_values(p, column, [&](const float(&values)[N]) {
+        for (int i = 0; i < N; ++i) {
+          const float from_mean = values[i] - mean;
+          centred_squares += from_mean * from_mean;
+          rest += from_mean;
+        }
+      });
     });
     block_sums(centred_squares, rest);
     rest = centred ? rest * inverse_cols : 0.0F;
     mean += rest;
     const float rstd = 1.0F / sqrtf(centred_squares * inverse_cols - rest * rest + op.eps);
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
-      const auto gamma = load<N>(op.gamma + column);
-      Pack<float, N> shift{};
-      if (op.beta != nullptr) shift = load<N>(op.beta + column);
+      const Pack<float, N> scale = gamma.at(p, column), shift = beta.at(p, column);
       Pack<C, N> y;
-      for (int i = 0; i < N; ++i) y.at[i] = rounded_to<C>((values[p][i] - mean) * rstd * gamma.at[i] + shift.at[i]);
+      with_values(p, column, [&](const float(&values)[N]) {
+        for (int i = 0; i < N; ++i) y.at[i] = rounded_to<C>((values[i] - mean) * rstd * scale.at[i] + shift.at[i]);
+      });
       store(op.y.at(row, column), y);
       amax.see(y);
     });
@@ -157,39 +222,58 @@ __device__ void store_sums(float* to, const float (&sums)[N]) {
   store(to, pack);
 }
 
+// x_hat of one element, and the loss' gradient of it.
+struct Slope {
+  float normed, slope;
+
+  __device__ Slope(float x, float gradient, float gamma, float mean, float rstd)
+      : normed((x - mean) * rstd), slope(gradient * gamma) {}
+};
+
+// Of long rows dx alone.
 template <typename R, typename C, int N, int P>
 __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R, C> op, bool centred) {
   const int64_t packs = op.cols / N;
   const float inverse_cols = 1.0F / static_cast<float>(op.cols);
-  float d_gamma[P][N] = {}, d_beta[P][N] = {};
-  constexpr bool ahead = P <= 2;
+  float d_gamma[held<P>][N] = {}, d_beta[held<P>][N] = {};
   RunningAmax amax(op.amax);
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x) {
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
-    float normed[P][N] = {}, slope[P][N] = {};  // x_hat, and the loss' gradient of it
-    Pack<R, N> residual[P] = {};                // on its way while the block adds up, where registers are left
+    float normed[held<P>][N] = {}, slope[held<P>][N] = {};
+    Pack<R, N> residual[held<P>] = {};  // on its way while the block adds up
     float sum = 0, product = 0;
-    for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+    const auto read = [&](int p, int64_t column, const auto& body) {
       const auto x = load<N>(op.x.at(row, column));
       const auto dy = load<N>(op.dy.at(row, column));
       const auto gamma = load<N>(op.gamma + column);
-      if (ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
       for (int i = 0; i < N; ++i) {
         const float gradient = to_float(dy.at[i]);
-        normed[p][i] = (to_float(x.at[i]) - mean) * rstd;
-        slope[p][i] = gradient * gamma.at[i];
-        d_gamma[p][i] += gradient * normed[p][i];
-        d_beta[p][i] += gradient;
+        const Slope own(to_float(x.at[i]), gradient, gamma.at[i], mean, rstd);
+        normed[p][i] = own.normed;
+        slope[p][i] = own.slope;
+        body(i, gradient);
+      }
+    };
+    for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+      if (P != long_row && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
+      read(p, column, [&](int i, float gradient) {
+        if constexpr (P != long_row) {
+          d_gamma[p][i] += gradient * normed[p][i];
+          d_beta[p][i] += gradient;
+        }
         sum += slope[p][i];
         product += slope[p][i] * normed[p][i];
-      }
+      });
     });
     block_sums(sum, product);
     const float mean_slope = centred ? sum * inverse_cols : 0.0F;
     const float mean_product = product * inverse_cols;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
-      if (!ahead && op.dx_residual.data != nullptr) residual[p] = load<N>(op.dx_residual.at(row, column));
+      if constexpr (P == long_row) {
+        read(p, column, [](int, float) {});
+        residual[p] = op.dx_residual.data == nullptr ? Pack<R, N>{} : load<N>(op.dx_residual.at(row, column));
+      }
       Pack<R, N> dx;
       for (int i = 0; i < N; ++i) {
         const float own = rstd * (slope[p][i] - mean_slope - normed[p][i] * mean_product);
@@ -199,24 +283,54 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
       amax.see(dx);
     });
   }
-  float* const partials = op.partials + static_cast<int64_t>(blockIdx.x) * (op.has_beta ? 2 : 1) * op.cols;
-  for_own_packs<N, P>(packs, [&](int p, int64_t column) {
-    store_sums(partials + column, d_gamma[p]);
-    if (op.has_beta) store_sums(partials + op.cols + column, d_beta[p]);
-  });
+  if constexpr (P != long_row) {
+    float* const partials = op.partials + static_cast<int64_t>(blockIdx.x) * (op.has_beta ? 2 : 1) * op.cols;
+    for_own_packs<N, P>(packs, [&](int p, int64_t column) {
+      store_sums(partials + column, d_gamma[p]);
+      if (op.has_beta) store_sums(partials + op.cols + column, d_beta[p]);
+    });
+  }
   amax.leave();
 }
 
-// Calls body(width, packs per thread) as constants, for rows that fit.
+constexpr unsigned sum_threads = 256;
+
+// The partials of long rows: chunk after chunk of rows, of N columns to a thread.
+template <typename R, typename C, int N>
+__global__ void __launch_bounds__(sum_threads)
+    norm_parameter_sums(BackwardOperands<R, C> op, bool centred, int64_t chunk_rows) {
+  const int64_t packs = op.cols / N;
+  const int64_t blocks_across = (packs + sum_threads - 1) / sum_threads;
+  const int64_t chunk = blockIdx.x / blocks_across;
+  const int64_t pack = blockIdx.x % blocks_across * sum_threads + threadIdx.x;
+  if (pack >= packs) return;
+  const int64_t column = pack * N;
+  const int64_t end = (chunk + 1) * chunk_rows < op.rows ? (chunk + 1) * chunk_rows : op.rows;
+  float d_gamma[N] = {}, d_beta[N] = {};
+  for (int64_t row = chunk * chunk_rows; row < end; ++row) {
+    const auto x = load<N>(op.x.at(row, column));
+    const auto dy = load<N>(op.dy.at(row, column));
+    const float mean = centred ? op.mean[row] : 0.0F;
+    const float rstd = op.rstd[row];
+    for (int i = 0; i < N; ++i) {
+      const float gradient = to_float(dy.at[i]);
+      d_gamma[i] += gradient * ((to_float(x.at[i]) - mean) * rstd);
+      d_beta[i] += gradient;
+    }
+  }
+  float* const partials = op.partials + chunk * (op.has_beta ? 2 : 1) * op.cols;
+  store_sums(partials + column, d_gamma);
+  if (op.has_beta) store_sums(partials + op.cols + column, d_beta);
+}
+
+// Calls body(width, packs per thread) as constants.
 template <typename Body>
 void with_row_shape(int64_t cols, bool packs, const Body& body) {
   const auto with_width = [&](auto width) {
     const int64_t in_packs = cols / decltype(width)::value;
     if (in_packs <= most_threads) return body(width, std::integral_constant<int, 1>{});
     if (in_packs <= 2 * most_threads) return body(width, std::integral_constant<int, 2>{});
-    if (in_packs <= 4 * most_threads) return body(width, std::integral_constant<int, 4>{});
-    if (in_packs <= 16 * most_threads) return body(width, std::integral_constant<int, 16>{});
-    throw std::logic_error("a row is too long for the norms' kernels");
+    body(width, std::integral_constant<int, long_row>{});
   };
   if (packs) return with_width(std::integral_constant<int, pack_width>{});
   with_width(std::integral_constant<int, 1>{});
@@ -245,9 +359,11 @@ void cuda_run(const NormForward& op, Stream stream) {
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;
         constexpr int p = decltype(per_thread)::value;
-        const RowShape shape(op.x.cols, n, p);
-        launch(stream, {std::min(op.x.rows, forward_blocks), shape.threads, sizeof(TwoSums)}, norm_forward<R, C, n, p>,
-               operands, DropoutMask(op.dropout, op.sequence_length), op.kind == NormKind::layernorm);
+        // Blocks that run at a time take row after row: so each reads the parameters once.
+        LaunchShape shape{0, threads_of_row(op.x.cols, n, p), sizeof(TwoSums)};
+        shape.blocks = std::min({op.x.rows, resident_blocks(norm_forward<R, C, n, p>, shape), amax_parts});
+        launch(stream, shape, norm_forward<R, C, n, p>, operands, DropoutMask(op.dropout, op.sequence_length),
+               op.kind == NormKind::layernorm);
       });
     });
   });
@@ -276,9 +392,14 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;
         constexpr int p = decltype(per_thread)::value;
-        const RowShape shape(op.x.cols, n, p);
-        launch(stream, {blocks, shape.threads, sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
-               op.kind == NormKind::layernorm);
+        const bool centred = op.kind == NormKind::layernorm;
+        launch(stream, {blocks, threads_of_row(op.x.cols, n, p), sizeof(TwoSums)}, norm_backward<R, C, n, p>, operands,
+               centred);
+        if constexpr (p == long_row) {
+          const int64_t blocks_across = (op.x.cols / n + sum_threads - 1) / sum_threads;
+          launch(stream, {blocks * blocks_across, sum_threads, 0}, norm_parameter_sums<R, C, n>, operands, centred,
+                 (op.x.rows + blocks - 1) / blocks);
+        }
       });
     });
   });

@@ -1,4 +1,5 @@
-// FP8 copies of a bf16 matrix, as it lies and transposed, tile by tile, and the amax of one that came without.
+// FP8 copies of a bf16 matrix, as it lies and transposed, tile by tile, with the sums of its columns; and the amax of one
+// that came without.
 #include "base/fp8.h"
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
@@ -14,6 +15,8 @@ constexpr int tile = 128;             // rows and columns of x
 constexpr int group = 4;              // rows that a thread has at once: their codes in a column are one word
 constexpr int groups = tile / group;  // words of a column of the tile
 constexpr int packs = tile / pack_width;
+constexpr int packs_of_thread = groups * packs / static_cast<int>(threads);
+static_assert(tile == gpu_quantize_tile && threads % (2 * packs) == 0);
 
 __global__ void find_amax(Rows<const bf16> x, int64_t rows, int64_t cols, float* parts) {
   RunningAmax amax(parts);
@@ -59,6 +62,7 @@ __device__ uint32_t codes_of(float first, float second) {
 struct Tile {
   WarpMaxima maxima;
   uint32_t words[tile][groups + 1];
+  float sums[threads / 32][tile];  // of columns: of each warp's rows
 
   __device__ uint32_t& word(int column, int rows) { return words[column][(rows + column / 32 * 2) % groups]; }
 };
@@ -68,7 +72,22 @@ struct Copies {
   uint8_t* transposed;  // null: not asked for
   int64_t rows_stride, transposed_stride;
   float* inverse_scale;
+  float* partials;  // [row tiles, cols]: sums of a tile's columns; null: not asked for
 };
+
+// The sums of a tile's columns, from those of each thread's rows in eight of them. A warp's halves have the same columns.
+__device__ void leave_column_sums(Tile& shared_tile, const float (&sums)[pack_width], int64_t columns_left, float* partials) {
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int j = 0; j < pack_width; ++j) {
+    const float both = sums[j] + __shfl_xor_sync(0xffffffff, sums[j], packs);
+    if (lane < packs) shared_tile.sums[warp][lane * pack_width + j] = both;
+  }
+  __syncthreads();
+  if (threadIdx.x >= tile || threadIdx.x >= columns_left) return;
+  double sum = 0;
+  for (const auto& of_warp : shared_tile.sums) sum += static_cast<double>(of_warp[threadIdx.x]);
+  partials[threadIdx.x] = static_cast<float>(sum);
+}
 
 template <typename T>
 __global__ void __launch_bounds__(threads)
@@ -79,8 +98,9 @@ __global__ void __launch_bounds__(threads)
   const int64_t tiles_across = (num_cols + tile - 1) / tile;
   const int64_t first_row = blockIdx.x / tiles_across * tile;
   const int64_t first_column = blockIdx.x % tiles_across * tile;
+  float sums[pack_width] = {};
 #pragma unroll
-  for (int part = 0; part < groups * packs / static_cast<int>(threads); ++part) {
+  for (int part = 0; part < packs_of_thread; ++part) {
     const int place = part * static_cast<int>(threads) + static_cast<int>(threadIdx.x);
     const int column = place % packs * pack_width;
     const int rows = place / packs;
@@ -91,6 +111,7 @@ __global__ void __launch_bounds__(threads)
     for (int i = 0; i < group; ++i) in[i] = load<pack_width>(x.at(first_row + rows * group + i, first_column + column));
 #pragma unroll
     for (int i = 0; i < group; ++i) {
+      for (int j = 0; j < pack_width; ++j) sums[j] += to_float(in[i].at[j]);
       Pack<uint32_t, 2> row = {};
 #pragma unroll
       for (int j = 0; j < pack_width; j += 2) {
@@ -108,6 +129,10 @@ __global__ void __launch_bounds__(threads)
     for (int j = 0; j < pack_width; ++j) shared_tile.word(column + j, rows) = columns[j];
   }
   __syncthreads();
+  if (copies.partials != nullptr) {
+    leave_column_sums(shared_tile, sums, num_cols - first_column,
+                      copies.partials + first_row / tile * num_cols + first_column);
+  }
   if (copies.transposed == nullptr) return;
   for (int place = static_cast<int>(threadIdx.x); place < tile * groups; place += static_cast<int>(threads)) {
     const int column = place / groups;
@@ -120,12 +145,12 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <typename T>
-void launch_quantize(const Quantize& op, Stream stream) {
+void launch_quantize(const Quantize& op, Stream stream, float* partials) {
   const int64_t tiles = (op.x.rows + tile - 1) / tile * ((op.x.cols + tile - 1) / tile);
   launch(stream, {tiles, threads, sizeof(Tile)}, quantize<T>, Rows<const bf16>(op.x), op.x.rows, op.x.cols,
          op.amax.as<const float>(),
          Copies{op.rows.as<uint8_t>(), op.transposed.as<uint8_t>(), op.rows.stride, op.transposed.stride,
-                op.inverse_scale.as<float>()});
+                op.inverse_scale.as<float>(), partials});
 }
 
 }  // namespace
@@ -137,12 +162,15 @@ void cuda_run(const Amax& op, Stream stream) {
 }
 
 void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
+  auto* const partials = op.column_sums.given() ? reinterpret_cast<float*>(scratch) : nullptr;
   if ((op.rows.given() ? op.rows.dtype : op.transposed.dtype) == DType::f8e4m3) {
-    launch_quantize<f8e4m3>(op, stream);
+    launch_quantize<f8e4m3>(op, stream, partials);
   } else {
-    launch_quantize<f8e5m2>(op, stream);
+    launch_quantize<f8e5m2>(op, stream, partials);
   }
-  if (op.column_sums.given()) cuda_run(ColumnSums{op.x, op.column_sums, false}, stream, scratch);
+  if (partials == nullptr) return;
+  cuda_run(PartialSums<double>{partials, gpu_quantize_row_tiles(op.x.rows), op.x.cols, op.column_sums.as<double>(), nullptr},
+           stream);
 }
 
 }  // namespace gptrain

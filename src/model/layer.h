@@ -43,6 +43,7 @@ struct StepShape {
   bool training = true;         // false: no dropout
   bool mask_documents = false;  // tokens attend within their document only
   int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
+  bool deterministic = true;    // the same bits in every run
   // Blocks keep what their products computed, and recompute runs no product. Products then do not compute activations,
   // which recompute could not get from them again.
   bool keeps_products = false;

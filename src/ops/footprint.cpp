@@ -214,11 +214,9 @@ Footprint footprint(const AddSums& op, const Target&) {
 
 Footprint footprint(const Amax& op, const Target&) { return {.bytes_moved = moved({op.x, op.amax})}; }
 
-// Column sums are a pass of their own.
 Footprint footprint(const Quantize& op, const Target& target) {
-  int64_t bytes = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.column_sums});
-  if (op.column_sums.given()) bytes += moved({op.x});
-  return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
+  return {.bytes_moved = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.column_sums}),
+          .scratch_bytes = scratch_bytes(op, target)};
 }
 
 Footprint footprint(const ScaledProduct& op, const Target& target) {

@@ -1,8 +1,8 @@
 // Which attention a GPU's library (cuDNN) serves, and how much memory it needs: decided from shapes alone, so that a
 // plan made without the library agrees with the run. Everything else goes to the own kernel.
 //
-// Backward with fixed bits keeps the gradient of the scores, a T x T matrix of each query head, in its workspace (the
-// alternative adds up dq with atomics). The workspace is bounded by taking an op in pieces: some sequences, or some
+// Backward with fixed bits keeps the gradient of the scores, a T x T matrix of each query head, in its workspace. Without,
+// it adds up dq there with atomics, in f32. The workspace is bounded by taking an op in pieces: some sequences, or some
 // key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
 //
 // A window is the library's diagonal band. Where AttentionMask gives documents room, each document is to the library a
@@ -76,11 +76,12 @@ constexpr int64_t document_piece_bytes(int64_t documents) {
 constexpr int64_t document_overflow_bytes(int64_t batch) { return (batch * dtype_bytes(DType::i32) + 255) / 256 * 256; }
 
 // What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
-// scores in 16 bits, T sums of d_o o in f32, and its share of dk and dv in 16 bits where there are several. Past the
-// most bytes that a piece may have, one more than those.
+// scores in 16 bits, or without fixed bits dq in f32; T sums of d_o o in f32; and its share of dk and dv in 16 bits where
+// there are several. Past the most bytes that a piece may have, one more than those.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
-  const int64_t scores = length * length * dtype_bytes(DType::bf16);
+  const int64_t scores = op.fixed_bits ? length * length * dtype_bytes(DType::bf16)
+                                       : length * op.head_size * dtype_bytes(DType::f32);
   const int64_t sums = length * dtype_bytes(DType::f32);
   const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
   const int64_t matrices = fused_attention_room(op.mask) * query_heads, each = scores + sums + shares;

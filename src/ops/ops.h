@@ -252,6 +252,8 @@ struct AttentionBackward {
   Matrix lse;
   Matrix d_o;         // [N, H D] C
   Matrix dq, dk, dv;  // like q, k, v, out; rows may be strided
+  // The same bits in every run. Else a device's library may add up dq in any order, which takes less memory.
+  bool fixed_bits = true;
 };
 
 // y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x is

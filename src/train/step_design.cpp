@@ -35,6 +35,7 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .training = training,
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
+          .deterministic = config.run.deterministic,
           .keeps_products = config.memory.recompute == RecomputeKind::selective,
           .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0};
 }

@@ -477,10 +477,10 @@ int bench_attention(Runtime& runtime) {
     measure(forward, "attention forward, " + shape, {});
     for (const int64_t bytes : {64 * mebibyte, 256 * mebibyte, fused_attention_preferred_bytes}) {
       measure(backward, fmt::format("attention backward, {}, fixed bits, {} MiB", shape, bytes / mebibyte),
-              {.fixed_bits = true, .backward_bytes = bytes});
+              {.backward_bytes = bytes});
     }
-    measure(backward, fmt::format("attention backward, {}, atomics", shape),
-            {.fixed_bits = false, .backward_bytes = scratch_bytes});
+    backward.fixed_bits = false;
+    measure(backward, fmt::format("attention backward, {}, atomics", shape), {.backward_bytes = scratch_bytes});
   }
   return sound ? 0 : 1;
 }

@@ -231,6 +231,9 @@ TEST_CASE("documents that a library takes give what they give on the CPU") {
   // Recorded once, and played again with other documents.
   for (int i = 0; i < 3; ++i) CHECK(trainer.run().loss == Approx(own.run().loss).epsilon(2e-3));
   CHECK(trainer.took_what_was_planned());
+  Trainer any_order(with({"precision.compute=bf16", "data.max_documents=19", "run.deterministic=false"}), cuda());
+  any_order.run();
+  CHECK(any_order.take_warnings().starts_with("attention's gradients are added up in any order (run.deterministic = false)"));
 }
 
 TEST_CASE("documents that no library takes are the own kernels', which is said once") {

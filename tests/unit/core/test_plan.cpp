@@ -106,20 +106,21 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
 }
 
 TEST_CASE("documents cost the memory of their places, and count as if nothing were masked") {
-  const RunConfig plain = preset_config("gpt2-124m");
-  const RunConfig masked = preset_config("gpt2-124m", {"data.mask_documents=true"});
+  const RunConfig plain = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8"});
+  const RunConfig masked = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true"});
   const StepPlan before = plan_step(plain, cpu_target()), after = plan_step(masked, cpu_target());
   CHECK(after.total().model_flops == before.total().model_flops);
   // One micro-batch on the device, and those that are read ahead.
   CHECK(after.memory().arenas[MemoryClass::data] - before.memory().arenas[MemoryClass::data] ==
-        (1 + prefetch_ring(masked, cpu_target()).depth) * 2 * 1024 * 4);
+        (1 + prefetch_ring(masked, cpu_target()).depth) * 8 * 1024 * 4);
   // The library has no part in masks of documents: its workspace for the gradients of the scores is not needed.
   const Target gpu = find_target("h100");
   CHECK(plan_step(masked, gpu).memory().scratch_bytes < plan_step(plain, gpu).memory().scratch_bytes);
   // With room for documents it has: gradients of the scores for each, as large pieces of them as before, and the table.
   const auto with_room = [&](int64_t documents) {
     const RunConfig config =
-        preset_config("gpt2-124m", {"data.mask_documents=true", "data.max_documents=" + std::to_string(documents)});
+        preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true",
+                                    "data.max_documents=" + std::to_string(documents)});
     CHECK(plan_step(config, cpu_target()).memory().scratch_bytes == after.memory().scratch_bytes);
     return plan_step(config, gpu).memory().scratch_bytes;
   };
@@ -158,12 +159,12 @@ TEST_CASE("a plan for a GPU warns of room for documents that its library never s
 TEST_CASE("validation has the scratch that it wants where dropout keeps training from the library's attention") {
   const auto scratch_bytes = [](const char* documents) {
     const RunConfig config = preset_config(
-        "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=512",
-                      "batch.micro=512", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
+        "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=1024",
+                      "batch.micro=1024", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
     return plan_step(config, find_target("h100")).memory().scratch_bytes;
   };
-  const int64_t table = 2048 + 512 * 11 * ((8 * 1025 + 255) / 256 * 256);
-  CHECK(scratch_bytes("data.max_documents=0") < 40 << 20);
+  const int64_t table = 4096 + 1024 * 11 * ((8 * 1025 + 255) / 256 * 256);
+  CHECK(scratch_bytes("data.max_documents=0") < 72 << 20);
   CHECK(scratch_bytes("data.max_documents=1024") == table + (8 << 20));
 }
 

@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "catch.h"
 #include "model_fixture.h"
+#include "ops/fused_attention_policy.h"
 #include "optim/learning_rate.h"
 
 using namespace gptrain;
@@ -206,4 +207,17 @@ TEST_CASE("learning rates have what the page of optimizers says of their first a
   CHECK(rates(LrCurve::constant, 3, 1, 0) == Rates{1, 1, 1});
   for (const LrCurve curve : {LrCurve::constant, LrCurve::linear, LrCurve::cosine})
     CHECK(rates(curve, 4, 4, 0) == Rates{0.25, 0.5, 0.75, 1});  // nothing but a warm-up
+}
+
+TEST_CASE("attention's gradients without fixed bits take less memory of a GPU") {
+  AttentionBackward op{};
+  op.batch = 4;
+  op.sequence_length = 2048;
+  op.num_heads = op.num_kv_heads = 12;
+  op.head_size = 64;
+  op.q = Matrix(nullptr, DType::bf16, 4 * 2048, 12 * 64);
+  const int64_t fixed = fused_attention_scratch_bytes(op);
+  CHECK(fixed == fused_attention_overhead_bytes + 4 * 12 * (2048 * 2048 * 2 + 2048 * 4));
+  op.fixed_bits = false;
+  CHECK(fused_attention_scratch_bytes(op) == fused_attention_overhead_bytes + 4 * 12 * (2048 * 64 * 4 + 2048 * 4));
 }
