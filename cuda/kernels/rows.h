@@ -105,8 +105,7 @@ struct DropoutMask {
                                       static_cast<uint32_t>(sample >> 32)});
 #pragma unroll
       for (int k = 0; k < drawn; ++k) {
-        // Packs begin at multiples of four, and an index that is known beforehand needs no memory.
-        const uint32_t word = words[static_cast<size_t>(N < 4 ? (column + i) % 4 : k)];
+        const uint32_t word = word_of(words, N < 4 ? (column + i) % 4 : k);  // packs begin at multiples of four
         values[i + k] = word < threshold ? 0.0F : values[i + k] * scale;
       }
     }

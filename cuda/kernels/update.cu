@@ -174,7 +174,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
           const auto of = [&](size_t c) -> float& { return buffers.columns[c][rest]; };
           const float wide = updated(own, buffers.gradients[rest], to_float(weights[rest]), of, columns);
           const auto own_words = rounding_words(segment.key, index_of_rest, updates);
-          weights[rest] = stochastic_bf16(wide, own_words[static_cast<size_t>(index_of_rest % 4)]);
+          weights[rest] = stochastic_bf16(wide, word_of(own_words, index_of_rest % 4));
         }
       }
     }

@@ -50,6 +50,14 @@ __device__ inline float exp2_of(float x) {
 }
 constexpr float log2_e = 1.44269504F;
 
+// words[place] of four, by selections: a place that is not known beforehand would put them into local memory.
+template <typename Words>
+__device__ uint32_t word_of(const Words& words, int64_t place) {
+  const uint32_t of_first = place % 2 == 0 ? words[0] : words[1];
+  const uint32_t of_last = place % 2 == 0 ? words[2] : words[3];
+  return place < 2 ? of_first : of_last;
+}
+
 // N neighbours, which lie at a multiple of their size, up to 16 bytes.
 template <typename T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {

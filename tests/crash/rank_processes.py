@@ -9,11 +9,12 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 import test_crash
-from other_processes import is_running
+from other_processes import MPIRUN_CRASHED, is_running
 from test_crash import PROCESS_TIMEOUT_SECONDS, wait_for
 
 RANKS = 4
 SLACK_SECONDS = 20  # starting and ending processes on a busy machine
+MPIRUN_SECONDS = 10  # in which mpirun ends when its ranks have
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_", "GPTRAIN_SECRET")
 
 
@@ -102,8 +103,23 @@ class Ranks:
 
     def wait(self, left_out=None):
         """Codes of the processes but the one left out, which may be stopped."""
+        if self.mode == "mpi":
+            self.end_hanging_mpirun()
         return [process.wait(PROCESS_TIMEOUT_SECONDS) for rank, process in enumerate(self.processes)
                 if rank != left_out]
+
+    def end_hanging_mpirun(self):
+        """Open MPI's may wait for itself as it ends (PMIx_server_finalize), about once in 300 ranks killed while they
+        start: that counts as its crash."""
+        deadline = time.monotonic() + PROCESS_TIMEOUT_SECONDS
+        gone_at = None
+        while self.processes[0].poll() is None and time.monotonic() < deadline:
+            gone = len(self.rank_ids()) == self.size and not any(map(is_running, self.known.values()))
+            gone_at = (gone_at or time.monotonic()) if gone else None
+            if gone and time.monotonic() > gone_at + MPIRUN_SECONDS:
+                os.kill(self.pid, -MPIRUN_CRASHED)
+                return
+            time.sleep(0.01)
 
     def left(self):
         """Processes that are still there, once they had time to go."""
