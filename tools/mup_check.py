@@ -10,25 +10,19 @@ zero with muP, so that what a learning rate does is the same in every width. Pri
 plots, and ends with 1 if a slope with muP is beyond the bound.
 """
 import argparse
-import html
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 
+sys.dont_write_bytecode = True
+import plots  # noqa: E402
+
 # Of slopes with muP: what is left of them at widths that a check can afford. Scores are products of what has moved with
 # what has not: how these go together takes more steps to show.
 BOUND, BOUND_OF_SCORES = 0.3, 0.6
 NAMES = ("embedding", "queries", "scores", "attention", "ffn", "residual stream", "logits")
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
-  color: #222; background: #fff; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(17em, 1fr)); gap: 1em; }
-figure { margin: 0; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; } text { font-size: 11px; fill: #555; }
-.frame { fill: none; stroke: #bbb; } polyline { fill: none; stroke-width: 2; stroke: #2563a8; }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } text { fill: #aaa; }
-  .frame { stroke: #555; } polyline { stroke: #7ab4f0; } }"""
 
 
 def bound_of(name):
@@ -63,41 +57,25 @@ def check(program, family, widths, steps, lr):
 
 
 def plot(widths, lines, low, high):
-    """SVG: a line for each step, the later the thicker."""
-    left, top, right, bottom = 40, 8, 292, 150
-    span = math.log2(widths[-1] / widths[0])
-
-    def place(width, value):
-        x = left + (right - left) * math.log2(width / widths[0]) / span
-        y = bottom - (bottom - top) * (math.log2(value) - low) / (high - low)
-        return f"{x:.1f},{y:.1f}"
-
-    parts = [f'<rect class="frame" x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"/>']
-    for i, values in enumerate(lines):
-        points = " ".join(place(width, value) for width, value in zip(widths, values))
-        parts.append(f'<polyline points="{points}" opacity="{0.3 + 0.7 * (i + 1) / len(lines):.2f}"/>')
-    for exponent in range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 4))):
-        y = bottom - (bottom - top) * (exponent - low) / (high - low)
-        parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{2.0 ** exponent:.3g}</text>')
-    for width in widths:
-        x = left + (right - left) * math.log2(width / widths[0]) / span
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{width}</text>')
-    return f'<svg viewBox="0 0 300 170" role="img">{"".join(parts)}</svg>'
+    """A line for each step, the last one darkest."""
+    drawn = [([(math.log2(width), math.log2(value)) for width, value in zip(widths, values)], plots.COLORS[0],
+              0.3 + 0.7 * (i + 1) / len(lines)) for i, values in enumerate(lines)]
+    exponents = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 4)))
+    return plots.line_plot(drawn, (math.log2(widths[0]), math.log2(widths[-1])), (low, high),
+                           [(math.log2(width), width) for width in widths],
+                           [(exponent, f"{2.0 ** exponent:.3g}") for exponent in exponents])
 
 
 def page(family, widths, lr, result):
     values = [value for by_name in result.values() for lines, _ in by_name.values() for line in lines for value in line]
     low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-             f"<title>muP: coordinate check</title><style>{STYLE}</style><h1>muP: coordinate check</h1>"
-             f"<p>How far the first steps move the activations of a {html.escape(family)} model (root mean square), by its "
-             f"width; learning rate {lr:g}, a line for each step, the last one darkest.</p>"]
+    parts = [f"<p>How far the first steps move the activations of a {family} model (root mean square), by its width; "
+             f"learning rate {lr:g}, a line for each step, the last one darkest.</p>"]
     for mup, by_name in result.items():
-        parts.append(f"<h2>{'With' if mup else 'Without'} model.mup</h2><div class=plots>")
-        for name, (lines, last) in by_name.items():
-            parts.append(f"<figure><figcaption>{name}: slope {last:+.2f}</figcaption>{plot(widths, lines, low, high)}</figure>")
-        parts.append("</div>")
-    return "\n".join(parts)
+        figures = [plots.figure(f"{name}: slope {last:+.2f}", plot(widths, lines, low, high))
+                   for name, (lines, last) in by_name.items()]
+        parts.append(f"<h2>{'With' if mup else 'Without'} model.mup</h2><div class=plots>{''.join(figures)}</div>")
+    return plots.page("muP: coordinate check", parts)
 
 
 def main():
