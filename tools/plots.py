@@ -12,7 +12,7 @@ svg { width: 100%; height: auto; } text { font-size: 11px; fill: #555; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } text { fill: #aaa; }
   .frame { stroke: #555; } }"""
 COLORS = ("#2f7ed8", "#d8602f", "#3f9e4d", "#a24fc4", "#c0a020", "#20a0a0", "#c04070", "#808080")
-LEFT, TOP, RIGHT, BOTTOM = 44, 8, 292, 150
+LEFT, TOP, RIGHT, BOTTOM = 54, 8, 286, 150
 
 
 def page(title, parts):
