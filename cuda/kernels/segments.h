@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/philox.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -54,6 +55,14 @@ __device__ inline double block_sum(double value, WarpSums& sums) {
   for (const double sum : sums.of_warp) total += sum;
   __syncthreads();  // before the next sum is written
   return total;
+}
+
+// The word that element `index` of a tensor draws (see ElementUpdate in ops/element_update.h), and its three
+// neighbours'.
+__device__ inline auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
+  const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
+  return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
+                      static_cast<uint32_t>(step >> 32)});
 }
 
 // The formula in this step: one thread of the block makes it for all, in shared memory.

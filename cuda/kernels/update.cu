@@ -2,7 +2,6 @@
 #include <cmath>
 #include <utility>
 
-#include "base/philox.h"
 #include "kernels/segments.h"
 #include "kernels/update.h"
 #include "kernels/values.h"
@@ -122,14 +121,6 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
       }
     }
   });
-}
-
-// The word that element `index` of a tensor draws (see ElementUpdate in ops/element_update.h), and its three
-// neighbours'.
-__device__ auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
-  const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
-  return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
-                      static_cast<uint32_t>(step >> 32)});
 }
 
 // Weights without masters.

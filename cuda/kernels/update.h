@@ -13,6 +13,7 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch);
 void cuda_run(const PrepareUpdate& op, Stream stream);
 #define GPTRAIN_DECLARE_UPDATE(Op) void cuda_run(const Op& op, Stream stream);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_UPDATE)
 #undef GPTRAIN_DECLARE_UPDATE
 #define GPTRAIN_DECLARE_TENSOR_NORMS(Op) void cuda_run(const Op& op, Stream stream, std::byte* scratch);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_TENSOR_NORMS)

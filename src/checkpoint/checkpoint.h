@@ -2,7 +2,7 @@
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
-//                            (with bf16-pure weights of bf16); each one's box in the global tensor in __metadata__.
+//                            (with bf16-pure weights of bf16, with adamw-8bit codes of u8); each one's box in the global tensor in __metadata__.
 //                            Where they are more than 1 GiB, rank-00000-00000.safetensors and so on
 //   tokenizer.json           of the data, where one is known that is not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
@@ -32,7 +32,7 @@ namespace gptrain {
 // Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
 constexpr std::string_view weight_prefix = "weight/";
 
-// A box of one global tensor (true shape, never padding), f32 or bf16, in row-major order at `data`, which the caller
+// A box of one global tensor (true shape, never padding), f32, bf16 or u8, in row-major order at `data`, which the caller
 // owns and which lies in `memory`.
 struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"

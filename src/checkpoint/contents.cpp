@@ -115,9 +115,9 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
     const auto text = header.metadata.find(key);
     const auto place = text == header.metadata.end() ? std::nullopt : parse_place(text->second);
     const DType dtype = entry.tensor.dtype;
-    if (!place || (dtype != DType::f32 && dtype != DType::bf16) || !num_elements(place->global_shape) ||
+    if (!place || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) || !num_elements(place->global_shape) ||
         !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
-      throw fault(fmt::format("slice \"{}\" is not an F32 or BF16 box of a global tensor", key));
+      throw fault(fmt::format("slice \"{}\" is not an F32, BF16 or U8 box of a global tensor", key));
     }
     // Other programs know a slice by its key alone.
     if (key != slice_key(place->tensor, {place->offset, entry.tensor.shape}, place->global_shape))

@@ -35,7 +35,7 @@ struct StoredBox {
 
 struct StoredTensor {
   std::vector<int64_t> global_shape;
-  DType dtype = DType::f32;      // or bf16
+  DType dtype = DType::f32;      // or bf16 or u8
   std::vector<StoredBox> boxes;  // disjoint; by file, then by offset in the file
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include "base/printable.h"
 #include "checkpoint/folder.h"
 #include "config/load.h"
+#include "model/spec/shard.h"
 #include "model/spec/spec.h"
 #include "optim/optimizer.h"
 
@@ -31,20 +33,29 @@ StoredName split_name(std::string_view stored) {
                                          : StoredName{stored.substr(0, slash), stored.substr(slash + 1)};
 }
 
-DType stored_dtype(std::string_view kind, const TensorSpec& tensor, const PrecisionConfig& precision) {
-  const bool narrow = kind == weight_kind && precision.pure && tensor.norm_use == NormUse::no_norm;
-  return narrow ? DType::bf16 : DType::f32;
+struct Expected {
+  DType dtype;
+  std::vector<int64_t> shape;
+};
+
+// What a checkpoint has of the tensor, if it has such values. `shard` is that of any tensor rank.
+std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor, const TensorShard& shard,
+                                 const RunConfig& config) {
+  const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
+  if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
+  for (const StateColumn& column : optimizer_columns(config.optimizer)) {
+    if (column.name != kind || !has_values(column, tensor)) continue;
+    const bool of_blocks = column.granularity == StateGranularity::block;
+    return Expected{column.dtype, of_blocks ? std::vector{shard.blocks_total} : tensor.shape};
+  }
+  return std::nullopt;
 }
 
-// Whether a checkpoint has such values of the tensor.
-bool is_expected(std::string_view kind, const TensorSpec& tensor, const RunConfig& config) {
-  const StateColumns columns = optimizer_columns(config.optimizer);
-  return kind == weight_kind || std::any_of(columns.begin(), columns.end(), [&](const StateColumn& column) {
-           return column.name == kind && has_values(column, tensor);
-         });
-}
-
-using SpecByName = std::unordered_map<std::string_view, const TensorSpec*>;
+struct SpecAndShard {
+  const TensorSpec* spec;
+  const TensorShard* shard;
+};
+using SpecByName = std::unordered_map<std::string_view, SpecAndShard>;
 
 // What is wrong with a tensor of the checkpoint; empty if nothing.
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
@@ -52,18 +63,20 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
   const StoredName name = split_name(stored);
   const auto found = spec.find(name.name);
   const std::string shown = printable(stored);
-  if (found == spec.end() || !is_expected(name.kind, *found->second, config))
-    return fmt::format("tensor \"{}\" is none of the model's", shown);
-  const TensorSpec& expected = *found->second;
-  if (tensor.global_shape != expected.shape) {
+  const auto wanted = found == spec.end() ? std::optional<Expected>{}
+                                          : expected(name.kind, *found->second.spec, *found->second.shard, config);
+  if (!wanted) return fmt::format("tensor \"{}\" is none of the model's", shown);
+  if (tensor.global_shape != wanted->shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
-                       printable(format_shape(tensor.global_shape)), format_shape(expected.shape));
+                       printable(format_shape(tensor.global_shape)), format_shape(wanted->shape));
   }
-  if (const DType dtype = stored_dtype(name.kind, expected, config.precision); tensor.dtype != dtype)
-    return fmt::format("tensor \"{}\" is {}, the model's is {}", shown, dtype_name(tensor.dtype), dtype_name(dtype));
-  const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(expected.shape.size(), 0), expected.shape});
-  if (covered == expected.count()) return "";
-  return fmt::format("of tensor \"{}\" there are {} of {} elements", shown, covered, expected.count());
+  if (tensor.dtype != wanted->dtype) {
+    return fmt::format("tensor \"{}\" is {}, the model's is {}", shown, dtype_name(tensor.dtype),
+                       dtype_name(wanted->dtype));
+  }
+  const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(wanted->shape.size(), 0), wanted->shape});
+  if (covered == element_count(wanted->shape)) return "";
+  return fmt::format("of tensor \"{}\" there are {} of {} elements", shown, covered, element_count(wanted->shape));
 }
 
 }  // namespace
@@ -80,7 +93,9 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
 void check_model(const Contents& contents, const RunConfig& config) {
   const ModelSpec spec = make_spec(config.model);
   SpecByName by_name;
-  for (const TensorSpec& tensor : spec.tensors) by_name.emplace(tensor.name, &tensor);
+  const std::vector<TensorShard> shards = shard_tensors(spec, {config.parallel.tensor, 0});
+  for (size_t i = 0; i < shards.size(); ++i)
+    by_name.emplace(spec.tensors[i].name, SpecAndShard{&spec.tensors[i], &shards[i]});
   std::vector<std::string> differences;
   for (const auto& [name, tensor] : contents.tensors) {
     if (std::string found = difference_from_spec(name, tensor, by_name, config); !found.empty())

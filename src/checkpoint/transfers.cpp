@@ -91,6 +91,9 @@ void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
     const auto* const from = reinterpret_cast<const bf16*>(data);
     wide.resize(static_cast<size_t>(count));
     std::transform(from, from + count, wide.begin(), [](bf16 value) { return to_float(value); });
+  } else if (!are_all_same && dtype == DType::u8) {
+    const auto* const from = reinterpret_cast<const uint8_t*>(data);
+    wide.assign(from, from + count);
   } else if (!are_all_same) {
     const auto* const from = reinterpret_cast<const float*>(data);
     narrow.resize(static_cast<size_t>(count));

@@ -225,7 +225,8 @@ void add_optimizer(std::vector<Field>& table) {
                {
                    words<O, OptimizerKind>("optimizer.type", section, &O::type,
                                            words_of<OptimizerKind>(optimizer_names), {},
-                                           "the optimizer: AdamW with two moments, SGD with momentum or Lion with one; "
+                                           "the optimizer: AdamW with two moments, in fp32 or those of matrices in 8 bits; SGD "
+                                           "with momentum or Lion with one; "
                                            "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
                                            "Muon orthogonalises the momentum of each matrix of the blocks"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
@@ -244,11 +245,12 @@ void add_optimizer(std::vector<Field>& table) {
                        .required("256")
                        .only_with(scales)
                        .changeable(),
-                   betas_field().derived("[0.9,0.95]").only_with(of_type<adamw, lion, lamb, muon>("adamw, lion, lamb or muon")),
+                   betas_field().derived("[0.9,0.95]").only_with(
+                       of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
                          "added to the root of the second moment; default: 1e-8, lamb's 1e-6")
                        .derived("1e-08")
-                       .only_with(of_type<adamw, lamb, muon>("adamw, lamb or muon")),
+                       .only_with(of_type<adamw, adamw_8bit, lamb, muon>("adamw, adamw-8bit, lamb or muon")),
                    field("optimizer.momentum", section, &O::momentum,
                          NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "share of the moment that each step keeps; default: 0.9, muon's 0.95")

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "base/dynamic_map.h"
 #include "base/fp8.h"
 #include "base/loss_scale.h"
 #include "config/rules.h"
@@ -29,6 +30,7 @@ class MethodRules : Rules {
     if (lamb && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
     if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
     check_mup();
+    if (optimizer.type == OptimizerKind::adamw_8bit) check_replicated_blocks();
     if (optimizer.type != OptimizerKind::muon) return;
     if (!is_given("optimizer.momentum")) optimizer.momentum = 0.95;
     if (!is_given("optimizer.nesterov")) optimizer.nesterov = optimizer.momentum > 0;
@@ -39,8 +41,22 @@ class MethodRules : Rules {
   void check_mup() {
     const OptimizerKind type = config_.optimizer.type;
     if (!sound({"model.mup"}) || config_.model.mup == 0) return;
-    if (type == OptimizerKind::adamw || type == OptimizerKind::lion) return;
-    fault("model.mup", "needs optimizer.type = adamw or lion", "0");
+    if (type == OptimizerKind::adamw || type == OptimizerKind::adamw_8bit || type == OptimizerKind::lion) return;
+    fault("model.mup", "needs optimizer.type = adamw, adamw-8bit or lion", "0");
+  }
+
+  // A head of keys and values that several tensor ranks hold must be in the same blocks of state on each of them.
+  void check_replicated_blocks() {
+    const ModelConfig& model = config_.model;
+    if (!sound({"parallel.tensor", "model.num_heads", "model.num_kv_heads", "model.head_size", "model.hidden_size"}))
+      return;
+    const int64_t of_head = model.head_size * model.hidden_size;
+    if (config_.parallel.tensor <= model.num_kv_heads || of_head % state_block == 0) return;
+    fault("optimizer.type",
+          fmt::format("needs head_size x hidden_size = {} to be a multiple of {} where parallel.tensor is greater than "
+                      "model.num_kv_heads = {}",
+                      of_head, state_block, model.num_kv_heads),
+          "\"adamw\"");
   }
 
   void settle_precision() {

@@ -126,9 +126,9 @@ struct OptimizerConfig {
   double lr = 0;
   LrScaling lr_scaling = LrScaling::none;
   int64_t base_batch = 256;  // sequences of the batch that lr and the section `schedule` are meant for
-  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw, lion, lamb, and muon outside matrices
+  double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw and adamw-8bit, lion, lamb, and muon outside matrices
   double beta2 = 0.95;
-  double eps = 1e-8;      // adamw, lamb and muon
+  double eps = 1e-8;      // adamw, adamw-8bit, lamb and muon
   double momentum = 0.9;  // sgd, lars and muon
   bool nesterov = false;  // sgd and muon
   double trust_coefficient = 0.001;  // lars

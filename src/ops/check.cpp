@@ -382,7 +382,8 @@ void check(const PrepareUpdate& op) {
   checker.require(op.clip_norm >= 0, "clip_norm is negative");
 }
 
-void check_update(std::string_view name, const ElementUpdate& op, size_t num_columns) {
+// All but the columns.
+void check_updated(std::string_view name, const ElementUpdate& op) {
   const Checker checker(name);
   const int64_t elements = op.gradients.cols;
   checker.matrix("gradients", op.gradients, DType::f32, 1, elements);
@@ -391,11 +392,21 @@ void check_update(std::string_view name, const ElementUpdate& op, size_t num_col
   } else {
     checker.matrix("weights without masters", op.weights, DType::bf16, 1, elements);
   }
-  for (size_t i = 0; i < num_columns; ++i) checker.matrix("a column of state", op.columns[i], DType::f32, 1, elements);
   if (op.weights.given()) {
     checker.real("weights", op.weights);
     checker.matrix("weights", op.weights, op.weights.dtype, 1, elements);
   }
+}
+
+void check_columns(std::string_view name, const ElementUpdate& op, size_t first, size_t end) {
+  const Checker checker(name);
+  for (size_t i = first; i < end; ++i)
+    checker.matrix("a column of state", op.columns[i], DType::f32, 1, op.gradients.cols);
+}
+
+void check_update(std::string_view name, const ElementUpdate& op, size_t num_columns) {
+  check_updated(name, op);
+  check_columns(name, op, 0, num_columns);
 }
 
 void check_tensor_sums(std::string_view name, const Matrix& sums) {
@@ -414,6 +425,21 @@ void check_sums_of(std::string_view name, const TensorUpdate& op) { check_tensor
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
 #undef GPTRAIN_CHECK_UPDATE
+
+#define GPTRAIN_CHECK_BLOCK_UPDATE(Op)                                                   \
+  void check(const Op& op) {                                                             \
+    const Checker checker(Op::name);                                                     \
+    const int64_t elements = op.gradients.cols;                                          \
+    check_updated(Op::name, op);                                                         \
+    checker.require(elements % state_block == 0, "the range does not end with a block"); \
+    for (size_t i = 0; i < op.scales.size(); ++i) {                                      \
+      checker.matrix("codes", op.columns[i], DType::u8, 1, elements);                    \
+      checker.matrix("scales", op.scales[i], DType::f32, 1, elements / state_block);     \
+    }                                                                                    \
+    check_columns(Op::name, op, op.scales.size(), Op::num_columns);                      \
+  }
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CHECK_BLOCK_UPDATE)
+#undef GPTRAIN_CHECK_BLOCK_UPDATE
 
 #define GPTRAIN_CHECK_TENSOR_NORMS(Op)                          \
   void check(const Op& op) {                                    \

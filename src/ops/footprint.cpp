@@ -186,6 +186,15 @@ Footprint update_footprint(const ElementUpdate& op) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_FOOTPRINT)
 #undef GPTRAIN_UPDATE_FOOTPRINT
 
+#define GPTRAIN_BLOCK_UPDATE_FOOTPRINT(Op)                                                   \
+  Footprint footprint(const Op& op, const Target&) {                                         \
+    Footprint footprint = update_footprint(op);                                              \
+    for (const Matrix& scales : op.scales) footprint.bytes_moved += moved({scales, scales}); \
+    return footprint;                                                                        \
+  }
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE_FOOTPRINT)
+#undef GPTRAIN_BLOCK_UPDATE_FOOTPRINT
+
 // What the update reads.
 int64_t measured_bytes(const ElementUpdate& op) {
   int64_t bytes = moved({op.gradients, op.master.given() ? op.master : op.weights});

@@ -106,6 +106,7 @@ std::string update_text(const ElementUpdate& op) {
 #define GPTRAIN_UPDATE_TEXT(Op) \
   std::string shape_text(const Op& op) { return update_text(op); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_TEXT)
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_UPDATE_TEXT)
 #undef GPTRAIN_UPDATE_TEXT
 
 #define GPTRAIN_TENSOR_NORMS_TEXT(Op) \

@@ -1,8 +1,10 @@
 // The updates of all optimizers: each is an ElementUpdate with a formula (ops/element_update.h), alone and with an
-// average of the weights (ops/averaged.h). Some take the sums of a pass before (ops/tensor_norms.h).
+// average of the weights (ops/averaged.h). Some take the sums of a pass before (ops/tensor_norms.h), some keep their
+// columns in blocks of few bits (ops/adamw_8bit.h).
 #pragma once
 
 #include "ops/adamw.h"
+#include "ops/adamw_8bit.h"
 #include "ops/averaged.h"
 #include "ops/lamb.h"
 #include "ops/lars.h"

@@ -15,20 +15,20 @@ struct Segments {
 };
 
 // Tensors of a unit, in the order of the layout.
-enum class UnitTensors : uint8_t { norms, others, matrices };
-constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::matrices};
+enum class UnitTensors : uint8_t { norms, others, last };
+constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::last};
 constexpr size_t num_unit_tensors = all_unit_tensors.size();
 
-UnitTensors kind_of(const TensorSpec& tensor) {
+UnitTensors kind_of(const TensorSpec& tensor, UnitEnd end) {
   if (tensor.norm_use != NormUse::no_norm) return UnitTensors::norms;
-  return tensor.of_block_matrix ? UnitTensors::matrices : UnitTensors::others;
+  return comes_last(tensor, end) ? UnitTensors::last : UnitTensors::others;
 }
 
-// Elements of this rank's part of the unit that are in no matrix of a block. They come first.
-int64_t elements_outside_matrices(const ParameterStore& parameters, int64_t unit) {
+// Elements of this rank's part of the unit that are before what comes last.
+int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
   const UpdateRange range = parameters.update_range(unit);
-  const int64_t outside = parameters.layout().units[static_cast<size_t>(unit)].outside_matrices;
-  return std::clamp<int64_t>(outside - range.first, 0, range.elements);
+  const int64_t before = parameters.layout().units[static_cast<size_t>(unit)].before_last;
+  return std::clamp<int64_t>(before - range.first, 0, range.elements);
 }
 
 // Where elements of a box lie in the tensor, from the box's element `first` on.
@@ -38,20 +38,20 @@ IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first)
   return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
 }
 
-// Offsets are from the unit's range in the update, or, where norms or matrices are updated apart, from where the tensors
-// begin that are updated together.
+// Offsets are from the unit's range in the update, or, where norms or what comes last is updated apart, from where the
+// tensors begin that are updated together.
 void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                  uint64_t seed, int64_t unit, UnitTensors kind, bool matrices_apart,
+                  uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart,
                   std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   const UpdateRange updated = parameters.update_range(unit);
   int64_t apart = 0;
   if (parameters.sharding().pure && kind != UnitTensors::norms) apart = parameters.norm_piece(unit).count;
-  if (matrices_apart && kind == UnitTensors::matrices) apart = elements_outside_matrices(parameters, unit);
+  if (last_apart && kind == UnitTensors::last) apart = elements_before_last(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
     const TensorSpec& tensor = spec.tensors[static_cast<size_t>(i)];
-    if (kind_of(tensor) != kind) continue;
+    if (kind_of(tensor, layout.end) != kind) continue;
     const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
     // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
     for (const ShardBox& box : shards[static_cast<size_t>(i)].boxes) {
@@ -71,12 +71,12 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
 }
 
 Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                       uint64_t seed, bool matrices_apart) {
+                       uint64_t seed, bool last_apart) {
   Segments segments;
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     for (const UnitTensors kind : all_unit_tensors) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
-      add_segments(spec, shards, parameters, seed, unit, kind, matrices_apart, segments.all);
+      add_segments(spec, shards, parameters, seed, unit, kind, last_apart, segments.all);
     }
   }
   segments.first.push_back(static_cast<int64_t>(segments.all.size()));
@@ -91,9 +91,9 @@ int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard
   return align_up(static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
 }
 
-ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool matrices_apart)
+ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, matrices_apart);
+  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, last_apart);
   context.backend.upload(tables, segments.all.data(),
                          static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
   first_segment_ = std::move(segments.first);
@@ -111,8 +111,11 @@ ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t 
                        .master = row(range.master, DType::f32),
                        .columns = {},
                        .weights = row(range.weights, parameters.sharding().compute)};
-  for (size_t i = 0; i < parameters.columns().size(); ++i)
-    update.columns[i] = row(parameters.column(i, unit), parameters.columns()[i].dtype);
+  size_t next = 0;
+  for (size_t i = 0; i < parameters.columns().size(); ++i) {
+    if (!is_of_last(parameters.columns()[i]))
+      update.columns.at(next++) = row(parameters.column(i, unit), parameters.columns()[i].dtype);
+  }
   return update;
 }
 
@@ -146,20 +149,23 @@ void ElementUpdates::update(int64_t unit, const std::function<void(const Element
   update_first(unit, context_.parameters.update_range(unit).elements, end_segment, run);
 }
 
-void ElementUpdates::update_outside_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+void ElementUpdates::update_before_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
   const int64_t end_segment = first_segment_[num_unit_tensors * static_cast<size_t>(unit) + 2];
-  update_first(unit, elements_outside_matrices(context_.parameters, unit), end_segment, run);
+  update_first(unit, elements_before_last(context_.parameters, unit), end_segment, run);
 }
 
-void ElementUpdates::update_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
+void ElementUpdates::update_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const {
   const ParameterStore& parameters = context_.parameters;
-  const int64_t first = elements_outside_matrices(parameters, unit);
+  const int64_t first = elements_before_last(parameters, unit);
   const int64_t elements = parameters.update_range(unit).elements - first;
   if (elements == 0) return;
   const int64_t* const segments = first_segment_.data() + num_unit_tensors * static_cast<size_t>(unit);
   ElementUpdate update = operands(unit, first, elements, segments[2], segments[3]);
-  for (size_t i = 0; i < parameters.columns().size(); ++i) {
-    if (parameters.columns()[i].granularity != StateGranularity::element) update.columns[i] = {};
+  size_t next = 0;
+  for (const StateColumn& column : parameters.columns()) {
+    if (is_of_last(column)) continue;
+    if (column.granularity != StateGranularity::element) update.columns[next] = {};
+    ++next;
   }
   run(update);
 }

@@ -15,23 +15,24 @@
 
 namespace gptrain {
 
-// Elements [first, first + elements) of what this rank updates of the unit, without segments.
+// Elements [first, first + elements) of what this rank updates of the unit, without segments. Columns are those that are
+// not only of what comes last (is_of_last), one after the other.
 ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements);
 
 // The segments of all units in device memory, and each unit's update as ranges of elements.
 class ElementUpdates {
  public:
   // Uploads the table to `tables`, which is device memory of element_table_bytes. The spec gives each tensor's weight
-  // decay and learning-rate factor. The context's references are borrowed. With matrices_apart, those of blocks are
-  // updated by calls of their own.
-  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool matrices_apart = false);
+  // decay and learning-rate factor. The context's references are borrowed. With last_apart, what
+  // comes last in units (UnitEnd) is updated by calls of its own.
+  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart = false);
 
   // Calls run(operands) for this rank's part of the unit: once, or twice where only norms have master weights
   // (Sharding::pure), for the norms and for the rest. A rank without a part of the unit makes no call.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
-  // The same with matrices apart: all but the matrices, and these, without columns that have no values for them.
-  void update_outside_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
-  void update_matrices(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
+  // The same with what comes last apart: all before it, and that, without columns that have no values for it.
+  void update_before_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
+  void update_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 
  private:
   // Elements [first, first + elements) of the unit's range, with segments [first_segment, end_segment).
@@ -43,8 +44,8 @@ class ElementUpdates {
                     const std::function<void(const ElementUpdate&)>& run) const;
 
   UpdateContext context_;
-  const UpdateSegment* segments_;       // device memory; unit after unit, norms first and matrices of blocks last
-  std::vector<int64_t> first_segment_;  // of a unit's norms, of other tensors, of matrices; by unit, and the end
+  const UpdateSegment* segments_;       // device memory; unit after unit, norms first and what comes last at the end
+  std::vector<int64_t> first_segment_;  // of a unit's norms, of others, of what comes last; by unit, and the end
 };
 
 int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,

@@ -66,7 +66,7 @@ class MuonOptimizer final : public Optimizer {
   // Leaves what Muon's step is made of where the gradients of the blocks' matrices were.
   Matrix measure() override {
     for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {
-      updates_.update_matrices(unit, [this](const ElementUpdate& operands) {
+      updates_.update_last(unit, [this](const ElementUpdate& operands) {
         MuonMomentum op = momentum_;
         static_cast<ElementUpdate&>(op) = operands;
         op.master = operands.gradients;
@@ -95,12 +95,12 @@ class MuonOptimizer final : public Optimizer {
   }
 
   void update(int64_t unit) override {
-    updates_.update_outside_matrices(unit, [this](const ElementUpdate& operands) {
+    updates_.update_before_last(unit, [this](const ElementUpdate& operands) {
       Rest op = rest_;
       static_cast<ElementUpdate&>(op) = operands;
       context_.backend.run(op);
     });
-    updates_.update_matrices(unit, [this](const ElementUpdate& operands) {
+    updates_.update_last(unit, [this](const ElementUpdate& operands) {
       Step op = step_;
       static_cast<ElementUpdate&>(op) = operands;
       op.columns = {operands.columns[2]};  // the average, where there is one

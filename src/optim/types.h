@@ -6,6 +6,7 @@
 namespace gptrain {
 
 OptimizerType adamw_type();
+OptimizerType adamw_8bit_type();
 OptimizerType lamb_type();
 OptimizerType lars_type();
 OptimizerType lion_type();

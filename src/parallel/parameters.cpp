@@ -17,15 +17,18 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
 }
 
 // Elements before the layout's unit in a column that ranks hold whole, or in pieces. They begin at multiples of 256 bytes
-// as the layout's units do. A piece has as much room outside matrices on every rank as the first has, whose piece begins
-// with what lies there.
+// as the layout's units do, or of state_block elements. A piece has as much room for what does not come last as the first
+// rank's, which begins with it, and as much for what comes last as the last rank's.
 int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
   const int64_t pieces = in_pieces ? layout.pieces : 1;
   if (column.granularity == StateGranularity::element)
     return (end_unit < layout.units.size() ? layout.units[end_unit].offset : layout.elements) / pieces;
   int64_t elements = 0;
-  for (size_t unit = 0; unit < end_unit; ++unit)
-    elements += std::min(layout.units[unit].outside_matrices, layout.units[unit].elements / pieces);
+  for (size_t unit = 0; unit < end_unit; ++unit) {
+    const UnitRange& range = layout.units[unit];
+    const int64_t of_all = is_of_last(column) ? range.elements - range.before_last : range.before_last;
+    elements += std::min(of_all, range.elements / pieces);
+  }
   return elements;
 }
 
@@ -60,6 +63,11 @@ void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t star
 }  // namespace
 
 int64_t StatePiece::count() const { return element_count(shape); }
+
+int64_t StatePiece::column_bytes(const StateColumn& column) const {
+  if (column.granularity == StateGranularity::block) return num_blocks * dtype_bytes(column.dtype);
+  return gptrain::column_bytes(column, count());
+}
 
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
   const int64_t whole = layout.elements;
@@ -163,55 +171,97 @@ bool ParameterStore::is_narrow(size_t tensor) const {
   return sharding_.pure && spec_.tensors[tensor].norm_use == NormUse::no_norm;
 }
 
+int64_t ParameterStore::held_before_last(int64_t unit) const {
+  const UpdateRange held = update_range(unit);
+  return std::clamp<int64_t>(range(unit).before_last - held.first, 0, held.elements);
+}
+
+ParameterStore::HeldBlocks ParameterStore::held_blocks(size_t tensor, bool piece_only) const {
+  const TensorShard& shard = shards_[tensor];
+  if (layout_.end != UnitEnd::block_state || !spec_.tensors[tensor].has_block_state() || shard.boxes.empty()) return {};
+  const int64_t unit = spec_.tensors[tensor].unit;
+  const UpdateRange held = update_range(unit);
+  const int64_t start = layout_.segments[tensor].offset - range(unit).offset;
+  const int64_t end = start + shard.boxes.back().local_offset + shard.boxes.back().count();
+  const int64_t first = piece_only ? piece_first(unit) : held.first;
+  const int64_t from = std::max(first, start);
+  const int64_t to = std::min(first + (piece_only ? piece_elements(unit) : held.elements), end);
+  if (from >= to) return {};
+  return {(from - start) / state_block, (to - from + state_block - 1) / state_block,
+          (from - held.first - held_before_last(unit)) / state_block};
+}
+
 template <typename Body>
 void ParameterStore::for_each_box(bool written_only, const Body& body) const {
   for (size_t tensor = 0; tensor < spec_.tensors.size(); ++tensor) {
+    const TensorShard& shard = shards_[tensor];
     const int64_t unit = spec_.tensors[tensor].unit;
     const bool pieces = written_only || sharding_.zero > 0;
     const int64_t first = pieces ? piece_first(unit) : 0;
     const int64_t end = first + (pieces ? piece_elements(unit) : range(unit).elements);
     const int64_t held_first = sharding_.zero > 0 ? piece_first(unit) : 0;
     const int64_t in_unit = layout_.segments[tensor].offset - range(unit).offset;
-    for (const ShardBox& box : shards_[tensor].boxes) {
-      if (written_only && !box.owned) continue;
+    HeldBlocks blocks = written_only && !shard.any_owned() ? HeldBlocks{} : held_blocks(tensor, pieces);
+    for (const ShardBox& box : shard.boxes) {
       const int64_t start = in_unit + box.local_offset;
       const int64_t from = std::max(first, start) - start;
       const int64_t to = std::min(end, start + box.count()) - start;
-      if (from < to) for_each_part(box, from, to, start - held_first, [&](auto... part) { body(tensor, part...); });
+      if (from >= to || (written_only && !box.owned)) continue;
+      for_each_part(box, from, to, start - held_first, [&](auto... part) {
+        body(tensor, part..., std::exchange(blocks, {}));
+      });
     }
+    const std::vector<int64_t> none(spec_.tensors[tensor].shape.size(), 0);
+    if (blocks.count > 0) body(tensor, none, none, in_unit + shard.boxes.front().local_offset - held_first, blocks);
   }
 }
 
 int64_t ParameterStore::snapshot_bytes() const {
   int64_t bytes = 0;
-  for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t) {
-    const int64_t count = element_count(shape);
-    bytes += align_up(count * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
+  for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t,
+                         const HeldBlocks& blocks) {
+    StatePiece piece;
+    piece.shape = shape;
+    piece.num_blocks = blocks.count;
+    bytes += align_up(piece.count() * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
     for (const StateColumn& column : columns_)
-      bytes += has_values(column, spec_.tensors[tensor]) ? align_up(column_bytes(column, count)) : 0;
+      bytes += has_values(column, spec_.tensors[tensor]) ? align_up(piece.column_bytes(column)) : 0;
   });
   return bytes;
 }
 
 std::vector<StatePiece> ParameterStore::state(bool written_only) const {
   std::vector<StatePiece> state;
-  for_each_box(written_only, [&](size_t tensor, std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at) {
+  for_each_box(written_only, [&](size_t tensor, std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at,
+                                 const HeldBlocks& blocks) {
     const int64_t unit = spec_.tensors[tensor].unit;
     const UpdateRange held = update_range(unit);
-    const bool narrow = is_narrow(tensor);
-    float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
-    std::vector<std::byte*> columns;
+    StatePiece piece;
+    piece.tensor = static_cast<int64_t>(tensor);
+    piece.offset = std::move(offset);
+    piece.shape = std::move(shape);
+    piece.first_block = shards_[tensor].blocks_first + blocks.first;
+    piece.num_blocks = blocks.count;
     for (size_t i = 0; i < columns_.size(); ++i) {
-      const bool given = has_values(columns_[i], spec_.tensors[tensor]);
-      columns.push_back(given ? column(i, unit) + column_bytes(columns_[i], at) : nullptr);
+      const StateColumn& column = columns_[i];
+      std::byte* place = nullptr;
+      if (has_values(column, spec_.tensors[tensor]) && piece.column_bytes(column) > 0) {
+        const bool of_blocks = column.granularity == StateGranularity::block;
+        const int64_t before = of_blocks            ? blocks.in_columns
+                               : is_of_last(column) ? at - held_before_last(unit)
+                                                    : at;
+        place = this->column(i, unit) + before * dtype_bytes(column.dtype);
+      }
+      piece.columns.push_back(place);
     }
-    state.push_back({.tensor = static_cast<int64_t>(tensor),
-                     .offset = std::move(offset),
-                     .shape = std::move(shape),
-                     .weight = narrow ? nullptr : master + at,
-                     .narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr,
-                     .columns = std::move(columns),
-                     .gradient = held.gradients + at});
+    if (piece.count() > 0) {
+      const bool narrow = is_narrow(tensor);
+      float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
+      piece.weight = narrow ? nullptr : master + at;
+      piece.narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr;
+      piece.gradient = held.gradients + at;
+    }
+    state.push_back(std::move(piece));
   });
   return state;
 }

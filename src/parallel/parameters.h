@@ -65,15 +65,19 @@ struct UpdateRange {
 
 // Elements of one tensor that a rank holds: a box of the global tensor, in one piece in memory.
 struct StatePiece {
-  int64_t tensor;  // index in the spec
+  int64_t tensor = 0;  // index in the spec
   std::vector<int64_t> offset, shape;
   // What updates go to: `weight`, or where only norms have masters `narrow_weight`. The other is null.
-  float* weight;
-  bf16* narrow_weight;
+  float* weight = nullptr;
+  bf16* narrow_weight = nullptr;
   std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes; null where one has no values for it
-  float* gradient;                  // of the last step, summed, before clipping
+  float* gradient = nullptr;        // of the last step, summed, before clipping
+  // Of columns with a value for each block: those of the tensor that the rank has come with one piece. It has no elements
+  // where none of them is the rank's to write. Blocks are numbered as in TensorShard.
+  int64_t first_block = 0, num_blocks = 0;
 
   int64_t count() const;
+  int64_t column_bytes(const StateColumn& column) const;  // 0 where it has no values here
 };
 
 // This rank's part of a unit's norms: elements [first, first + count) of the unit. `master` is theirs, also where only
@@ -108,8 +112,8 @@ class ParameterStore {
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
-  // The optimizer's columns, and where what one of them has for update_range(unit) starts. One that has values outside
-  // matrices only ends with these.
+  // The optimizer's columns, and where what one of them has for update_range(unit) starts. One that has values only
+  // before what comes last ends with these, and one that has them only for that begins with its first.
   const StateColumns& columns() const { return columns_; }
   std::byte* column(size_t column, int64_t unit) const;
 
@@ -130,8 +134,16 @@ class ParameterStore {
   // Where a unit, or this rank's piece of it, starts in a buffer of whole units or of pieces only; in elements.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
   bool is_narrow(size_t tensor) const;  // whether updates go to its bf16 weights
-  // body(tensor, offset, shape, at) for each box that lies in one piece in memory, `at` elements after the start of
-  // what this rank updates of the unit.
+  // Blocks of the tensor among what this rank updates of its unit, or of its piece of that: their number, and of the
+  // first its place in the tensor and, in blocks, in what columns hold for the unit.
+  struct HeldBlocks {
+    int64_t first, count, in_columns;
+  };
+  HeldBlocks held_blocks(size_t tensor, bool piece_only) const;
+  // Elements of what this rank updates of the unit that are before what comes last.
+  int64_t held_before_last(int64_t unit) const;
+  // body(tensor, offset, shape, at, blocks) for each box that lies in one piece in memory, `at` elements after the start
+  // of what this rank updates of the unit. The tensor's blocks come with one of them, or with an empty one.
   template <typename Body>
   void for_each_box(bool written_only, const Body& body) const;
 

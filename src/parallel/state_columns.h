@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "model/spec/spec.h"
+#include "base/dynamic_map.h"
+#include "model/spec/layout.h"
 
 namespace gptrain {
 
@@ -15,6 +16,9 @@ namespace gptrain {
 enum class StateGranularity : uint8_t {
   element,
   element_outside_matrices,  // of every tensor but the matrices of blocks
+  element_outside_blocks,    // of tensors without TensorSpec::has_block_state
+  element_in_blocks,         // of those with it: codes
+  block,                     // of state_block elements of these: the scales of codes, in the same order of columns
 };
 
 // Where a column lies.
@@ -25,6 +29,7 @@ struct StateColumn {
   DType dtype = DType::f32;
   StateGranularity granularity = StateGranularity::element;
   StatePlace place = StatePlace::device;
+  bool has_sign = true;  // of codes: which map they are of (base/dynamic_map.h)
 };
 using StateColumns = std::vector<StateColumn>;
 
@@ -32,13 +37,39 @@ using StateColumns = std::vector<StateColumn>;
 inline constexpr std::string_view ema_column = "ema";
 
 // Whether a column has values for the tensor.
-constexpr bool has_values(const StateColumn& column, const TensorSpec& tensor) {
-  return column.granularity == StateGranularity::element || !tensor.of_block_matrix;
+inline bool has_values(const StateColumn& column, const TensorSpec& tensor) {
+  switch (column.granularity) {
+    case StateGranularity::element:
+      break;
+    case StateGranularity::element_outside_matrices:
+      return !tensor.of_block_matrix;
+    case StateGranularity::element_outside_blocks:
+      return !tensor.has_block_state();
+    case StateGranularity::element_in_blocks:
+    case StateGranularity::block:
+      return tensor.has_block_state();
+  }
+  return true;
 }
 
-// Bytes of a column's values for `elements` elements of a tensor that it has values for.
+// Whether a column has values for what units end with, and for nothing else.
+constexpr bool is_of_last(const StateColumn& column) {
+  return column.granularity == StateGranularity::element_in_blocks || column.granularity == StateGranularity::block;
+}
+
+// What units end with, so that each column's values lie together.
+inline UnitEnd unit_end_for(const StateColumns& columns) {
+  for (const StateColumn& column : columns)
+    if (is_of_last(column)) return UnitEnd::block_state;
+  return UnitEnd::matrices;
+}
+
+// Values of a column for `elements` elements of a tensor that it has values for, and their bytes.
+constexpr int64_t column_values(const StateColumn& column, int64_t elements) {
+  return column.granularity == StateGranularity::block ? (elements + state_block - 1) / state_block : elements;
+}
 constexpr int64_t column_bytes(const StateColumn& column, int64_t elements) {
-  return elements * dtype_bytes(column.dtype);
+  return column_values(column, elements) * dtype_bytes(column.dtype);
 }
 
 }  // namespace gptrain

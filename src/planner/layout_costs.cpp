@@ -236,7 +236,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     std::vector<bool> held(spec.units.size(), false);
     const auto unit = static_cast<size_t>(part_units[part]);
     held[unit] = true;
-    const ParameterLayout of_unit = make_layout(spec, shards, layout.data, layout.sequence, held);
+    const ParameterLayout of_unit = make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.zero >= 2) bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);

@@ -74,13 +74,28 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
+std::string_view granularity_text(StateGranularity granularity) {
+  switch (granularity) {
+    case StateGranularity::element:
+      break;
+    case StateGranularity::element_outside_matrices:
+      return " outside blocks' matrices";
+    case StateGranularity::element_outside_blocks:
+      return " of small tensors";
+    case StateGranularity::element_in_blocks:
+      return " of the others";
+    case StateGranularity::block:
+      return " for each 256 of them";
+  }
+  return "";
+}
+
 // Of the optimizer's state: "; NAME f32, NAME f32".
 std::string column_names(const OptimizerConfig& config) {
   std::string names;
   for (const StateColumn& column : optimizer_columns(config)) {
-    const bool of_all = column.granularity == StateGranularity::element;
     names += fmt::format("{} {} {}{}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype),
-                         of_all ? "" : " outside blocks' matrices");
+                         granularity_text(column.granularity));
   }
   return names;
 }

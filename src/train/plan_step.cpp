@@ -134,7 +134,7 @@ int64_t written_bytes(const TrainingStep& step, const RunConfig& config) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     bytes += piece.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns)
-      bytes += has_values(column, tensor) ? column_bytes(column, piece.count()) : 0;
+      bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
   }
   return bytes;
 }

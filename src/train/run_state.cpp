@@ -18,6 +18,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
+#include "train/state_blocks.h"
 
 namespace gptrain {
 namespace {
@@ -80,8 +81,8 @@ Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const
 }
 
 // A run that begins to keep an average of its weights begins it with those of the checkpoint.
-void begin_average(std::vector<Slice>& slices, const Manifest& manifest, const fs::path& checkpoint) {
-  if (saved_config(checkpoint, manifest).optimizer.ema > 0) return;
+void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
+  if (saved.optimizer.ema > 0) return;
   const std::string average = fmt::format("{}/", ema_column);
   for (Slice& slice : slices) {
     if (slice.name.starts_with(average)) slice.name.replace(0, average.size(), "weight/");
@@ -134,14 +135,19 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step.backend());
+  std::optional<OtherBlocks> other_blocks;
   const Contents contents = with_other_to_resume([&] {
     return load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
       step.clear_state();
+      const RunConfig saved = saved_config(checkpoint, stored.stored.manifest);
       std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
-      begin_average(slices, stored.stored.manifest, checkpoint);
+      begin_average(slices, saved);
+      other_blocks.emplace(step, saved.parallel.tensor);
+      other_blocks->take_scales(slices);
       return slices;
     });
   });
+  other_blocks->settle();
   const Manifest& manifest = contents.stored.manifest;
   step.set_updates(manifest.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);

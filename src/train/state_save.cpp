@@ -62,25 +62,29 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
   std::vector<Slice> slices;
   for (const StatePiece& piece : pieces) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](std::string_view kind, void* data, DType dtype) {
+    const auto add = [&](std::string_view kind, void* data, DType dtype, bool of_blocks = false) {
+      const std::vector<int64_t> blocks{step.design().shards[static_cast<size_t>(piece.tensor)].blocks_total};
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
-                        .global_shape = spec.shape,
-                        .offset = piece.offset,
-                        .shape = piece.shape,
+                        .global_shape = of_blocks ? blocks : spec.shape,
+                        .offset = of_blocks ? std::vector{piece.first_block} : piece.offset,
+                        .shape = of_blocks ? std::vector{piece.num_blocks} : piece.shape,
                         .data = data,
                         .memory = memory,
                         .dtype = dtype});
     };
     if (piece.weight != nullptr) {
       add("weight", piece.weight, DType::f32);
-    } else {
+    } else if (piece.narrow_weight != nullptr) {
       add("weight", piece.narrow_weight, DType::bf16);
     }
     const StateColumns& columns = step.parameters().columns();
     for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
-      if (has_values(columns[i], spec)) add(columns[i].name, piece.columns[i], columns[i].dtype);
+      if (piece.columns[i] == nullptr) continue;
+      add(columns[i].name, piece.columns[i], columns[i].dtype, columns[i].granularity == StateGranularity::block);
     }
   }
+  // Behind the others, which would else begin at odd places of the file.
+  std::stable_partition(slices.begin(), slices.end(), [](const Slice& slice) { return slice.dtype != DType::u8; });
   return slices;
 }
 

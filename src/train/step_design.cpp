@@ -105,7 +105,8 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
 }
 
 // The model as this rank holds it.
-StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding) {
+StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding,
+                        const StateColumns& columns) {
   StepDesign design;
   design.config = config;
   design.tensor = tensor;
@@ -120,7 +121,9 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stage
   if (held.table_twice() && stages.last()) keep_table_copy(design.spec, design.shards);
   std::vector<bool> holds(design.spec.units.size());
   for (size_t unit = 0; unit < holds.size(); ++unit) holds[unit] = held.holds(static_cast<int32_t>(unit));
-  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence, holds, held.table_twice());
+  design.columns = columns;
+  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence, holds,
+                              held.table_twice(), unit_end_for(design.columns));
   return design;
 }
 
@@ -195,7 +198,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
                        const std::shared_ptr<const Program>& like) {
   StepDesign design =
       begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), config.batch.accumulation),
-                   make_sharding(config, groups));
+                   make_sharding(config, groups), optimizer_columns(config.optimizer));
   design.training_shape = step_shape(config, target, true);
   design.evaluation_shape = step_shape(config, target, false);
   PlanBackend backend(target);
@@ -217,7 +220,6 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   for (size_t c = 0; c < num_memory_classes; ++c)
     memory.on(MemoryPlace::device)[c] = std::max(design.training->memory.on(MemoryPlace::device)[c],
                                                  design.evaluation->memory.on(MemoryPlace::device)[c]);
-  design.columns = optimizer_columns(config.optimizer);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -237,7 +239,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
   StepDesign design =
-      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1), Sharding{});
+      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1), Sharding{}, {});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,

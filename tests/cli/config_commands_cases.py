@@ -33,7 +33,7 @@ FAULTS = [
     ("precision.compute", '"fp64"', "must be one of fp32, bf16, fp16, bf16-pure (try"),
     ("precision.residual", '"bf16"', 'must be fp32 with precision.compute = fp32 (try "fp32")'),
     ("precision.loss_scale", "1024", "has no effect unless precision.compute is fp16 (try leaving it out)"),
-    ("optimizer.type", '"adam"', 'must be one of adamw, sgd, lion, lamb, lars, muon (try "adamw")'),
+    ("optimizer.type", '"adam"', 'must be one of adamw, adamw-8bit, sgd, lion, lamb, lars, muon (try "adamw")'),
     ("optimizer.momentum", "0.8", "has no effect unless optimizer.type is sgd, lars or muon (try leaving it out)"),
     ("optimizer.nesterov", "true", "has no effect unless optimizer.type is sgd or muon and momentum greater than 0 (try leaving it out)"),
     ("optimizer.ema", "1", "must be at least 0 and less than 1 (try 0.999)"),

@@ -172,7 +172,7 @@ class Contradictions(HostileCase):
 
     def test_a_place_between_two_elements(self):
         self.edit_places(lambda places: places["weight/head.norm.weight"].update(offset=[0.5]))
-        self.refuse_by_all([RANK_FILE, 'slice "weight/head.norm.weight" is not an F32 or BF16 box'])
+        self.refuse_by_all([RANK_FILE, 'slice "weight/head.norm.weight" is not an F32, BF16 or U8 box'])
 
     def test_what_is_shown_of_them(self):
         self.edit_manifest(lambda body: re.sub(r'"build": "[^"]*"', r'"build": "\\u001b[31m\\u0000"', body))

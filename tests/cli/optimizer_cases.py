@@ -80,6 +80,49 @@ class Optimizers(CheckpointCase):
         self.assertEqual(planned["lamb"]["checkpoint_bytes"] - planned["muon"]["checkpoint_bytes"], saved)
         self.assertGreaterEqual(planned["lamb"]["moments_bytes"] - planned["muon"]["moments_bytes"], saved)
 
+    def test_moments_of_8_bits(self):
+        def settings(out, *more):
+            return overrides("optimizer.type=adamw-8bit", "model.hidden_size=32", f"run.out={out}", "optimizer.ema=0.9",
+                             "checkpoint.keep_last=9", *more)
+
+        text = self.train(self.config, *settings("whole"), "--dry-run")
+        self.assertIn("; exp_avg f32 of small tensors, exp_avg_sq f32 of small tensors, exp_avg_codes u8 of the others, "
+                      "exp_avg_sq_codes u8 of the others, exp_avg_scales f32 for each 256 of them, "
+                      "exp_avg_sq_scales f32 for each 256 of them, ema f32\n", text)
+        planned = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *settings("whole")))
+        self.train(self.config, *settings("whole"))
+        self.train(self.config, *settings("part"), "--steps", "3")
+        self.train(self.config, *settings("part"), "--resume")
+        self.assert_same_checkpoint(self.checkpoint(6, "part"), self.checkpoint(6, "whole"))
+        tensors = weights_of(self.checkpoint(6, "whole"))
+        large = {name.removeprefix("weight/") for name, values in tensors.items()
+                 if name.startswith("weight/") and len(values) >= 4096}
+        self.assertIn("embedding.token", large)
+        saved = 0
+        for name in (name.removeprefix("weight/") for name in tensors if name.startswith("weight/")):
+            kinds = {kind for kind in ("exp_avg", "exp_avg_sq", "exp_avg_codes", "exp_avg_sq_codes", "exp_avg_scales",
+                                       "exp_avg_sq_scales") if f"{kind}/{name}" in tensors}
+            count = len(tensors[f"weight/{name}"])
+            if name in large:
+                self.assertEqual(kinds, {"exp_avg_codes", "exp_avg_sq_codes", "exp_avg_scales", "exp_avg_sq_scales"})
+                self.assertGreater(len(set(tensors[f"exp_avg_codes/{name}"])), 50)
+                self.assertEqual(len(tensors[f"exp_avg_scales/{name}"]), -(-count // 256))
+                saved += 8 * count + 2 * count + 2 * 4 * -(-count // 256)
+            else:
+                self.assertEqual(kinds, {"exp_avg", "exp_avg_sq"}, name)
+                saved += 16 * count
+        self.assertEqual(planned["checkpoint_bytes"], saved)
+        # To other ranks, whose blocks are cut elsewhere, and back.
+        self.train(self.config, "--ranks", 4, *settings("ranks", "parallel.tensor=2", "parallel.zero=3", "batch.micro=1"),
+                   "--resume", "whole/checkpoints/step-00000002", "--steps", "2")
+        self.train(self.config, *settings("back"), "--resume", "ranks/checkpoints/step-00000004", "--steps", "2")
+        for record, other in zip(self.records("whole")[4:], self.records("back"), strict=True):
+            self.assertAlmostEqual(record["loss"], other["loss"], delta=2e-4 * record["loss"])
+        self.succeed("checkpoint", "verify", "ranks")
+        self.assertIn("exp_avg_codes/embedding.token", self.succeed("checkpoint", "inspect", "ranks"))
+        self.refuse(USAGE, 'optimizer.type: "adamw-8bit" in the checkpoint, "adamw" in the config', "train", self.config,
+                    *settings("whole", "optimizer.type=adamw"), "--resume")
+
     def test_the_dry_run_says_which_learning_rate_results(self):
         scaled = overrides("optimizer.lr_scaling=sqrt", "optimizer.base_batch=1", "schedule.warmup_steps=2", "run.out=new")
         text = self.train(self.config, *scaled, "--dry-run")

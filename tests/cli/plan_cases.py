@@ -236,7 +236,7 @@ class Messages(PlanCase):
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
-                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,sgd,lion,lamb,lars,muon}"),
+                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon}"),
                 (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),

@@ -12,7 +12,7 @@ from cli_case import CHECKPOINT, FINISHED, USAGE, overrides, overwrite
 
 
 def weights_of(checkpoint):
-    """The F32 tensors of a checkpoint in one file, by name; lists of numbers."""
+    """The F32 and U8 tensors of a checkpoint in one file, by name; lists of numbers."""
     data = (checkpoint / RANK_FILE).read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8:8 + length])
@@ -20,7 +20,8 @@ def weights_of(checkpoint):
     tensors = {}
     for name, entry in header.items():
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        tensors[name] = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
+        size, code = (1, "B") if entry["dtype"] == "U8" else (4, "f")
+        tensors[name] = struct.unpack(f"<{(end - begin) // size}{code}", data[begin:end])
     return tensors
 
 

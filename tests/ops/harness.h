@@ -120,6 +120,16 @@ class Trial {
   Operand& in_out_value(const T& value) {
     return array(&value, sizeof(T), true);
   }
+  // A row of bytes.
+  Operand& in_out_array(const std::vector<uint8_t>& values) {
+    return array(values.data(), std::ssize(values), true);
+  }
+  template <typename T>
+  static std::vector<T> array_of(const Operand& operand, int64_t count) {
+    std::vector<T> values(static_cast<size_t>(count));
+    copy_bytes(operand, values.data(), values.size() * sizeof(T));
+    return values;
+  }
   template <typename T>
   static T* pointer(const Operand& operand) {
     return static_cast<T*>(operand.device_data());

@@ -25,6 +25,10 @@ bool has_kind(const TrainingStep& step, size_t kind, const TensorSpec& tensor) {
   return kind == 0 || has_values(step.parameters().columns()[kind - 1], tensor);
 }
 
+bool is_of_blocks(const TrainingStep& step, size_t kind) {
+  return kind > 0 && step.parameters().columns()[kind - 1].granularity == StateGranularity::block;
+}
+
 const float* data_of(const StatePiece& piece, size_t kind) {
   return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
@@ -41,10 +45,27 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
   }
 }
 
+// Of any kind of values: blocks are called with their numbers.
+void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t kind,
+                    const std::function<void(size_t, size_t)>& body) {
+  if (!is_of_blocks(step, kind)) {
+    return for_each_element(piece, step.spec().tensors[static_cast<size_t>(piece.tensor)].shape, body);
+  }
+  for (int64_t i = 0; i < piece.num_blocks; ++i)
+    body(static_cast<size_t>(piece.first_block + i), static_cast<size_t>(i));
+}
+
+// Codes as the numbers they are.
 std::vector<float> download(const TrainingStep& step, const StatePiece& piece, size_t kind) {
-  std::vector<float> values(static_cast<size_t>(piece.count()));
+  std::vector<float> values(static_cast<size_t>(is_of_blocks(step, kind) ? piece.num_blocks : piece.count()));
+  if (values.empty()) return values;
+  if (kind > 0 && step.parameters().columns()[kind - 1].dtype == DType::u8) {
+    std::vector<uint8_t> codes(values.size());
+    step.backend().download(codes.data(), piece.columns[kind - 1], piece.count());
+    return {codes.begin(), codes.end()};
+  }
   if (const float* const data = data_of(piece, kind); data != nullptr) {
-    step.backend().download(values.data(), data, piece.count() * dtype_bytes(DType::f32));
+    step.backend().download(values.data(), data, std::ssize(values) * dtype_bytes(DType::f32));
     return values;
   }
   std::vector<bf16> narrow(values.size());
@@ -71,9 +92,10 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
       if (!has_kind(step, kind, tensor)) continue;
       std::vector<float>& values = state[name_of(step, kind, tensor)];
-      values.resize(static_cast<size_t>(tensor.count()));
+      const TensorShard& shard = step.design().shards[static_cast<size_t>(piece.tensor)];
+      values.resize(static_cast<size_t>(is_of_blocks(step, kind) ? shard.blocks_total : tensor.count()));
       const std::vector<float> data = download(step, piece, kind);
-      for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { values[global] = data[local]; });
+      for_each_value(step, piece, kind, [&](size_t global, size_t local) { values[global] = data[local]; });
     }
     std::vector<int>& counts = owners[tensor.name];
     counts.resize(static_cast<size_t>(tensor.count()));
@@ -90,7 +112,7 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
       if (!has_kind(step, kind, tensor)) continue;
       const std::vector<float>& values = state.at(name_of(step, kind, tensor));
       const std::vector<float> data = download(step, piece, kind);
-      for_each_element(piece, tensor.shape, [&](size_t global, size_t local) {
+      for_each_value(step, piece, kind, [&](size_t global, size_t local) {
         if (torn.empty() && std::bit_cast<uint32_t>(values[global]) != std::bit_cast<uint32_t>(data[local]))
           torn = tensor.name;
       });

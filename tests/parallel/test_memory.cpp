@@ -295,7 +295,7 @@ std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<Stat
     if (piece.narrow_weight != nullptr) add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
     for (size_t i = 0; i < piece.columns.size(); ++i) {
       if (piece.columns[i] == nullptr) continue;
-      add(piece.columns[i], column_bytes(step.parameters().columns()[i], piece.count()));
+      add(piece.columns[i], piece.column_bytes(step.parameters().columns()[i]));
     }
   }
   return all;
@@ -335,6 +335,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
 TEST_CASE("the copy of a rank's state takes what is planned, fills it, and stays when the state changes") {
   std::vector<std::vector<std::string>> kinds(std::begin(precisions), std::end(precisions));
   kinds.push_back({"precision.compute=bf16-pure"});
+  kinds.push_back({"optimizer.type=adamw-8bit", "model.hidden_size=96"});
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (std::vector<std::string> overrides : kinds) {
       overrides.push_back("checkpoint.every_steps=2");

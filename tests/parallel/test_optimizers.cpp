@@ -22,6 +22,7 @@ const Overrides lion = {"optimizer.type=lion"};
 const Overrides lamb = {"optimizer.type=lamb", "optimizer.eps=1e-4"};
 const Overrides lars = {"optimizer.type=lars", "optimizer.trust_coefficient=0.1"};
 const Overrides muon = {"optimizer.type=muon", "optimizer.eps=1e-4"};
+const Overrides adamw_8bit = {"optimizer.type=adamw-8bit"};
 
 Overrides with(Overrides overrides, const Overrides& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
@@ -58,7 +59,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
 }  // namespace
 
 TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
-  for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon}) {
+  for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon, adamw_8bit}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
       INFO(optimizer.front() << " " << precision);
       const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
@@ -73,7 +74,7 @@ TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with
 }
 
 TEST_CASE("an average of the weights changes no bit of any optimizer") {
-  for (const Overrides& optimizer : {sgd, lion, lars, muon}) {
+  for (const Overrides& optimizer : {sgd, lion, lars, muon, adamw_8bit}) {
     INFO(optimizer.front());
     const SmallLayout layout{1, 2, {"parallel.zero=1"}};
     const Outcome averaged = train(layout, with(optimizer, {"optimizer.ema=0.9"}), 3);

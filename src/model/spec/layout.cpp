@@ -1,14 +1,16 @@
 #include "model/spec/layout.h"
 
+#include "base/dynamic_map.h"
+
 namespace gptrain {
 namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Norms come first and matrices of blocks last.
-int64_t place_in_unit(const TensorSpec& tensor) {
+// Norms come first.
+int64_t place_in_unit(const TensorSpec& tensor, UnitEnd end) {
   if (tensor.norm_use != NormUse::no_norm) return 0;
-  return tensor.of_block_matrix ? 2 : 1;
+  return comes_last(tensor, end) ? 2 : 1;
 }
 
 // Of a unit whose tensors have their places.
@@ -32,10 +34,16 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
 
 }  // namespace
 
+bool comes_last(const TensorSpec& tensor, UnitEnd end) {
+  return end == UnitEnd::block_state ? tensor.has_block_state() : tensor.of_block_matrix;
+}
+
 ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
-                            bool sequence_parallel, const std::vector<bool>& held, bool table_twice) {
+                            bool sequence_parallel, const std::vector<bool>& held, bool table_twice, UnitEnd end) {
   ParameterLayout layout;
   layout.pieces = pieces;
+  layout.end = end;
+  const int64_t multiple = end == UnitEnd::block_state ? state_block : segment_multiple;
   layout.segments.resize(spec.tensors.size());
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
@@ -51,16 +59,17 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
     }
     for (const int64_t place : {0, 1, 2}) {
       for (size_t i = first; i < tensor; ++i) {
-        if (place_in_unit(spec.tensors[i]) != place) continue;
+        if (place_in_unit(spec.tensors[i], end) != place) continue;
         layout.segments[i] = {layout.elements, shards[i].count()};
-        layout.elements += round_up(shards[i].count(), segment_multiple);
+        layout.elements += round_up(shards[i].count(), multiple);
       }
       if (place == 0) range.norm_elements = layout.elements - range.offset;
-      if (place == 1) range.outside_matrices = layout.elements - range.offset;
+      if (place == 1) range.before_last = layout.elements - range.offset;
     }
-    range.elements = round_up(layout.elements - range.offset, segment_multiple * pieces);
+    const bool nothing_last = range.before_last == layout.elements - range.offset;
+    range.elements = round_up(layout.elements - range.offset, multiple * pieces);
     layout.elements = range.offset + range.elements;
-    if (spec.units[unit].kind != UnitKind::block) range.outside_matrices = range.elements;
+    if (nothing_last) range.before_last = range.elements;
     range.reductions = reductions_of(spec, shards, layout.segments, range, sequence_parallel);
     for (size_t i = first; table_twice && unit == 0 && i < tensor; ++i) {
       if (spec.tensors[i].split == Split::vocabulary)

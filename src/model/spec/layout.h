@@ -12,6 +12,13 @@ namespace gptrain {
 // Every tensor starts at a multiple of this many elements: 256 bytes in the narrowest dtype.
 constexpr int64_t segment_multiple = 128;
 
+// What a unit ends with, so that some of an optimizer's state can be kept for that alone, or for the rest.
+enum class UnitEnd : uint8_t {
+  matrices,     // of blocks
+  block_state,  // tensors with TensorSpec::has_block_state; every tensor starts at a multiple of state_block elements
+};
+bool comes_last(const TensorSpec& tensor, UnitEnd end);
+
 // Every unit starts at a multiple of this many elements, in buffers of whole units and of one rank's pieces alike, so
 // that blocks of so many elements begin with it.
 constexpr int64_t unit_multiple = 256;
@@ -36,14 +43,13 @@ struct Reduction {
   int64_t count;
 };
 
-// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest. A block's matrices
-// come last, so that some of an optimizer's state can be kept for the rest alone. A unit of which the rank holds nothing
-// has no elements and no reductions.
+// A unit begins with the weights of its norms, so that they can be kept in f32 apart from the rest. What `UnitEnd` says
+// comes last. A unit of which the rank holds nothing has no elements and no reductions.
 struct UnitRange {
   int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
-  int64_t elements;       // a multiple of segment_multiple times `pieces`
+  int64_t elements;       // a multiple of segment_multiple, or state_block, times `pieces`
   int64_t norm_elements;  // of which the first hold the norms, padding included
-  int64_t outside_matrices;  // of which the first hold what is in no matrix of a block: embedding and head have no other
+  int64_t before_last;    // of which the first hold what does not come last: all, where nothing does
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
   // In the order in which they are played: parts of the unit that are sums over tensor ranks, then, over the data axis,
@@ -58,6 +64,7 @@ struct ParameterLayout {
   std::vector<UnitRange> units;   // one per unit, in order
   int64_t elements = 0;           // of the whole buffer
   int64_t pieces = 1;
+  UnitEnd end = UnitEnd::matrices;
 
   int64_t piece_elements(const UnitRange& unit) const { return unit.elements / pieces; }
 };
@@ -66,6 +73,6 @@ struct ParameterLayout {
 // rank holds it; empty: it holds all. table_twice: two stages hold the token table.
 ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
                             bool sequence_parallel = false, const std::vector<bool>& held = {},
-                            bool table_twice = false);
+                            bool table_twice = false, UnitEnd end = UnitEnd::matrices);
 
 }  // namespace gptrain

@@ -1,7 +1,10 @@
 #include "model/spec/shard.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <stdexcept>
+
+#include "base/dynamic_map.h"
 
 namespace gptrain {
 namespace {
@@ -84,30 +87,49 @@ TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
   return shard;
 }
 
+TensorShard cut(const TensorSpec& tensor, TensorPlace place) {
+  switch (tensor.split) {
+    case Split::columns:
+      return by_columns(tensor, place);
+    case Split::vocabulary:
+      return by_vocabulary(tensor, place);
+    case Split::rows:
+      return by_rows(tensor, place);
+    case Split::none:
+      break;
+  }
+  return whole(tensor, place);
+}
+
+void number_blocks(const TensorSpec& tensor, TensorPlace place, TensorShard& shard) {
+  for (int64_t rank = 0; rank < place.size; ++rank) {
+    const TensorShard other = cut(tensor, {place.size, rank});
+    if (rank == place.rank) shard.blocks_first = other.any_owned() ? shard.blocks_total : 0;
+    if (!other.any_owned()) continue;
+    const int64_t end = other.boxes.back().local_offset + other.boxes.back().count();
+    shard.blocks_total += (end + state_block - 1) / state_block;
+  }
+}
+
 }  // namespace
 
 int64_t ShardBox::count() const { return element_count(shape); }
 int64_t TensorShard::count() const { return element_count(shape); }
 
+bool TensorShard::any_owned() const {
+  return std::any_of(boxes.begin(), boxes.end(), [](const ShardBox& box) { return box.owned; });
+}
+
+TensorShard shard_of(const TensorSpec& tensor, TensorPlace place) {
+  TensorShard shard = cut(tensor, place);
+  if (tensor.has_block_state()) number_blocks(tensor, place, shard);
+  return shard;
+}
+
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place) {
   std::vector<TensorShard> shards;
   shards.reserve(spec.tensors.size());
-  for (const TensorSpec& tensor : spec.tensors) {
-    switch (tensor.split) {
-      case Split::none:
-        shards.push_back(whole(tensor, place));
-        break;
-      case Split::columns:
-        shards.push_back(by_columns(tensor, place));
-        break;
-      case Split::vocabulary:
-        shards.push_back(by_vocabulary(tensor, place));
-        break;
-      case Split::rows:
-        shards.push_back(by_rows(tensor, place));
-        break;
-    }
-  }
+  for (const TensorSpec& tensor : spec.tensors) shards.push_back(shard_of(tensor, place));
   return shards;
 }
 

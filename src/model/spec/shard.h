@@ -32,13 +32,22 @@ struct TensorShard {
   // this and other ranks hold (fewer heads than ranks): their gradients are summed over those ranks.
   int64_t replicas_first = 0;
   int64_t replicas_count = 0;
+  // Blocks of state_block elements, the first of which begins with the local tensor; padding behind the boxes has none.
+  // Ranks that hold different elements have different blocks, numbered rank after rank: this one's begin at blocks_first
+  // of blocks_total. Of tensors with TensorSpec::has_block_state.
+  int64_t blocks_first = 0;
+  int64_t blocks_total = 0;
 
   int64_t count() const;  // elements of `shape`
+  bool any_owned() const;
 };
 
 // Shards of all tensors of the spec. What does not divide is a mistake of the caller (std::logic_error): a config is
 // checked before.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place);
+
+// That of one tensor.
+TensorShard shard_of(const TensorSpec& tensor, TensorPlace place);
 
 // Makes the embedding's shards those of a last stage that has a copy of the token table for a tied head: another rank
 // writes and counts what it holds of the table, and the rest of the unit is padding, so that both stages have the table

@@ -60,6 +60,8 @@ struct TensorSpec {
   bool of_block_matrix = false;  // a transformer block's weight with rows and columns
 
   int64_t count() const;  // elements of `shape`
+  // Whether an optimizer of few bits keeps its state of the tensor in blocks: of matrices that are not small.
+  bool has_block_state() const { return shape.size() == 2 && norm_use == NormUse::no_norm && count() >= 4096; }
 };
 
 int64_t element_count(const std::vector<int64_t>& shape);

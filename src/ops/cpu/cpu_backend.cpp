@@ -229,6 +229,7 @@ void CpuBackend::run(const PrepareUpdate& op) {
     cpu_update(op, context_);          \
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
 #define GPTRAIN_CPU_TENSOR_NORMS(Op)   \

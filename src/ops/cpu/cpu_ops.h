@@ -53,6 +53,7 @@ void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context);
 void cpu_prepare_update(const PrepareUpdate& op);
 #define GPTRAIN_DECLARE_CPU_UPDATE(Op) void cpu_update(const Op& op, const CpuContext& context);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
 #undef GPTRAIN_DECLARE_CPU_UPDATE
 #define GPTRAIN_DECLARE_CPU_TENSOR_NORMS(Op) void cpu_tensor_norms(const Op& op, const CpuContext& context);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_CPU_TENSOR_NORMS)

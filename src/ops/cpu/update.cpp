@@ -100,6 +100,19 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
+#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                        \
+  int64_t cpu_scratch_bytes(const Op&, int) { return 0; }                                                   \
+  void cpu_update(const Op& op, const CpuContext& context) {                                                \
+    if (op.state->skip != 0) return;                                                                        \
+    Op::Formula formula(op);                                                                                \
+    formula.begin_step(*op.state);                                                                          \
+    parallel_shares(context.num_threads, op.gradients.cols / state_block, [&](int64_t first, int64_t end) { \
+      context.kernels->update_##Op(op, formula, first, end);                                                \
+    });                                                                                                     \
+  }
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
+#undef GPTRAIN_CPU_BLOCK_UPDATE
+
 // `kernel` is the instruction set's.
 template <typename Op, typename Kernel>
 void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& kernel) {

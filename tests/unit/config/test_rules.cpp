@@ -327,9 +327,9 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({"optimizer.type=lamb", "optimizer.trust_coefficient=0.01"}) ==
         "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, lion, lamb or muon (try leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, lamb or muon (try leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
         "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
@@ -348,16 +348,24 @@ TEST_CASE("each optimizer has its own keys and defaults") {
         "optimizer.newton_schulz = \"bf16\": must be one of auto, fp32 (try \"auto\")");
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
         "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
-  for (const char* type : {"adamw", "sgd", "lion", "lamb", "lars", "muon"})
+  const std::vector<std::string> odd = {"optimizer.type=adamw-8bit", "model.hidden_size=780", "model.num_kv_heads=2"};
+  CHECK(fault({odd[0], odd[1], odd[2], "parallel.tensor=2"}).empty());
+  CHECK(fault({odd[0], odd[1], odd[2], "parallel.tensor=6"}) ==
+        "optimizer.type = \"adamw-8bit\": needs head_size x hidden_size = 50700 to be a multiple of 256 where "
+        "parallel.tensor is greater than model.num_kv_heads = 2 (try \"adamw\")");
+  CHECK(fault({odd[0], odd[2], "parallel.tensor=6"}).empty());
+  const OptimizerConfig coded = parse({"optimizer.type=adamw-8bit"}).optimizer;
+  CHECK((coded.beta1 == 0.9 && coded.beta2 == 0.95 && coded.eps == 1e-8));
+  for (const char* type : {"adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
 
 TEST_CASE("muP goes with optimizers whose updates have one size") {
-  for (const char* type : {"adamw", "lion"})
+  for (const char* type : {"adamw", "adamw-8bit", "lion"})
     CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}).empty());
   for (const char* type : {"sgd", "lamb", "lars", "muon"}) {
     CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}) ==
-          "model.mup = 64: needs optimizer.type = adamw or lion (try 0)");
+          "model.mup = 64: needs optimizer.type = adamw, adamw-8bit or lion (try 0)");
   }
 }
 

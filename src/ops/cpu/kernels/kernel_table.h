@@ -52,7 +52,12 @@ struct KernelTable {
                       int64_t end);
   GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
 #undef GPTRAIN_UPDATE_ENTRY
-  // Of the same range: the squares of weights and of what the formula measures go to sums[0] and sums[1].
+  // Blocks [first, end) of the range, under the formula of the step.
+#define GPTRAIN_BLOCK_UPDATE_ENTRY(Op) \
+  void (*update_##Op)(const Op& op, const Op::Formula& formula, int64_t first, int64_t end);
+  GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE_ENTRY)
+#undef GPTRAIN_BLOCK_UPDATE_ENTRY
+  // Of elements [first, end) of one segment: the squares of weights and of what the formula measures go to sums[0] and sums[1].
 #define GPTRAIN_TENSOR_NORMS_ENTRY(Op) \
   void (*norms_##Op)(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums);
   GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_ENTRY)

@@ -24,6 +24,10 @@ double sum_of_squares(const float* values, int64_t count);
   void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
 #undef GPTRAIN_DECLARE_UPDATE
+#define GPTRAIN_DECLARE_BLOCK_UPDATE(Op) \
+  void update_blocks(const Op& op, const Op::Formula& formula, int64_t first, int64_t end);
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_BLOCK_UPDATE)
+#undef GPTRAIN_DECLARE_BLOCK_UPDATE
 #define GPTRAIN_DECLARE_TENSOR_NORMS(Op) \
   void tensor_norms(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_TENSOR_NORMS)

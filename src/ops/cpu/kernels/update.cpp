@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "ops/cpu/kernels/block_codes.h"
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/philox_lanes.h"
@@ -32,6 +33,7 @@ void update_rounding(const Formula& formula, const float* gradients, bf16* weigh
 constexpr int64_t rounding_span = 1024;
 
 // Elements [first, end) of the flat buffers, which have no masters, in runs that follow one another in the tensor.
+// Columns begin with the first of them.
 template <typename Formula, typename... Columns>
 void update_without_masters(const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula,
                             int64_t first, int64_t end, Columns*... columns) {
@@ -53,28 +55,76 @@ void update_without_masters(const ElementUpdate& op, const UpdateSegment& segmen
     for (int64_t n = 0; n < index % 4 + count; n += 4 * philox_counters)
       philox_words(words + n, counters, static_cast<uint32_t>((index + n) / 4));
     update_rounding(formula, row_of<float>(op.gradients, 0) + at, row_of<bf16>(op.weights, 0) + at, words + index % 4,
-                    count, columns + at...);
+                    count, columns + (at - first)...);
     at += count;
   }
+}
+
+// The same, with masters or without.
+template <typename Formula, typename... Columns>
+void update_elements(const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula, int64_t first,
+                     int64_t end, Columns*... columns) {
+  if (op.master.rows == 0) return update_without_masters(op, segment, formula, first, end, columns...);
+  const float* gradients = row_of<float>(op.gradients, 0) + first;
+  float* master = row_of<float>(op.master, 0) + first;
+  if (op.weights.rows == 0) {
+    return update_masters<false>(formula, gradients, master, static_cast<float*>(nullptr), end - first, columns...);
+  }
+  with_type(op.weights.dtype, [&](auto type) {
+    using C = decltype(type);
+    update_masters<true>(formula, gradients, master, row_of<C>(op.weights, 0) + first, end - first, columns...);
+  });
 }
 
 template <typename Op, size_t... column>
 void update_range(const Op& op, const typename Op::Formula& formula, const UpdateSegment& segment, int64_t first,
                   int64_t end, std::index_sequence<column...>) {
-  if (op.master.rows == 0) {
-    return update_without_masters(op, segment, formula, first, end, op.columns[column].template as<float>()...);
+  update_elements(op, segment, formula, first, end, op.columns[column].template as<float>() + first...);
+}
+
+// `more` are the columns that are no codes.
+template <typename Op, size_t... more>
+void update_each_block(const Op& op, const typename Op::Formula& formula, int64_t first, int64_t end,
+                       std::index_sequence<more...>) {
+  alignas(64) float m[state_block];
+  alignas(64) float v[state_block];
+  int64_t next = 0;  // the first segment that does not end before the block
+  int64_t begun = -1;  // that of `own`
+  auto own = formula;
+  for (int64_t block = first; block < end; ++block) {
+    const int64_t begin = block * state_block, end_of_block = begin + state_block;
+    uint8_t* const m_codes = row_of<uint8_t>(op.columns[0], 0) + begin;
+    uint8_t* const v_codes = row_of<uint8_t>(op.columns[1], 0) + begin;
+    float* const m_scale = row_of<float>(op.scales[0], 0) + block;
+    float* const v_scale = row_of<float>(op.scales[1], 0) + block;
+    decode_block<true>(m_codes, *m_scale, m);
+    decode_block<false>(v_codes, *v_scale, v);
+    const auto clear = [&](int64_t from, int64_t to) {
+      for (int64_t i = from - begin; i < to - begin; ++i) m[i] = v[i] = 0;
+    };
+    while (next < op.num_segments && op.segments[next].offset + op.segments[next].count <= begin) ++next;
+    int64_t done = begin;
+    for (int64_t i = next; i < op.num_segments && op.segments[i].offset < end_of_block; ++i) {
+      const UpdateSegment& segment = op.segments[i];
+      const int64_t end_of_segment = segment.offset + segment.count;
+      const int64_t from = segment.offset > begin ? segment.offset : begin;
+      const int64_t to = end_of_segment < end_of_block ? end_of_segment : end_of_block;
+      clear(done, from);
+      if (begun != i) {
+        own = formula;
+        own.begin_segment(segment);
+        begun = i;
+      }
+      update_elements(op, segment, own, from, to, m + (from - begin), v + (from - begin),
+                      row_of<float>(op.columns[2 + more], 0) + from...);
+      done = to;
+    }
+    clear(done, end_of_block);
+    *m_scale = block_scale(largest_magnitude(m));
+    *v_scale = block_scale(largest_magnitude(v));
+    encode_values<true>(m, m_codes, inverse_of_scale(*m_scale));
+    encode_values<false>(v, v_codes, inverse_of_scale(*v_scale));
   }
-  const float* gradients = row_of<float>(op.gradients, 0) + first;
-  float* master = row_of<float>(op.master, 0) + first;
-  if (op.weights.rows == 0) {
-    return update_masters<false>(formula, gradients, master, static_cast<float*>(nullptr), end - first,
-                                 op.columns[column].template as<float>() + first...);
-  }
-  with_type(op.weights.dtype, [&](auto type) {
-    using C = decltype(type);
-    update_masters<true>(formula, gradients, master, row_of<C>(op.weights, 0) + first, end - first,
-                         op.columns[column].template as<float>() + first...);
-  });
 }
 
 template <typename Formula, typename C, typename... Columns>
@@ -119,6 +169,13 @@ double sum_of_squares(const float* values, int64_t count) {
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE)
 #undef GPTRAIN_UPDATE
+
+#define GPTRAIN_BLOCK_UPDATE(Op)                                                                 \
+  void update_blocks(const Op& op, const Op::Formula& formula, int64_t first, int64_t end) {     \
+    update_each_block(op, formula, first, end, std::make_index_sequence<Op::num_columns - 2>()); \
+  }
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE)
+#undef GPTRAIN_BLOCK_UPDATE
 
 #define GPTRAIN_TENSOR_NORMS(Op)                                                                                  \
   void tensor_norms(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums) { \

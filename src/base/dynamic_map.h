@@ -1,0 +1,108 @@
+// Eight bits for a number from -1 to 1, or from 0 to 1: the dynamic map of arXiv 2110.02861 (and 1511.04561). Blocks of
+// 256 elements have one scale, the largest magnitude among them; a code times it is what an element has become.
+//
+// Magnitude n = 0 is 0. Then come seven decades, from 10^-7 to 1, of which each has twice as many magnitudes as the one
+// below: its tenth to its whole is cut into equal cells, and their middles are the magnitudes. With a sign the first
+// decade has one of them, without one two; 1 itself is the last. Codes are in the order of the values:
+//   with a sign code 127 + n, n <= 128, and for values below zero 127 - n, n <= 127: there is no -1;
+//   without one code n, n <= 255.
+// A number takes the nearest value, the larger of two that are as near; borders between values have 15 bits after the
+// point, as EncodeTable says.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace gptrain {
+
+constexpr int64_t state_block = 256;  // elements that share a scale
+constexpr int zero_code = 127;        // of 0 with a sign
+
+// Blocks with nothing of that size are zero: products with codes stay normal numbers.
+constexpr float least_block_scale = 0x1p-100F;
+
+template <bool has_sign>
+struct DynamicMap {
+  static constexpr int most = has_sign ? 128 : 255;  // magnitude 1
+
+  static constexpr float magnitude(int n) {
+    if (n == 0) return 0;
+    if (n == most) return 1;
+    const int place = has_sign ? n : n + 1;  // in the lowest decade 1, or 2 and 3
+    const int log = static_cast<int>(std::bit_width(static_cast<unsigned>(place))) - 1;
+    const double cells = 1 << log;
+    double value = 0.1 + 0.9 * (place - cells + 0.5) / cells;
+    for (int decade = has_sign ? log : log - 1; decade < 6; ++decade) value /= 10;
+    return static_cast<float>(value);
+  }
+
+  // The smallest number that becomes magnitude n > 0. Its lower 8 bits are zero.
+  static constexpr uint32_t border_bits(int n) {
+    const double middle = (static_cast<double>(magnitude(n - 1)) + static_cast<double>(magnitude(n))) / 2;
+    return (std::bit_cast<uint32_t>(static_cast<float>(middle)) + 0x80U) & ~0xffU;
+  }
+
+  static constexpr float value(int code) {
+    if (!has_sign) return magnitude(code);
+    return code < zero_code ? -magnitude(zero_code - code) : magnitude(code - zero_code);
+  }
+};
+
+template <bool has_sign>
+struct DecodeTable {
+  float values[256];
+};
+
+template <bool has_sign>
+constexpr DecodeTable<has_sign> make_decode_table() {
+  DecodeTable<has_sign> table{};
+  for (int code = 0; code < 256; ++code) table.values[code] = DynamicMap<has_sign>::value(code);
+  return table;
+}
+
+// Finds a number's magnitude with one look into a table: numbers whose upper 16 bits are equal have at most one border
+// among them. An entry has the magnitude below the border in its lower 8 bits, and in the others those of the border.
+template <bool has_sign>
+struct EncodeTable {
+  static constexpr uint32_t first = 104U << 7;  // 2^-23, below every border
+  static constexpr uint32_t last = 127U << 7;   // 1
+  uint32_t entries[last - first + 1];
+};
+
+template <bool has_sign>
+constexpr EncodeTable<has_sign> make_encode_table() {
+  using Map = DynamicMap<has_sign>;
+  EncodeTable<has_sign> table{};
+  int n = 0;  // of the number with these upper bits and zeros
+  for (uint32_t upper = table.first; upper <= table.last; ++upper) {
+    while (n < Map::most && Map::border_bits(n + 1) <= upper << 16) ++n;
+    const uint32_t border = n < Map::most ? Map::border_bits(n + 1) : 0x7fffff00U;
+    table.entries[upper - table.first] = border | static_cast<uint32_t>(n);
+  }
+  return table;
+}
+
+// Of a block whose largest magnitude is given; not a number and infinity make the block zero, too.
+[[gnu::always_inline]] inline float block_scale(float largest) {
+  return largest >= least_block_scale && largest < __builtin_inff() ? largest : 0.0F;
+}
+[[gnu::always_inline]] inline float inverse_of_scale(float scale) { return scale > 0 ? 1 / scale : 0.0F; }
+
+// The code of value * inverse, with `inverse` that of a scale. Without a sign nothing above zero becomes the code of
+// zero: see ops/adamw_8bit.h.
+template <bool has_sign>
+[[gnu::always_inline]] inline uint8_t code_of(const EncodeTable<has_sign>& table, float value, float inverse) {
+  constexpr auto first = static_cast<int32_t>(EncodeTable<has_sign>::first);
+  constexpr auto last = static_cast<int32_t>(EncodeTable<has_sign>::last) - first;
+  const auto bits = __builtin_bit_cast(int32_t, __builtin_fabsf(value) * inverse);
+  int32_t at = (bits >> 16) - first;
+  at = at < 0 ? 0 : at;
+  at = at > last ? last : at;
+  const auto entry = static_cast<int32_t>(table.entries[at]);
+  int32_t n = (entry & 255) + (bits >= (entry & ~255) ? 1 : 0);
+  if (!has_sign) return static_cast<uint8_t>(n + (n == 0 && value > 0 ? 1 : 0));
+  const int32_t below = n < zero_code ? n : zero_code;
+  return static_cast<uint8_t>(value < 0 ? zero_code - below : zero_code + n);
+}
+
+}  // namespace gptrain
