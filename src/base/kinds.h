@@ -30,6 +30,13 @@ constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpi
 // Which ranks are neighbours (mesh/mesh.h), and its name in configs.
 enum class RankOrder : uint8_t { tensor_data_pipeline, tensor_pipeline_data };
 constexpr std::array<std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
+// What projects the rows of a linear's input (arXiv 2201.13195): a matrix of normal numbers, or of signs, or of cosines of
+// some frequencies, or a choice of rows. And their names in configs.
+enum class ProjectionKind : uint8_t { gauss, rademacher, dct, rows };
+constexpr std::array<std::string_view, 4> projection_names = {"gauss", "rademacher", "dct", "rows"};
+// The linears of a block, and their names in configs.
+enum class LinearSite : uint8_t { qkv, attention_out, ffn_in, ffn_out };
+constexpr std::array<std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

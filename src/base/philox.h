@@ -37,6 +37,7 @@ enum class RandomUse : uint32_t {
   data_order = 5,         // (epoch or cycle, source)
   sampling = 6,           // (token), text generation
   update_rounding = 7,    // (tensor, element, update)
+  linear_projection = 8,  // (sample, token, row of the projection), one key per layer and linear
 };
 
 // A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated

@@ -21,6 +21,7 @@ class Settler : Rules {
     check_mixture();
     settle_mesh(context_);
     settle_method(context_);
+    check_memory(context_);
     check_totals();
     check_size();
     check_used();

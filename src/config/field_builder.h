@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +49,15 @@ inline Json value_json(const RollbackConfig& rollback) {
           {"limit", rollback.limit}};
 }
 
+inline Json value_json(const ProjectionConfig& projection) {
+  if (!projection.is_on()) return Json::object();
+  Json sites = Json::array();
+  for (const LinearSite site : projection.sites) sites.push_back(linear_site_names[static_cast<size_t>(site)]);
+  return {{"kind", projection_names[static_cast<size_t>(projection.kind)]},
+          {"share", projection.share},
+          {"sites", std::move(sites)}};
+}
+
 template <typename Value>
 void set_value(const Json& json, Value& value) {
   value = json.get<Value>();
@@ -77,6 +88,21 @@ inline void set_value(const Json& json, RollbackConfig& rollback) {
   rollback = {json.value("spike", usual.spike), json.value("window", usual.window),
               json.value("skip_samples", usual.skip_samples), json.value("steps", usual.steps),
               json.value("limit", usual.limit)};
+}
+
+template <typename Enum, size_t count>
+Enum named(const std::array<std::string_view, count>& names, const std::string& name) {
+  return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+inline void set_value(const Json& json, ProjectionConfig& projection) {
+  projection = {};
+  if (json.empty()) return;
+  projection.kind = named<ProjectionKind>(projection_names, json.at("kind").get<std::string>());
+  projection.share = json.value("share", projection.share);
+  const Json all = {"qkv", "ffn_in", "ffn_out"};
+  for (const Json& site : json.value("sites", all))
+    projection.sites.push_back(named<LinearSite>(linear_site_names, site.get<std::string>()));
 }
 
 // Puts the words of a field together row by row.

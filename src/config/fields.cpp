@@ -182,6 +182,14 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         "it: E4M3 forward, E5M2 for gradients; default: compute")
               .derived(R"("fp32")")
               .changeable(),
+          words<PrecisionConfig, DType>("precision.weight_gradients", &RunConfig::precision,
+                                        &PrecisionConfig::weight_gradients, {{"fp32", DType::f32}, {"bf16", DType::bf16}},
+                                        {},
+                                        "what linears in blocks round both factors of their weights' gradients to, whose "
+                                        "sums are fp32; the input is kept so")
+              .only_with({"precision.compute", "precision.compute is fp32",
+                          [](const RunConfig& config) { return config.precision.compute == DType::f32; }})
+              .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
                 IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},
                 "what the loss' gradients are multiplied with in the first step, a power of two; then it adapts")
@@ -349,6 +357,15 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
                 "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
               .only_with(not_gated)
               .changeable(),
+          field("memory.saved_inputs", &RunConfig::memory, &M::saved_inputs, IntegerRule{8, 16, {}},
+                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 bits "
+                "with a scale for every 128 columns of a row, which changes gradients a little")
+              .changeable(),
+          field("memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
+                "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
+                "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
+              .usually(R"({"kind": "rademacher", "share": 0.2})")
+              .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")
               .changeable(),
@@ -430,7 +447,7 @@ void add_run(std::vector<Field>& table) {
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
               .changeable(),
-          field("run.rollback", section, &R::rollback, RollbackRule{},
+          field("run.rollback", section, &R::rollback, ObjectRule{rollback_keys},
                 "where the loss spikes, the run goes back to its last checkpoint and leaves the next samples out; {}: "
                 "never")
               .usually(R"({"spike": 4.0, "window": 100, "skip_samples": 4096})")

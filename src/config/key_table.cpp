@@ -55,8 +55,8 @@ std::string config_key_table() {
   std::string table = "| key | default | meaning |\n|---|---|---|\n";
   for (const Field& field : fields()) {
     table += field_row(field);
-    if (std::holds_alternative<RollbackRule>(field.rule)) {
-      for (const RollbackKey& key : rollback_keys())
+    if (const auto* object = std::get_if<ObjectRule>(&field.rule)) {
+      for (const ObjectKey& key : object->keys())
         table += row(field.path + "." + key.key, key.required ? "required" : code(key.example), key.description);
     }
     if (field.path != "data.train") continue;  // data.validation has path and weight

@@ -18,7 +18,6 @@ class MethodRules : Rules {
     settle_precision();
     settle_optimizer();
     check_lr_curve();
-    check_activation_bits();
   }
 
  private:
@@ -179,14 +178,6 @@ class MethodRules : Rules {
       fault("schedule.min_lr", fmt::format("must be at most optimizer.lr = {}", config_.optimizer.lr),
             fmt::format("{}", config_.optimizer.lr));
     }
-  }
-
-  void check_activation_bits() {
-    const int64_t bits = config_.memory.activation_bits;
-    if (!sound({"memory.activation_bits", "memory.recompute"}) || bits == 16) return;
-    if (bits > 4) return fault("memory.activation_bits", "must be 16, 4, 3 or 2", "4");
-    if (config_.memory.recompute == RecomputeKind::selective)
-      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input", "16");
   }
 };
 

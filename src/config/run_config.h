@@ -1,6 +1,7 @@
 // A run config after presets, overrides, defaults and checks: every value final, nothing left to derive.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -114,11 +115,14 @@ struct PrecisionConfig {
   DType residual = DType::f32;  // the residual stream: f32 or compute, which is the default
   DType reduce = DType::f32;    // gradients on their way between data ranks
   DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
+  DType weight_gradients = DType::f32;  // with compute f32: what the factors of weights' gradients are rounded to; or bf16
   int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
   int64_t loss_scale_window = 2000;
   bool pure = false;  // "compute": "bf16-pure": bf16, and no fp32 master weights but of norms
 
   bool scales_loss() const { return compute == DType::f16; }
+  // Of the factors of gradients of linears' weights in blocks.
+  DType gradient_factors() const { return compute == DType::f32 ? weight_gradients : compute; }
 };
 
 struct OptimizerConfig {
@@ -146,10 +150,23 @@ struct LrCurveConfig {
   double min_lr = 0;
 };
 
+// Some linears keep a projection of their input over the tokens of each sequence, from which the gradient of the weight is
+// estimated.
+struct ProjectionConfig {
+  ProjectionKind kind = ProjectionKind::gauss;
+  double share = 0.2;  // of a sequence's rows that a projection has
+  std::vector<LinearSite> sites;  // empty: there is none
+
+  bool is_on() const { return !sites.empty(); }
+  bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
+};
+
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
   int64_t activation_bits = 16;    // 2, 3, 4: of the derivative of GELU; 16: its input is kept, in the type of compute
+  int64_t saved_inputs = 16;       // 8: of inputs of linears and norms, codes of 8 bits are kept; 16: the type of compute
+  ProjectionConfig linear_projection;
   int64_t loss_chunk_tokens = 0;   // rows of logits that exist at a time; 0: as many as suit the device
 };
 

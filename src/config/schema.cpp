@@ -71,10 +71,14 @@ Json rule_schema(const SampleRangesRule&) {
             {"additionalProperties", false}}}};
 }
 
-Json rule_schema(const RollbackRule&) {
+Json rule_schema(const WordListRule& rule) {
+  return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 1}, {"uniqueItems", true}};
+}
+
+Json rule_schema(const ObjectRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();
-  for (const RollbackKey& key : rollback_keys()) {
+  for (const ObjectKey& key : rule.keys()) {
     properties[key.key] = value_schema(key.rule);
     properties[key.key]["description"] = key.description;
     if (key.required) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "base/kinds.h"
 #include "config/aliases.h"
 
 namespace gptrain {
@@ -195,21 +196,34 @@ void check(const SampleRangesRule&, const Subject& subject) {
   }
 }
 
-void check(const RollbackRule&, const Subject& subject) {
+void check(const WordListRule& rule, const Subject& subject) {
+  if (!subject.value.is_array() || subject.value.empty())
+    return subject.fault("must be an array of words, at least one", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i) {
+    const std::string path = fmt::format("{}[{}]", subject.path, i);
+    const Json& word = subject.value[i];
+    check(rule.each, {path, word, fmt::format("\"{}\"", rule.each.words.front()), subject.faults});
+    const auto first = subject.value.begin(), here = first + static_cast<std::ptrdiff_t>(i);
+    if (std::find(first, here, word) != here)
+      subject.faults.add(path, show_value(word), "is there twice", "leaving one of them out");
+  }
+}
+
+void check(const ObjectRule& rule, const Subject& subject) {
   if (!subject.value.is_object()) return subject.fault("must be an object", subject.example);
   std::vector<std::string> names;
-  for (const RollbackKey& known : rollback_keys()) names.push_back(known.key);
+  for (const ObjectKey& known : rule.keys()) names.push_back(known.key);
   for (const auto& [key, value] : subject.value.items()) {
     const std::string path = subject.path + "." + key;
-    const auto known = std::find_if(rollback_keys().begin(), rollback_keys().end(),
-                                    [&, &name = key](const RollbackKey& candidate) { return candidate.key == name; });
-    if (known == rollback_keys().end()) {
+    const auto known = std::find_if(rule.keys().begin(), rule.keys().end(),
+                                    [&, &name = key](const ObjectKey& candidate) { return candidate.key == name; });
+    if (known == rule.keys().end()) {
       subject.faults.add(path, show_value(value), "unknown key", subject.path + "." + nearest_word(key, names));
     } else {
       check_value(known->rule, path, value, known->example, subject.faults);
     }
   }
-  for (const RollbackKey& known : rollback_keys()) {
+  for (const ObjectKey& known : rule.keys()) {
     if (!subject.value.empty() && known.required && !subject.value.contains(known.key))
       subject.faults.add(subject.path + "." + known.key, "", "must be given", known.example);
   }
@@ -217,8 +231,8 @@ void check(const RollbackRule&, const Subject& subject) {
 
 }  // namespace
 
-const std::vector<RollbackKey>& rollback_keys() {
-  static const std::vector<RollbackKey> keys = {
+const std::vector<ObjectKey>& rollback_keys() {
+  static const std::vector<ObjectKey> keys = {
       {"spike", "standard deviations above the mean of the window", NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
        false, "4.0"},
       {"window", "steps before, of whose losses mean and deviation are; none is above while there are fewer",
@@ -228,6 +242,22 @@ const std::vector<RollbackKey>& rollback_keys() {
       {"steps", "steps in a row whose loss must be above", IntegerRule{1, 1000, {}}, false, "3"},
       {"limit", "times that a run goes back; where it would once more it ends with exit 6",
        IntegerRule{1, 1'000'000, {}}, false, "5"},
+  };
+  return keys;
+}
+
+const std::vector<ObjectKey>& projection_keys() {
+  // Attention's backward reads what it gave, whatever the linear behind it keeps.
+  const RefusedWord out{"out", "saves nothing there: attention's backward reads the input of that linear anyway", "qkv"};
+  static const std::vector<ObjectKey> keys = {
+      {"kind",
+       "what projects: normal numbers, signs, cosines of some frequencies, or a row out of each run of neighbours; gauss, "
+       "rademacher, dct or rows",
+       WordRule{{projection_names.begin(), projection_names.end()}, {}}, true, R"("rademacher")"},
+      {"share", "rows of the projection of a sequence for each of its tokens",
+       NumberRule{.min = 0, .max = 1, .min_excluded = true}, false, "0.2"},
+      {"sites", "of which linears: to queries, keys and values, and both of the FFN",
+       WordListRule{{{"qkv", "ffn_in", "ffn_out"}, {out}}}, false, R"(["qkv","ffn_in","ffn_out"])"},
   };
   return keys;
 }

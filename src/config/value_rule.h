@@ -63,14 +63,22 @@ struct PhasesRule {};
 // An array of {"first", "count"}.
 struct SampleRangesRule {};
 
-// An object with some keys of rollback_keys(), or none.
-struct RollbackRule {};
+// An array of words, at least one, each once.
+struct WordListRule {
+  WordRule each;
+};
+
+struct ObjectKey;
+
+// An object with some of the keys, or none.
+struct ObjectRule {
+  const std::vector<ObjectKey>& (*keys)();
+};
 
 using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
-                               SourcesRule, PhasesRule, SampleRangesRule, RollbackRule>;
+                               SourcesRule, PhasesRule, SampleRangesRule, WordListRule, ObjectRule>;
 
-// A member of the object that is the value of run.rollback.
-struct RollbackKey {
+struct ObjectKey {
   std::string key;
   std::string description;
   ValueRule rule;
@@ -78,7 +86,9 @@ struct RollbackKey {
   std::string example;  // JSON text: the default, where there is one
 };
 
-const std::vector<RollbackKey>& rollback_keys();
+// Of the values of run.rollback and memory.linear_projection.
+const std::vector<ObjectKey>& rollback_keys();
+const std::vector<ObjectKey>& projection_keys();
 
 struct SourceKey {
   std::string key;

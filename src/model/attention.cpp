@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/branch.h"
+#include "model/saved_matrix.h"
 
 namespace gptrain {
 namespace {
@@ -38,9 +39,9 @@ class AttentionBranch final : public Branch {
   QueryKeyValue operands(const LayerCall& call) const;
   // QK-norm and rotary embedding, from the fused matrix to the operands.
   void transform_queries(const LayerCall& call);
-  void core_forward(const LayerCall& call);
-  // From the gradient of attention's output to that of the fused queries, keys and values.
-  void core_backward(const LayerCall& call, const Matrix& d_attention, const Matrix& d_qkv);
+  void core_forward(const LayerCall& call, const Matrix& o);
+  // From the gradient of attention's output o to that of the fused queries, keys and values.
+  void core_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
   // The gradients of all norms.
   void add_sums(const LayerCall& call);
 
@@ -49,7 +50,8 @@ class AttentionBranch final : public Branch {
   GradientSums head_sums_;  // of both
   // The fused matrix; with QK-norm, whose backward needs its inputs, its outputs have a place of their own.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
-  LayerLayout::Field attention_, lse_;
+  std::unique_ptr<SavedMatrix> attention_;
+  LayerLayout::Field lse_;
 };
 
 AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer,
@@ -71,19 +73,24 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
     normed_ = layout.save({"attention.qk_normed", c, n, q_width() + kv_width()});
     head_rstd_ = layout.save({"attention.qk_rstd", DType::f32, n, num_heads() + num_kv_heads()});
   }
-  attention_ = layout.save({"attention.o", c, n, q_width()});
+  const LayerLayout::Field o = layout.save({"attention.o", c, n, q_width(), input_codec(context)});
+  attention_ = make_saved_matrix(context, layout, o);
   lse_ = layout.save({"attention.lse", DType::f32, shape.batch * num_heads(), shape.sequence_length});
   qkv_ = make_linear(context, layout,
                      {.name = "attention.qkv",
+                      .site = LinearSite::qkv,
+                      .layer = layer_,
                       .weight = tensors.find("attention.qkv.weight"),
                       .bias = tensors.find("attention.qkv.bias"),
                       .row_parallel = false});
   out_ = make_linear(context, layout,
                      {.name = "attention.out",
+                      .site = LinearSite::attention_out,
+                      .layer = layer_,
                       .weight = tensors.find("attention.out.weight"),
                       .bias = tensors.find("attention.out.bias"),
                       .row_parallel = true,
-                      .saved_input = attention_,
+                      .saved_input = o,
                       .gradient_is_shared = shares_gradient(context)});
 }
 
@@ -128,8 +135,10 @@ void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const 
     qkv_->forward(call, normed, {layout_.at(call, fused_)});
   }
   if (transforms_queries()) transform_queries(call);
-  core_forward(call);
-  const Matrix attention = layout_.at(call, attention_);
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix attention = attention_->room(call, frame);
+  core_forward(call, attention);
+  attention_->keep(call, attention);
   if (part.given()) {
     out_->forward(call, {attention}, {part});
   } else {
@@ -146,8 +155,11 @@ void AttentionBranch::recompute(const LayerCall& call, const Matrix& x) {
   }
   // Without QK-norm what is kept has been transformed in its place.
   if (model().qk_norm) transform_queries(call);
-  core_forward(call);
-  out_->keep_input(call, {layout_.at(call, attention_)});
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix attention = attention_->room(call, frame);
+  core_forward(call, attention);
+  attention_->keep(call, attention);
+  out_->keep_input(call, {attention});
 }
 
 void AttentionBranch::transform_queries(const LayerCall& call) {
@@ -167,7 +179,7 @@ void AttentionBranch::transform_queries(const LayerCall& call) {
                                        .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
 }
 
-void AttentionBranch::core_forward(const LayerCall& call) {
+void AttentionBranch::core_forward(const LayerCall& call, const Matrix& o) {
   const StepShape& shape = context_.shape;
   const QueryKeyValue ready = operands(call);
   context_.backend.run(AttentionForward{.batch = shape.batch,
@@ -181,7 +193,7 @@ void AttentionBranch::core_forward(const LayerCall& call) {
                                         .q = ready.q,
                                         .k = ready.k,
                                         .v = ready.v,
-                                        .o = layout_.at(call, attention_),
+                                        .o = o,
                                         .lse = layout_.at(call, lse_)});
 }
 
@@ -196,7 +208,7 @@ void AttentionBranch::backward_input(const LayerCall& call, const BranchGradient
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_attention = inner.take(context_.compute(), tensor.all_rows(), q_width());
     out_->backward_input(call, d_branch, d_attention);
-    core_backward(call, d_attention, d_qkv);
+    core_backward(call, attention_->read(call, inner), d_attention, d_qkv);
   }
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), model().hidden_size);
   qkv_->backward_input(call, {d_qkv}, part);
@@ -209,7 +221,7 @@ void AttentionBranch::backward_input(const LayerCall& call, const BranchGradient
   if (with_weights) add_sums(call);
 }
 
-void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_attention, const Matrix& d_qkv) {
+void AttentionBranch::core_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv) {
   const StepShape& shape = context_.shape;
   const QueryKeyValue ready = operands(call);
   const QueryKeyValue d_in = split(d_qkv);
@@ -224,9 +236,9 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& d_atten
                                          .q = ready.q,
                                          .k = ready.k,
                                          .v = ready.v,
-                                         .o = layout_.at(call, attention_),
+                                         .o = o,
                                          .lse = layout_.at(call, lse_),
-                                         .d_o = d_attention,
+                                         .d_o = d_o,
                                          .dq = d_in.q,
                                          .dk = d_in.k,
                                          .dv = d_in.v,

@@ -7,7 +7,11 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
       attention_(make_attention_branch(context, layout_, layer, tensors)),
       ffn_(make_ffn_branch(context, layout_, layer, tensors)) {
   const Matrix stream = context.stream(nullptr);
-  mid_ = layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols});
+  const Codec codec = input_codec(context);
+  mid_ = make_saved_matrix(context, layout_,
+                           layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols, codec}));
+  if (codec != Codec::plain)
+    input_ = make_saved_matrix(context, layout_, layout_.save({"norm1.x", stream.dtype, stream.rows, stream.cols, codec}));
   if (attention_->weight_reads_output_gradient())
     d_mid_ = layout_.leave({"d_mid", stream.dtype, stream.rows, stream.cols});
   if (ffn_->wants_output_gradient_amax()) layout_.want_output_gradient_amax();
@@ -16,9 +20,12 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   using enum Operand;
   records.use_of(UnitPass::forward) = {{batch, input}, {output, saved_for_input, saved_for_weight}};
   records.use_of(UnitPass::recompute) = {{batch, input}, {saved_for_input, saved_for_weight}};
-  records.use_of(UnitPass::backward_input) = {{batch, input, saved_for_input, saved_for_weight, d_output},
+  records.use_of(UnitPass::backward_input) = {{batch, saved_for_input, saved_for_weight, d_output},
                                                {gradients, d_input}};
+  if (!input_) records.use_of(UnitPass::backward_input).reads.add(input);
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
+  // Projections are drawn by sample number.
+  if (context.shape.projection.is_on()) records.use_of(UnitPass::backward_weight).reads.add(batch);
   // Where the gradient of a branch is that of the stream, it has no copy of its own.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   if (context.shape.keeps_products) {
@@ -34,25 +41,28 @@ void Block::prepare_weights(const LayerCall& call) {
   ffn_->prepare_weights(call);
 }
 
-Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, bool with_output) {
+Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, const Matrix& mid, bool with_output) {
   prepare_weights(call);
   TensorRows& tensor = context_.tensor;
   const Matrix input = context_.stream(call.input);
+  if (input_) input_->keep(call, input);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), input.cols);
   attention_->forward(call, {.x = input}, part);
   // From here on the part is the FFN's.
   const Matrix branch = tensor.wait(tensor.begin_sum(part, frame));
   ffn_->forward(call,
-                {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = layout_.at(call, mid_)},
+                {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = mid},
                 with_output ? part : Matrix{});
+  mid_->keep(call, mid);
   return part;
 }
 
 void Block::forward(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  const Matrix part = run_branches(call, frame, true);
+  const Matrix mid = mid_->room(call, frame);
+  const Matrix part = run_branches(call, frame, mid, true);
   context_.backend.run(ResidualAdd{.sequence_length = context_.shape.sequence_length,
-                                   .x = layout_.at(call, mid_),
+                                   .x = mid,
                                    .branch = context_.tensor.wait(context_.tensor.begin_sum(part, frame)),
                                    .dropout = ffn_->dropout(call),
                                    .x_out = context_.stream(call.output)});
@@ -61,12 +71,12 @@ void Block::forward(const LayerCall& call) {
 void Block::recompute(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
   if (!context_.shape.keeps_products) {
-    run_branches(call, frame, false);
+    run_branches(call, frame, mid_->room(call, frame), false);
     return;
   }
   prepare_weights(call);  // B reads them
   attention_->recompute(call, context_.stream(call.input));
-  ffn_->recompute(call, layout_.at(call, mid_));
+  ffn_->recompute(call, mid_->read(call, frame));
 }
 
 void Block::backward(const LayerCall& call, BackwardPart part) {
@@ -87,10 +97,13 @@ void Block::backward_input(const LayerCall& call, bool with_weights) {
   Factor d_mid = {d_mid_ != LayerLayout::none ? layout_.at(call, d_mid_)
                                               : frame.take(stream.dtype, stream.rows, stream.cols)};
   if (attention_->wants_output_gradient_amax()) d_mid.amax = frame.take(DType::f32, 1, amax_parts);
-  ffn_->backward_input(
-      call, {carrier(call.d_output, ffn_->wants_output_gradient_amax()), layout_.at(call, mid_), d_mid}, with_weights);
-  attention_->backward_input(call, {d_mid, context_.stream(call.input), carrier(call.d_input, design_.gives_amax)},
-                             with_weights);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    const Factor d_output = carrier(call.d_output, ffn_->wants_output_gradient_amax());
+    ffn_->backward_input(call, {d_output, mid_->read(call, inner), d_mid}, with_weights);
+  }
+  const Matrix x = input_ ? input_->read(call, frame) : context_.stream(call.input);
+  attention_->backward_input(call, {d_mid, x, carrier(call.d_input, design_.gives_amax)}, with_weights);
 }
 
 void Block::backward_weight(const LayerCall& call) {

@@ -45,11 +45,17 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
               .norm_bias = tensors.find("norm2.bias"),
               .norm_name = "norm2"}),
       in_bias_(tensors.find("ffn.in.bias")) {
-  in_ =
-      make_linear(context, layout,
-                  {.name = "ffn.in", .weight = tensors.find("ffn.in.weight"), .bias = in_bias_, .row_parallel = false});
+  in_ = make_linear(context, layout,
+                    {.name = "ffn.in",
+                     .site = LinearSite::ffn_in,
+                     .layer = layer_,
+                     .weight = tensors.find("ffn.in.weight"),
+                     .bias = in_bias_,
+                     .row_parallel = false});
   out_ = make_linear(context, layout,
                      {.name = "ffn.out",
+                      .site = LinearSite::ffn_out,
+                      .layer = layer_,
                       .weight = tensors.find("ffn.out.weight"),
                       .bias = tensors.find("ffn.out.bias"),
                       .row_parallel = true,
@@ -60,7 +66,9 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
   if (code_bits() != 0) {
     codes_ = layout.save({"ffn.codes", DType::u8, context.shape.rows(), code_bytes(width(), code_bits())});
   } else {
-    hidden_ = make_saved_matrix(layout, {"ffn.hidden", context.compute(), context.shape.rows(), hidden_width()});
+    hidden_ = make_saved_matrix(
+        context, layout,
+        layout.save_product({"ffn.hidden", context.compute(), context.shape.rows(), hidden_width()}));
   }
 }
 

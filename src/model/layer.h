@@ -48,6 +48,8 @@ struct StepShape {
   // which recompute could not get from them again.
   bool keeps_products = false;
   int code_bits = 0;  // of the derivative of the activation (ops/few_bits.h); 0: its input is kept
+  ProjectionConfig projection = {};  // of inputs of linears
+  bool codes_inputs = false;  // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }

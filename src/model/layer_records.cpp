@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "model/layer.h"
+#include "ops/block_codes.h"
 
 namespace gptrain {
 
@@ -37,9 +38,13 @@ void LayerLayout::read_by_weight(Field field) {
 LayerLayout::Stored LayerLayout::add_stored(RecordLayout& layout, const SavedTensor& tensor) {
   switch (tensor.codec) {
     case Codec::plain:
+    case Codec::rounded:
       return {.data = layout.add(tensor.dtype, tensor.rows, tensor.cols)};
     case Codec::fp8:
       return {.data = layout.add(tensor.dtype, tensor.cols, tensor.rows), .scale = layout.add(DType::f32, 1, 1)};
+    case Codec::blocks:
+      return {.data = layout.add(DType::u8, tensor.rows, tensor.cols),
+              .scale = layout.add(DType::f32, tensor.rows, code_blocks(tensor.cols))};
   }
   throw std::logic_error("'" + tensor.name + "' has no codec");
 }

@@ -23,6 +23,10 @@ enum class Codec : uint8_t {
   // Transposed, in one of the FP8 formats, and behind that its inverse scale (ops.h: Quantize): as a weight's gradient
   // reads it.
   fp8,
+  // Codes of 8 bits, and behind them the scales of their blocks (ops/block_codes.h).
+  blocks,
+  // Rounded to a narrower type.
+  rounded,
 };
 
 // Whose memory holds it.
@@ -41,7 +45,7 @@ constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights)
 // A tensor that a layer saves.
 struct SavedTensor {
   std::string name;
-  DType dtype;         // of what is stored
+  DType dtype;         // of what is stored; with Codec::blocks of what is coded
   int64_t rows, cols;  // of the tensor
   Codec codec = Codec::plain;
   LastReader last_reader = LastReader::input_gradient;
@@ -103,9 +107,10 @@ class LayerLayout {
   // Which buffers the passes use follows from the declarations and the kind; the layer says so.
   LayerRecords& finish();
   const LayerRecords& records() const { return records_; }
+  const SavedTensor& tensor(Field field) const { return records_.entries.at(static_cast<size_t>(field)).tensor; }
 
   // The stored matrix of a field in the call's records (with Codec::fp8 [cols, rows]), and its inverse scale, [1, 1]
-  // f32.
+  // f32, or its scales.
   Matrix at(const LayerCall& call, Field field) const;
   Matrix scale_at(const LayerCall& call, Field field) const;
 

@@ -5,6 +5,7 @@
 
 #include "model/branch.h"
 #include "model/layer.h"
+#include "model/saved_matrix.h"
 
 namespace gptrain {
 
@@ -40,11 +41,12 @@ class Block final : public Layer {
   void backward_input(const LayerCall& call, bool with_weights);
   void backward_weight(const LayerCall& call);
   void prepare_weights(const LayerCall& call);
-  // Both branches up to the FFN's part; null: only the records.
-  Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, bool with_output);
+  // Both branches up to the FFN's part; without output only the records. `mid`: room for what is between both.
+  Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, const Matrix& mid, bool with_output);
 
   std::unique_ptr<Branch> attention_, ffn_;
-  LayerLayout::Field mid_;                        // the stream between both branches
+  std::unique_ptr<SavedMatrix> mid_;              // the stream between both branches
+  std::unique_ptr<SavedMatrix> input_;            // the stream that enters, where B reads codes of it
   LayerLayout::Field d_mid_ = LayerLayout::none;  // its gradient, where W reads that
 };
 

@@ -1,25 +1,37 @@
 #include "model/linear.h"
 
+#include <optional>
+
 #include "base/fp8.h"
+#include "model/projection.h"
+#include "model/saved_matrix.h"
 #include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
 
-// Input and gradient are kept as they are computed.
+// The gradient is kept as it is computed; of the input a projection, or what its codec says.
 class PlainLinear : public Linear {
  public:
-  PlainLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design, int64_t input_rows)
-      : context_(context), layout_(layout), design_(design), input_(design.saved_input) {
-    if (input_ == LayerLayout::none) {
-      input_ = layout.save({.name = design.name + ".x",
-                            .dtype = context.compute(),
-                            .rows = input_rows,
-                            .cols = design.weight.cols,
-                            .last_reader = LastReader::weight_gradient});
+  // The rows of the input, and where they begin in the micro-batch.
+  PlainLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design, int64_t input_rows,
+              int64_t first_row)
+      : context_(context), layout_(layout), design_(design), input_rows_(input_rows), first_row_(first_row) {
+    LayerLayout::Field input = design.saved_input;
+    if (context.shape.projection.is_at(design.site)) projection_.emplace(context, design.site, design.layer);
+    if (input == LayerLayout::none) {
+      const bool coded = !projection_ && input_codec(context) != Codec::plain;
+      const bool rounded = !coded && factor_dtype() != context.compute();
+      input = layout.save({.name = design.name + ".x",
+                           .dtype = rounded ? factor_dtype() : context.compute(),
+                           .rows = projection_ ? projection_->rows(input_rows) : input_rows,
+                           .cols = design.weight.cols,
+                           .codec = coded ? input_codec(context) : rounded ? Codec::rounded : Codec::plain,
+                           .last_reader = LastReader::weight_gradient});
     } else {
-      layout.read_by_weight(input_);
+      layout.read_by_weight(input);
     }
+    input_ = make_saved_matrix(context, layout, input);
     if (!design.gradient_is_shared) {
       gradient_ = layout.leave({.name = design.name + ".dy",
                                 .dtype = context.compute(),
@@ -28,7 +40,10 @@ class PlainLinear : public Linear {
     }
   }
 
-  Factor input_room(const LayerCall& call, WorkspaceFrame&) const override { return {layout_.at(call, input_)}; }
+  Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const override {
+    if (projection_) return {frame.take(context_.compute(), input_rows_, design_.weight.cols)};
+    return {input_->room(call, frame)};
+  }
   Factor output_gradient_room(const LayerCall& call, WorkspaceFrame&) const override {
     return {layout_.at(call, gradient_)};
   }
@@ -39,7 +54,15 @@ class PlainLinear : public Linear {
   }
 
   void prepare_weight(const LayerCall&) override {}
-  void keep_input(const LayerCall&, const Factor&) override {}
+  // A field that is not its own is kept by who declared it.
+  void keep_input(const LayerCall& call, const Factor& x) override {
+    if (design_.saved_input != LayerLayout::none) return;
+    if (!projection_) return input_->keep(call, x.x);
+    WorkspaceFrame frame(*call.workspace);
+    const Matrix projected = input_->room(call, frame);
+    projection_->run(call, x.x, first_row_, projected);
+    input_->keep(call, projected);
+  }
 
   void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx,
                       const Matrix& pre_activation) override {
@@ -52,13 +75,26 @@ class PlainLinear : public Linear {
 
   void backward_weight(const LayerCall& call, const TensorRows::Gathering& input,
                        const Matrix& shared_gradient) override {
-    context_.backend.run(
-        LinearBackwardWeight{.x = context_.tensor.wait(input),
-                             .dy = design_.gradient_is_shared ? shared_gradient : layout_.at(call, gradient_),
-                             .dw = design_.weight.gradient(call),
-                             .d_bias = design_.bias.gradient(call),
-                             .accumulate = call.accumulate,
-                             .true_out = design_.weight.true_rows});
+    const Matrix dy = design_.gradient_is_shared ? shared_gradient : layout_.at(call, gradient_);
+    LinearBackwardWeight gradient{.x = context_.tensor.wait(input),
+                                  .dy = dy,
+                                  .dw = design_.weight.gradient(call),
+                                  .d_bias = design_.bias.gradient(call),
+                                  .accumulate = call.accumulate,
+                                  .true_out = design_.weight.true_rows};
+    if (!projection_ && dy.dtype == factor_dtype()) return context_.backend.run(gradient);
+    WorkspaceFrame frame(*call.workspace);
+    if (projection_) {
+      gradient.dy = frame.take(dy.dtype, projection_->rows(dy.rows), dy.cols);
+      gradient.true_rows = dy.rows;
+      projection_->run(call, dy, 0, gradient.dy);
+    }
+    gradient.dy = as_factor(gradient.dy, frame);
+    // The sum of rows as they are.
+    if (gradient.d_bias.given())
+      context_.backend.run(BiasGradient{.dy = dy, .d_bias = gradient.d_bias, .accumulate = call.accumulate});
+    gradient.d_bias = {};
+    context_.backend.run(gradient);
   }
 
  protected:
@@ -70,25 +106,39 @@ class PlainLinear : public Linear {
                                        .true_out = design_.weight.true_rows,
                                        .pre_activation = out.pre_activation});
   }
-  Matrix input(const LayerCall& call) const { return layout_.at(call, input_); }
+  // As W multiplies it.
+  Matrix input(const LayerCall& call, WorkspaceFrame& frame) const {
+    return as_factor(input_->read(call, frame), frame);
+  }
 
   const LayerContext& context_;
 
  private:
+  DType factor_dtype() const { return context_.shape.precision.gradient_factors(); }
+  Matrix as_factor(const Matrix& matrix, WorkspaceFrame& frame) const {
+    if (matrix.dtype == factor_dtype()) return matrix;
+    const Matrix rounded = frame.take(factor_dtype(), matrix.rows, matrix.cols);
+    context_.backend.run(Cast{.from = matrix, .to = rounded});
+    return rounded;
+  }
+
   const LayerLayout& layout_;
   const LinearDesign design_;
-  LayerLayout::Field input_;
+  const int64_t input_rows_, first_row_;
+  std::optional<Projection> projection_;
+  std::unique_ptr<SavedMatrix> input_;  // or its projection
   LayerLayout::Field gradient_ = LayerLayout::none;
 };
 
 class ColumnLinear final : public PlainLinear {
  public:
   ColumnLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
-      : PlainLinear(context, layout, design, context.tensor.own_rows()) {}
+      : PlainLinear(context, layout, design, context.tensor.own_rows(), context.tensor.first_row()) {}
 
   // Where each rank holds its rows of x, they are gathered piece by piece: a piece is multiplied while the next is on
   // its way.
   void forward(const LayerCall& call, const Factor& factor, const LinearOutput& out) override {
+    keep_input(call, factor);
     const Matrix& x = factor.x;
     TensorRows& tensor = context_.tensor;
     if (!tensor.has_own_rows()) return product(call, x, out);
@@ -115,7 +165,7 @@ class ColumnLinear final : public PlainLinear {
   }
 
   TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) override {
-    const Matrix rows = input(call);
+    const Matrix rows = input(call, frame);
     return context_.tensor.begin_gather(rows, context_.tensor.room_for_all_rows(frame, rows));
   }
 };
@@ -123,14 +173,17 @@ class ColumnLinear final : public PlainLinear {
 class RowLinear final : public PlainLinear {
  public:
   RowLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
-      : PlainLinear(context, layout, design, context.tensor.all_rows()) {}
+      : PlainLinear(context, layout, design, context.tensor.all_rows(), 0) {}
 
   void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
+    keep_input(call, x);
     const bool adds_bias = out.with_bias && context_.tensor.rank() == 0;  // in the sum once
     product(call, x.x, {out.y, out.pre_activation, adds_bias});
   }
 
-  TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame&) override { return {input(call)}; }
+  TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) override {
+    return {input(call, frame)};
+  }
 };
 
 }  // namespace

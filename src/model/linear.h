@@ -15,9 +15,12 @@ namespace gptrain {
 
 struct LinearDesign {
   std::string name;  // of what it saves
+  LinearSite site;
+  uint32_t layer;  // of the model
   Parameter weight, bias;
   bool row_parallel;
-  // A field of the layer's records that holds the input anyway; none: it is computed in input_room.
+  // A field of the layer's records that holds the input anyway, which who declares it keeps; none: it is computed in
+  // input_room.
   LayerLayout::Field saved_input = LayerLayout::none;
   // The gradient of the output is another matrix that the caller keeps until W; else it is computed in
   // output_gradient_room.

@@ -1,4 +1,4 @@
-// A matrix that a product gives and forward leaves for B, in the form that its codec gives it.
+// A matrix that forward leaves for B or W, in the form that its codec gives it.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// Forward computes it in room() and hands it to keep(); recompute and B read what read() returns. If the record holds
-// the matrix in another form, room() and read() return memory of the frame.
+// Forward computes it in room() and hands it to keep(); recompute, B and W read what read() returns. If the record
+// holds the matrix in another form, room() and read() return memory of the frame; what is read may be of a narrower type.
 class SavedMatrix {
  public:
   virtual ~SavedMatrix() = default;
@@ -23,7 +23,14 @@ class SavedMatrix {
   SavedMatrix() = default;
 };
 
-// Declares the tensor; its codec decides the kind. Codec::fp8 has none: linears write that form themselves.
-std::unique_ptr<SavedMatrix> make_saved_matrix(LayerLayout& layout, const SavedTensor& tensor);
+// The codec of the field decides the kind. Codec::fp8 has none: linears write that form themselves. Context and layout
+// outlive it.
+std::unique_ptr<SavedMatrix> make_saved_matrix(const LayerContext& context, const LayerLayout& layout,
+                                               LayerLayout::Field field);
+
+// The form in which inputs of linears and norms are saved.
+inline Codec input_codec(const LayerContext& context) {
+  return context.shape.codes_inputs ? Codec::blocks : Codec::plain;
+}
 
 }  // namespace gptrain

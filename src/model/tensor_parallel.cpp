@@ -7,7 +7,7 @@ void TensorRows::wait(Ticket ticket) {
 }
 
 Matrix TensorRows::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
-  return has_own_rows() ? frame.take(rows.dtype, rows_, rows.cols) : Matrix{};
+  return has_own_rows() ? frame.take(rows.dtype, rows.rows * size(), rows.cols) : Matrix{};
 }
 
 TensorRows::Gathering TensorRows::begin_gather(const Matrix& rows, const Matrix& whole) {

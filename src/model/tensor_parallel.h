@@ -40,8 +40,8 @@ class TensorRows {
     Matrix whole;
     Ticket ticket = Lane::done;
   };
-  // All rows of what each rank holds its rows of. Without sequence parallelism that is `rows` itself; else it goes to
-  // `whole`, for which there is room_for_all_rows.
+  // All rows of what each rank holds its rows of, or the projections of all. Without sequence parallelism that is `rows`
+  // itself; else it goes to `whole`, for which there is room_for_all_rows.
   Gathering begin_gather(const Matrix& rows, const Matrix& whole);
   Matrix room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
   Matrix wait(const Gathering& gathering);

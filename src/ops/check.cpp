@@ -528,6 +528,46 @@ void check(const ScaledProduct& op) {
   checker.require(!op.accumulate || op.c.dtype == DType::f32, "a sum in bf16 is not added to");
 }
 
+namespace {
+
+void check_block_codes(const Checker& checker, const Matrix& x, const Matrix& codes, const Matrix& scales) {
+  checker.real("x", x);
+  checker.matrix("codes", codes, DType::u8, x.rows, x.cols);
+  checker.matrix("scales", scales, DType::f32, x.rows, code_blocks(x.cols));
+}
+
+}  // namespace
+
+void check(const EncodeBlocks& op) { check_block_codes(Checker(op.name), op.x, op.codes, op.scales); }
+
+void check(const DecodeBlocks& op) { check_block_codes(Checker(op.name), op.x, op.codes, op.scales); }
+
+void check(const ProjectionMatrix& op) {
+  const Checker checker(op.name);
+  checker.require(op.kind != ProjectionKind::rows, "a choice of rows has no matrix");
+  checker.require(op.sample_ids != nullptr, "there are no sample_ids");
+  checker.real("s", op.s);
+  checker.sequences(op.s.rows, op.sequence_length);
+  checker.require(op.kind != ProjectionKind::dct || op.s.cols <= op.sequence_length, "there are fewer frequencies");
+}
+
+void check(const SampleRows& op) {
+  const Checker checker(op.name);
+  checker.require(op.sample_ids != nullptr, "there are no sample_ids");
+  checker.real("x", op.x);
+  checker.sequences(op.x.rows, op.sequence_length);
+  const int64_t sequences = op.x.rows / op.sequence_length;
+  checker.require(op.y.rows > 0 && op.y.rows % sequences == 0 && op.y.rows <= op.x.rows,
+                  "y has not as many rows of each sequence, at most all");
+  checker.matrix("y", op.y, op.x.dtype, op.y.rows, op.x.cols);
+}
+
+void check(const BiasGradient& op) {
+  const Checker checker(op.name);
+  checker.real("dy", op.dy);
+  checker.matrix("d_bias", op.d_bias, DType::f32, 1, op.dy.cols);
+}
+
 void require_scratch(std::string_view op, int64_t needed, int64_t available) {
   if (needed > available)
     throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", op, needed, available);

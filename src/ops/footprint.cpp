@@ -116,6 +116,8 @@ Footprint footprint(const LinearBackwardInput& op, const Target& target) {
 
 Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
   Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
+  if (op.true_rows >= 0)
+    result.model_flops = product_flops(op.true_rows, op.true_out >= 0 ? op.true_out : op.dw.rows, op.dw.cols);
   result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
   if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
   result.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
@@ -235,6 +237,19 @@ Footprint footprint(const ScaledProduct& op, const Target& target) {
           .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
           .scratch_bytes = scratch_bytes(op, target),
           .products = product_shape(op.a.dtype, op.a.rows, op.b.rows, op.a.cols)};
+}
+
+Footprint footprint(const EncodeBlocks& op, const Target&) { return {.bytes_moved = moved({op.x, op.codes, op.scales})}; }
+
+Footprint footprint(const DecodeBlocks& op, const Target&) { return {.bytes_moved = moved({op.x, op.codes, op.scales})}; }
+
+Footprint footprint(const ProjectionMatrix& op, const Target&) { return {.bytes_moved = moved({op.s})}; }
+
+Footprint footprint(const SampleRows& op, const Target&) { return {.bytes_moved = moved({op.y, op.y})}; }
+
+Footprint footprint(const BiasGradient& op, const Target& target) {
+  return {.bytes_moved = moved({op.dy, op.d_bias}) + (op.accumulate ? moved({op.d_bias}) : 0),
+          .scratch_bytes = scratch_bytes(op, target)};
 }
 
 }  // namespace gptrain

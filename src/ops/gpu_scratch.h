@@ -98,6 +98,8 @@ inline int64_t gpu_scratch_bytes(const Quantize& op) {
   return op.column_sums.given() ? gpu_quantize_row_tiles(op.x.rows) * op.x.cols * dtype_bytes(DType::f32) : 0;
 }
 
+inline int64_t gpu_scratch_bytes(const BiasGradient& op) { return gpu_column_sum_bytes(op.dy.rows, op.dy.cols); }
+
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }
 
 // Where cuDNN takes the op, its workspace. Elsewhere AttentionBackward keeps the sum over features of d_o o for each

@@ -140,4 +140,19 @@ std::string shape_text(const ScaledProduct& op) {
                      dtype_name(op.b.dtype), dtype_name(op.c.dtype));
 }
 
+std::string shape_text(const EncodeBlocks& op) { return rows_text(op.x); }
+
+std::string shape_text(const DecodeBlocks& op) { return rows_text(op.x); }
+
+std::string shape_text(const ProjectionMatrix& op) {
+  return fmt::format("N={} k={} {} {}", op.s.rows, op.s.cols, projection_names[static_cast<size_t>(op.kind)],
+                     dtype_name(op.s.dtype));
+}
+
+std::string shape_text(const SampleRows& op) { return fmt::format("{} of N={}", rows_text(op.y), op.x.rows); }
+
+std::string shape_text(const BiasGradient& op) {
+  return fmt::format("N={} out={} {}", op.dy.rows, op.dy.cols, dtype_name(op.dy.dtype));
+}
+
 }  // namespace gptrain

@@ -37,7 +37,9 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
           .keeps_products = config.memory.recompute == RecomputeKind::selective,
-          .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0};
+          .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0,
+          .projection = training ? config.memory.linear_projection : ProjectionConfig{},
+          .codes_inputs = config.memory.saved_inputs == 8};
 }
 
 std::vector<bool> recomputed_units(const RunConfig& config) {

@@ -72,6 +72,13 @@ class Resume(CheckpointCase):
         self.assert_same_steps(self.records(), before)
         self.assert_same_checkpoint(self.checkpoint(6), self.path("first"))
 
+    def test_what_is_drawn_by_sample_is_drawn_again(self):
+        lossy = overrides('memory.linear_projection={"kind":"gauss","share":0.5}', "memory.saved_inputs=8", "run.out=lossy")
+        self.train(self.config, *lossy)
+        shutil.copytree(self.checkpoint(6, "lossy"), self.path("first"))
+        self.train(self.config, *lossy, "--resume", "lossy/checkpoints/step-00000002")
+        self.assert_same_checkpoint(self.checkpoint(6, "lossy"), self.path("first"))
+
     def test_metrics_after_the_checkpoint_are_dropped(self):
         before = self.records()
         with open(self.path("out") / "metrics.jsonl", "a", encoding="utf-8") as file:

@@ -46,6 +46,8 @@ FAULTS = [
     ("schedule.warmup_steps", "7", "must be at most run.steps = 6 (try 6)"),
     ("schedule.min_lr", "0.001", "has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)"),
     ("memory.recompute_interval", "2", "has no effect unless memory.recompute is every_nth (try leaving it out)"),
+    ("memory.linear_projection", "0.2", "must be an object (try"),
+    ("memory.saved_inputs", "12", "must be 16 or 8 (try 8)"),
     ("checkpoint.keep_last", "0", "must be at least 1 and at most 1000000 (try 1)"),
     ("run.steps", "-1", "must be at least 1 and at most 1000000000000 (try 1)"),
     ("run.seed", "18446744073709551616", "must be at least 0 and at most 18446744073709551615"),

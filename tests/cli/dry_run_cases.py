@@ -213,6 +213,9 @@ class DryRun(CliCase):
                 self.refuse(USAGE, f"gptrain: precision.compute = {compute}: {target} has no bf16: GPUs have it "
                             'from compute capability 8.0 on (try "fp16")\n', "train", config, "--dry-run",
                             "--target", target, *overrides(f"precision.compute={compute}"))
+            self.refuse(USAGE, f"gptrain: precision.weight_gradients = bf16: {target} has no bf16: GPUs have it from compute "
+                        'capability 8.0 on (try "fp32")\n', "train", config, "--dry-run", "--target", target,
+                        *overrides("precision.weight_gradients=bf16"))
         self.refuse(USAGE, ["precision.compute = bf16: v100-32g", '8.0 on (try "fp16")\nprecision.linears = fp8: '],
                     "train", self.write_config(tiny_config(model={"hidden_size": 32})), "--dry-run", "--target",
                     "v100-32g", *overrides("precision.compute=bf16", "precision.linears=fp8"))

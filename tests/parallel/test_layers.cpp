@@ -107,7 +107,9 @@ class Player {
                 .sequence_length = config.model.sequence_length,
                 .loss_chunk_tokens = config.memory.loss_chunk_tokens,
                 .seed = config.run.seed,
-                .keeps_products = config.memory.recompute == RecomputeKind::selective},
+                .keeps_products = config.memory.recompute == RecomputeKind::selective,
+                .projection = config.memory.linear_projection,
+                .codes_inputs = config.memory.saved_inputs == 8},
                spec_, shards_, layout_,
                {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
                 groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
@@ -317,6 +319,11 @@ const std::vector<Case>& cases() {
       {Family::gpt2, 1, false, fp8},
       {Family::llama, 2, false, fp8},
       {Family::gpt2, 2, true, with(fp8, {"model.dropout=0.1"})},
+      {Family::gpt2, 1, false, {"memory.saved_inputs=8", "model.dropout=0.1"}},
+      {Family::llama, 2, true, {"memory.saved_inputs=8", "precision.compute=bf16"}},
+      {Family::gpt2, 1, false, {R"(memory.linear_projection={"kind":"gauss","share":0.3})", "model.dropout=0.1"}},
+      {Family::gpt2, 2, true, {"precision.weight_gradients=bf16", "memory.recompute=selective"}},
+      {Family::llama, 2, true, {R"(memory.linear_projection={"kind":"rows"})", "precision.compute=bf16"}},
       {Family::gpt2, 1, false, {"memory.recompute=selective", "model.dropout=0.1"}},
       {Family::llama, 2, true, {"memory.recompute=selective", "model.qk_norm=true", "data.mask_documents=true"}},
       {Family::llama, 2, false, with(fp8, {"memory.recompute=selective", "model.dropout=0.1"})}};
@@ -405,6 +412,25 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(names(selective, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
   CHECK(selective.kept_bytes == matrix(108) + matrix(144) + matrix(36));
   CHECK(plain.kept_bytes == 0);
+
+  // Codes lie where their tensors did, and the stream that enters is one of them: B does not read it any more.
+  const LayerRecords coded = block_of({"memory.saved_inputs=8"});
+  CHECK(names(coded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
+  CHECK(names(coded, RecordKind::saved_for_input) == Names{"attention.lse", "attention.qkv", "ffn.hidden", "mid",
+                                                           "norm1.mean", "norm1.rstd", "norm1.x", "norm2.mean",
+                                                           "norm2.rstd"});
+  const auto codes = [](int64_t width) { return align_up(76 * width) + align_up(76 * ((width + 127) / 128) * 4); };
+  CHECK(coded.saved_for_weight_bytes == 3 * codes(36) + codes(144));
+  CHECK(coded.saved_for_input_bytes ==
+        matrix(108) + matrix(144) + 2 * codes(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
+  CHECK(plain.use(backward_input).reads.contains(Operand::input));
+  CHECK(!coded.use(backward_input).reads.contains(Operand::input));
+
+  // Inputs of linears in bf16; attention's output is read by B, too.
+  const LayerRecords rounded = block_of({"precision.weight_gradients=bf16"});
+  CHECK(names(rounded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
+  CHECK(rounded.saved_for_weight_bytes == matrix(36) + 2 * align_up(76 * 36 * 2) + align_up(76 * 144 * 2));
+  CHECK(rounded.saved_for_input_bytes == plain.saved_for_input_bytes);
 
   const LayerRecords dropped = block_of({"model.dropout=0.1"});
   CHECK(names(dropped, RecordKind::gradients) == Names{"attention.out.dy", "attention.qkv.dy", "ffn.in.dy",

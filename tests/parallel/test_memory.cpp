@@ -152,12 +152,15 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   return end;
 }
 
-// Where the gradients of inputs and of weights are made apart, or forward keeps no input of the activation, room for rows
-// of all tensor ranks is what workspaces are largest for; the rank's own place in it, the last one on the last rank, is not written.
+// Where the gradients of inputs and of weights are made apart, or forward keeps something in another form than it computes
+// it in, room for rows of all tensor ranks is what workspaces are largest for; the rank's own place in it, the last one on
+// the last rank, is not written.
 bool peaks_in_gather(const RunConfig& config) {
   const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
-  return config.parallel.sequence &&
-         (config.memory.activation_bits < 16 || find_pipeline_schedule(order)->splits_backward);
+  const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||
+                                 config.memory.linear_projection.is_on() ||
+                                 config.precision.gradient_factors() != config.precision.compute;
+  return config.parallel.sequence && (keeps_other_forms || find_pipeline_schedule(order)->splits_backward);
 }
 int64_t own_rows_bytes(const RunConfig& config) {
   const int64_t rows = config.batch.micro * config.model.sequence_length / config.parallel.tensor;
@@ -238,6 +241,12 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       const int64_t s = sequence ? t : 1;
       const int64_t statistics = 4 * rows * (m.num_heads / t) + 4 * 4 * rows / s;  // log-sum-exp; of two norms
       CHECK(one_block == 24 * rows * m.hidden_size / t + 8 * rows * m.hidden_size / s + statistics);
+      // Codes for the block's input, its middle, its norms' outputs, and behind attention and GELU; a scale for each 128.
+      overrides.push_back("memory.saved_inputs=8");
+      const int64_t coded_block = activations(config_with(4, overrides)) - activations(config_with(3, overrides));
+      const auto codes = [](int64_t of_rows, int64_t cols) { return of_rows * (cols + 4 * ((cols + 127) / 128)); };
+      const int64_t h = m.hidden_size;
+      CHECK(coded_block == 14 * rows * h / t + codes(rows, h / t) + codes(rows, 4 * h / t) + 4 * codes(rows / s, h) + statistics);
     }
   }
 }
@@ -269,6 +278,8 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     int64_t bits = 0;
     for (std::vector<std::string> overrides : precisions) {
+      if (family == Family::llama && overrides.front() == "precision.compute=fp32")
+        overrides.push_back("precision.weight_gradients=bf16");
       overrides.push_back("model.dropout=0.1");
       overrides.push_back(family == Family::llama ? "optimizer.ema=0.9"
                                                   : fmt::format("memory.activation_bits={}", 2 + bits++ % 3));
@@ -276,7 +287,16 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
         const int64_t world_size = layout.tensor * layout.data;
         if (world_size == 1 || world_size > 6) continue;
         INFO(layout.name() << " " << overrides.front());
-        check_touched_on_all(config_of(family, layout, overrides), world_size);
+        std::vector<std::string> all = overrides;
+        // Whole sequences: two of them have no thirds.
+        const char* const kinds[] = {"gauss", "rademacher", "rows"};
+        if ((layout.zero + layout.data) % 2 == 0) {
+          all.push_back("memory.saved_inputs=8");
+        } else if (!layout.sequence || layout.tensor == 2) {
+          all.push_back(fmt::format(R"(memory.linear_projection={{"kind":"{}","share":0.4}})",
+                                    kinds[(layout.tensor + layout.zero) % 3]));
+        }
+        check_touched_on_all(config_of(family, layout, all), world_size);
       }
     }
   }

@@ -138,6 +138,8 @@ const std::vector<std::vector<std::string>> variants = {
     {"model.dropout=0.1", "batch.micro=2", "memory.recompute=block", "memory.loss_chunk_tokens=7",
      "model.attention_window=6", "data.mask_documents=true"},
     {"batch.micro=2", "memory.recompute=selective"},
+    {"batch.micro=2", R"(memory.linear_projection={"kind":"gauss"})"},
+    {"memory.saved_inputs=8"},
 };
 
 }  // namespace
@@ -148,10 +150,12 @@ TEST_CASE("gradients agree with the CPU's in f32") {
       const RunConfig config = small_config(family, overrides);
       const State start = after_ten_steps(config);
       const State expected = first_moments(config, cpu(), start);
+      // A number that lies between two codes may become the one or the other.
+      const double bound = config.memory.saved_inputs == 8 ? 5e-4 : 2e-5;
       for (const auto& [name, values] : first_moments(config, cuda(), start)) {
         if (!name.starts_with("exp_avg/")) continue;
         INFO(name << " of " << overrides.back());
-        CHECK(distance(values, expected.at(name)) < 2e-5);
+        CHECK(distance(values, expected.at(name)) < bound);
       }
     }
   }

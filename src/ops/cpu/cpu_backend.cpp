@@ -100,6 +100,7 @@ void refuse_f16(const Op& op) {
   if constexpr (requires { op.weights; }) look_at(op.weights);
   if constexpr (requires { op.from; }) look_at(op.from);
   if constexpr (requires { op.to; }) look_at(op.to);
+  if constexpr (requires { op.s; }) look_at(op.s);
   if (found) throw std::logic_error(fmt::format("{}: the CPU backend has no f16", Op::name));
 }
 
@@ -273,6 +274,31 @@ void CpuBackend::run(const Quantize& op) {
 void CpuBackend::run(const ScaledProduct& op) {
   prepare(op);
   cpu_scaled_product(op, context_.num_threads);
+}
+
+void CpuBackend::run(const EncodeBlocks& op) {
+  prepare(op);
+  cpu_encode_blocks(op, context_);
+}
+
+void CpuBackend::run(const DecodeBlocks& op) {
+  prepare(op);
+  cpu_decode_blocks(op, context_);
+}
+
+void CpuBackend::run(const ProjectionMatrix& op) {
+  prepare(op);
+  cpu_projection_matrix(op, context_);
+}
+
+void CpuBackend::run(const SampleRows& op) {
+  prepare(op);
+  cpu_sample_rows(op, context_);
+}
+
+void CpuBackend::run(const BiasGradient& op) {
+  prepare(op);
+  linear_.run(op);
 }
 
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent) {

@@ -113,6 +113,8 @@ int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear
 int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) { return linear_scratch_bytes(num_threads); }
 int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) { return linear_scratch_bytes(num_threads); }
 
+int64_t cpu_scratch_bytes(const BiasGradient&, int) { return 0; }
+
 class CpuLinear::Products {
  public:
   Products(int num_threads, bool thread_independent)
@@ -367,5 +369,7 @@ void CpuLinear::run(const LinearBackwardWeight& op, std::byte* scratch, int64_t 
   products_->run_long_sum(product);
   if (op.d_bias.given()) products_->add_column_sums(op.dy, op.d_bias, op.accumulate);
 }
+
+void CpuLinear::run(const BiasGradient& op) { products_->add_column_sums(op.dy, op.d_bias, op.accumulate); }
 
 }  // namespace gptrain

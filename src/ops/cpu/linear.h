@@ -23,6 +23,7 @@ constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (
 int64_t cpu_scratch_bytes(const LinearForward& op, int num_threads);
 int64_t cpu_scratch_bytes(const LinearBackwardInput& op, int num_threads);
 int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
+int64_t cpu_scratch_bytes(const BiasGradient& op, int num_threads);
 
 // Holds oneDNN's primitives: one is made the first time a shape is run (about a millisecond) and kept. One thread calls
 // it at a time; ops run on `num_threads` OpenMP threads. Operands are as ops.h says (the caller checks shapes). Throws
@@ -36,6 +37,7 @@ class CpuLinear {
   void run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes);
+  void run(const BiasGradient& op);
 
  private:
   class Products;

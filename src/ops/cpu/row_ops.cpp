@@ -13,6 +13,10 @@ int64_t cpu_scratch_bytes(const ResidualAdd&, int) { return 0; }
 int64_t cpu_scratch_bytes(const BranchBackward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationForward&, int) { return 0; }
 int64_t cpu_scratch_bytes(const ActivationBackward&, int) { return 0; }
+int64_t cpu_scratch_bytes(const EncodeBlocks&, int) { return 0; }
+int64_t cpu_scratch_bytes(const DecodeBlocks&, int) { return 0; }
+int64_t cpu_scratch_bytes(const ProjectionMatrix&, int) { return 0; }
+int64_t cpu_scratch_bytes(const SampleRows&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Cast&, int) { return 0; }
 int64_t cpu_scratch_bytes(const WeightedSum&, int) { return 0; }
 int64_t cpu_scratch_bytes(const Add&, int) { return 0; }
@@ -41,6 +45,26 @@ void cpu_activation_forward(const ActivationForward& op, const CpuContext& conte
 void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context) {
   parallel_shares(context.num_threads, op.dy.rows,
                   [&](int64_t first, int64_t end) { context.kernels->activation_backward(op, first, end); });
+}
+
+void cpu_encode_blocks(const EncodeBlocks& op, const CpuContext& context) {
+  parallel_shares(context.num_threads, op.x.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->encode_blocks(op, first, end); });
+}
+
+void cpu_decode_blocks(const DecodeBlocks& op, const CpuContext& context) {
+  parallel_shares(context.num_threads, op.x.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->decode_blocks(op, first, end); });
+}
+
+void cpu_projection_matrix(const ProjectionMatrix& op, const CpuContext& context) {
+  parallel_shares(context.num_threads, op.s.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->projection_matrix(op, first, end); });
+}
+
+void cpu_sample_rows(const SampleRows& op, const CpuContext& context) {
+  parallel_shares(context.num_threads, op.y.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->sample_rows(op, first, end); });
 }
 
 namespace {

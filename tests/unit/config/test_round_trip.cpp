@@ -45,6 +45,7 @@ TEST_CASE("keys that have an effect only under some value come back") {
   check_round_trip(parse({"run.seed=18446744073709551615", "optimizer.lr=0.1", "optimizer.eps=4.9e-324"}));
   check_round_trip(parse({"model.dropout=0.3", "precision.compute=bf16", "precision.residual=fp32"}));
   check_round_trip(parse({"precision.compute=bf16-pure"}));
+  check_round_trip(parse({R"(memory.linear_projection={"kind": "gauss", "sites": ["ffn_out", "qkv"]})"}));
   check_round_trip(parse({"parallel.tensor=4", "parallel.sequence=true", "parallel.zero=3"}));
 }
 

@@ -300,12 +300,31 @@ TEST_CASE("a key that would have no effect is refused") {
         "schedule.min_lr = 0.0: has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)");
   CHECK(fault({"schedule.decay_steps=10", "schedule.type=cosine"}) ==
         "schedule.decay_steps = 10: has no effect unless schedule.type is wsd (try leaving it out)");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=bf16"}) ==
+        R"(precision.weight_gradients = "bf16": has no effect unless precision.compute is fp32 (try leaving it out))");
   CHECK(fault({"memory.activation_bits=8"}) == "memory.activation_bits = 8: must be 16, 4, 3 or 2 (try 4)");
   CHECK(fault({"memory.activation_bits=1"}) == "memory.activation_bits = 1: must be at least 2 and at most 16 (try 2)");
   CHECK(fault({"memory.activation_bits=3", "memory.recompute=selective"}) ==
         "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try 16)");
   CHECK(fault({"memory.activation_bits=3", "model.activation=swiglu"}) ==
         "memory.activation_bits = 3: has no effect unless model.activation is gelu or gelu_tanh (try leaving it out)");
+  CHECK(fault({"memory.saved_inputs=8", "memory.recompute=block", "memory.activation_bits=3"}).empty());
+  CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
+  CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
+  CHECK(fault({"memory.saved_inputs=8", "memory.recompute=selective"}) ==
+        "memory.saved_inputs = 8: does not go with memory.recompute = \"selective\", which runs a norm again from an input "
+        "that must be exact (try 16)");
+  CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
+        "memory.saved_inputs = 8: has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself (try "
+        "16)");
+  CHECK(fault({R"(memory.linear_projection={"kind":"gauss"})", "precision.compute=bf16", "precision.linears=fp8",
+               "run.device=auto"}) ==
+        R"(memory.linear_projection = {...}: has no place with precision.linears = "fp8", whose linears save inputs in )"
+        "8 bits (try {})");
+  CHECK(fault({R"(memory.linear_projection={"kind":"rows","sites":["qkv"]})", "parallel.tensor=2",
+               "parallel.sequence=true", "batch.micro=1"}) ==
+        "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
+        "multiple of parallel.tensor = 2 (try {})");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth (try leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==
@@ -314,6 +333,36 @@ TEST_CASE("a key that would have no effect is refused") {
         "run.validate_every_steps = 5: has no effect unless data.validation names a source (try leaving it out)\n"
         "run.validation_samples = 8: has no effect unless data.validation names a source (try leaving it out)");
   CHECK(fault({"run.validate_every_steps=5", R"(data.validation=[{"path": "x"}])"}).empty());
+}
+
+TEST_CASE("a projection has a kind, a share and sites") {
+  const auto projection = [](const std::string& value) { return "memory.linear_projection=" + value; };
+  const ProjectionConfig usual = parse({projection(R"({"kind": "rademacher"})")}).memory.linear_projection;
+  CHECK((usual.kind == ProjectionKind::rademacher && usual.share == 0.2));
+  CHECK(usual.sites == std::vector{LinearSite::qkv, LinearSite::ffn_in, LinearSite::ffn_out});
+  const ProjectionConfig given =
+      parse({projection(R"({"kind": "rows", "share": 1, "sites": ["ffn_out"]})")}).memory.linear_projection;
+  CHECK((given.kind == ProjectionKind::rows && given.share == 1 && given.is_at(LinearSite::ffn_out)));
+  CHECK(!given.is_at(LinearSite::qkv));
+  CHECK(!parse({projection("{}")}).memory.linear_projection.is_on());
+  const std::pair<std::string, std::string> refused[] = {
+      {R"({"share": 0.2})", R"(memory.linear_projection.kind: must be given (try "rademacher"))"},
+      {R"({"kind": "gaus"})",
+       R"(memory.linear_projection.kind = "gaus": must be one of gauss, rademacher, dct, rows (try "gauss"))"},
+      {R"({"kind": "rows", "share": 0})",
+       "memory.linear_projection.share = 0: must be greater than 0 and at most 1 (try 0.2)"},
+      {R"({"kind": "rows", "sites": []})",
+       R"(memory.linear_projection.sites = []: must be an array of words, at least one (try ["qkv","ffn_in","ffn_out"]))"},
+      {R"({"kind": "rows", "sites": ["out"]})",
+       R"(memory.linear_projection.sites[0] = "out": saves nothing there: attention's backward reads the input of that )"
+       R"(linear anyway (try "qkv"))"},
+      {R"({"kind": "rows", "sites": ["qkv", "ffn_i"]})",
+       R"(memory.linear_projection.sites[1] = "ffn_i": must be one of qkv, ffn_in, ffn_out (try "ffn_in"))"},
+      {R"({"kind": "rows", "sites": ["qkv", "qkv"]})",
+       R"(memory.linear_projection.sites[1] = "qkv": is there twice (try leaving one of them out))"},
+      {R"({"kind": "rows", "shares": 1})",
+       "memory.linear_projection.shares = 1: unknown key (try memory.linear_projection.share)"}};
+  for (const auto& [value, message] : refused) CHECK(fault({projection(value)}) == message);
 }
 
 TEST_CASE("each optimizer has its own keys and defaults") {

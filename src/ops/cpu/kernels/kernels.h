@@ -17,6 +17,11 @@ void query_key_forward(const QueryKeyForward& op, RotaryView rotary, int64_t fir
 void query_key_backward(const QueryKeyBackward& op, RotaryView rotary, int64_t first_row, int64_t end_row, float* work);
 void activation_forward(const ActivationForward& op, int64_t first_row, int64_t end_row);
 void activation_backward(const ActivationBackward& op, int64_t first_row, int64_t end_row);
+void encode_blocks(const EncodeBlocks& op, int64_t first_row, int64_t end_row);
+void decode_blocks(const DecodeBlocks& op, int64_t first_row, int64_t end_row);
+void projection_matrix(const ProjectionMatrix& op, int64_t first_row, int64_t end_row);
+// Rows of y.
+void sample_rows(const SampleRows& op, int64_t first_row, int64_t end_row);
 void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row);
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 double sum_of_squares(const float* values, int64_t count);

@@ -1,0 +1,118 @@
+// Random projections of rows, drawn where they are needed.
+#include "kernels/projection.h"
+
+#include <cmath>
+
+#include "kernels/column_sums.h"
+#include "kernels/rows.h"
+
+namespace gptrain {
+namespace {
+
+// Numbers that a sample and a place in its projection give.
+struct Draw {
+  PhiloxKey key;
+  const int64_t* sample_ids;
+
+  __device__ std::array<uint32_t, 4> words(uint32_t first, uint32_t second, uint32_t sequence) const {
+    const auto sample = static_cast<uint64_t>(sample_ids[sequence]);
+    return philox(key, {first, second, static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32)});
+  }
+};
+
+constexpr int drawn_at_once = 4;
+
+__host__ __device__ constexpr int64_t whole_draws(int64_t cols) {
+  return (cols + drawn_at_once - 1) / drawn_at_once * drawn_at_once;
+}
+
+// Two normal numbers of two words.
+__device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
+  constexpr float unit = 6.28318531F * 0x1p-24F;
+  const float radius = std::sqrt(-2.0F * std::log(uniform_open_closed(of_radius)));
+  const float angle = unit * static_cast<float>(of_angle >> 8);
+  to[0] = radius * std::cos(angle);
+  to[1] = radius * std::sin(angle);
+}
+
+// One of the sequence's cosines.
+__device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column, int64_t cols) {
+  const uint32_t word = draw.words(static_cast<uint32_t>(column), dct_choice, sequence)[0];
+  const DctElement element = dct_element(tokens, cols, sampled_row(tokens, cols, column, word), token);
+  const float unit = 1.57079633F / static_cast<float>(tokens);
+  return std::sqrt(element.squared_factor) * std::cos(unit * static_cast<float>(element.turn));
+}
+
+template <ProjectionKind kind, typename T>
+__global__ void fill_projection(Rows<T> s, Draw draw, Divisor sequence_length, int64_t tokens, int64_t rows,
+                                int64_t cols) {
+  for_each_pack<drawn_at_once>(rows, whole_draws(cols), [&](int64_t row, int64_t column) {
+    const auto [sequence, token] = sequence_length.divide(static_cast<uint32_t>(row));
+    const auto of_column = kind == ProjectionKind::dct ? 0U : static_cast<uint32_t>(column / drawn_at_once);
+    const auto words = draw.words(of_column, token, sequence);
+    float values[drawn_at_once];
+    if constexpr (kind == ProjectionKind::gauss) {
+      normals(words[0], words[1], values);
+      normals(words[2], words[3], values + 2);
+    } else if constexpr (kind == ProjectionKind::dct) {
+      const float sign = words[0] >> 31 != 0 ? -1.0F : 1.0F;
+#pragma unroll
+      for (int i = 0; i < drawn_at_once; ++i)
+        values[i] = column + i < cols ? sign * cosine(draw, sequence, token, tokens, column + i, cols) : 0.0F;
+    } else {
+#pragma unroll
+      for (int i = 0; i < drawn_at_once; ++i) values[i] = words[static_cast<size_t>(i)] >> 31 != 0 ? -1.0F : 1.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < drawn_at_once; ++i)
+      if (column + i < cols) *s.at(row, column + i) = rounded_to<T>(values[i]);
+  });
+}
+
+template <typename T, int N>
+__global__ void sample(Rows<const T> x, Rows<T> y, Draw draw, int64_t tokens, Divisor runs, int64_t num_runs,
+                       int64_t rows, int64_t cols) {
+  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
+    const auto [sequence, j] = runs.divide(static_cast<uint32_t>(row));
+    const SampledRow sampled = sampled_row(tokens, num_runs, j, draw.words(j, 0, sequence)[0]);
+    const float factor = std::sqrt(static_cast<float>(sampled.run));
+    const auto in = load<N>(x.at(sequence * tokens + sampled.row, column));
+    Pack<T, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<T>(factor * to_float(in.at[i]));
+    store(y.at(row, column), out);
+  });
+}
+
+}  // namespace
+
+void cuda_run(const ProjectionMatrix& op, Stream stream) {
+  with_type(op.s.dtype, [&](auto type) {
+    using T = decltype(type);
+    auto* kernel = op.kind == ProjectionKind::gauss        ? fill_projection<ProjectionKind::gauss, T>
+                   : op.kind == ProjectionKind::rademacher ? fill_projection<ProjectionKind::rademacher, T>
+                                                           : fill_projection<ProjectionKind::dct, T>;
+    launch(stream, shape_of_elements(op.s.rows, whole_draws(op.s.cols), drawn_at_once), kernel, Rows<T>(op.s),
+           Draw{op.key, op.sample_ids}, Divisor(op.sequence_length), op.sequence_length, op.s.rows, op.s.cols);
+  });
+}
+
+void cuda_run(const SampleRows& op, Stream stream) {
+  const int64_t runs = op.y.rows / (op.x.rows / op.sequence_length);
+  with_type(op.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto start = [&](auto width) {
+      constexpr int n = decltype(width)::value;
+      launch(stream, shape_of_elements(op.y.rows, op.y.cols, n), sample<T, n>, Rows<const T>(op.x), Rows<T>(op.y),
+             Draw{op.key, op.sample_ids}, op.sequence_length, Divisor(runs), runs, op.y.rows, op.y.cols);
+    };
+    if (in_packs({op.x, op.y})) return start(std::integral_constant<int, pack_width>{});
+    start(std::integral_constant<int, 1>{});
+  });
+}
+
+void cuda_run(const BiasGradient& op, Stream stream, std::byte* scratch) {
+  cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream, scratch);
+}
+
+}  // namespace gptrain

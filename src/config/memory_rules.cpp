@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include "base/fp8.h"
+#include "config/rules.h"
+
+namespace gptrain {
+namespace {
+
+class MemoryRules : Rules {
+ public:
+  explicit MemoryRules(const RuleContext& context) : Rules(context) {}
+
+  void run() {
+    check_activation_bits();
+    check_saved_inputs();
+    check_linear_projection();
+  }
+
+ private:
+  void check_activation_bits() {
+    const int64_t bits = config_.memory.activation_bits;
+    if (!sound({"memory.activation_bits", "memory.recompute"}) || bits == 16) return;
+    if (bits > 4) return fault("memory.activation_bits", "must be 16, 4, 3 or 2", "4");
+    if (config_.memory.recompute == RecomputeKind::selective)
+      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input", "16");
+  }
+
+  void check_saved_inputs() {
+    const int64_t bits = config_.memory.saved_inputs;
+    if (!sound({"memory.saved_inputs"}) || bits == 16) return;
+    if (bits != 8) return fault("memory.saved_inputs", "must be 16 or 8", "8");
+    if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::selective)
+      fault("memory.saved_inputs",
+            "does not go with memory.recompute = \"selective\", which runs a norm again from an input that must be exact",
+            "16");
+    if (sound({"precision.linears"}) && is_fp8(config_.precision.linears))
+      fault("memory.saved_inputs", "has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself",
+            "16");
+  }
+
+  void check_linear_projection() {
+    const char* const path = "memory.linear_projection";
+    if (!sound({path}) || !config_.memory.linear_projection.is_on()) return;
+    if (sound({"precision.linears"}) && is_fp8(config_.precision.linears))
+      fault(path, "has no place with precision.linears = \"fp8\", whose linears save inputs in 8 bits", "{}");
+    if (!sound({"batch.global", "batch.micro", "batch.accumulation", "parallel.sequence", "parallel.tensor"})) return;
+    const int64_t micro = config_.batch.micro, tensor = config_.parallel.tensor;
+    if (config_.parallel.sequence && micro > 0 && micro % tensor != 0)
+      fault(path,
+            fmt::format("projects whole sequences: with parallel.sequence batch.micro = {} must be a multiple of "
+                        "parallel.tensor = {}",
+                        micro, tensor),
+            "{}");
+  }
+};
+
+}  // namespace
+
+void check_memory(const RuleContext& context) { MemoryRules(context).run(); }
+
+}  // namespace gptrain

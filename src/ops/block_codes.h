@@ -1,0 +1,62 @@
+// Codes of 8 bits for a matrix that backward reads and that may be a little off. Of each row, every block of code_block
+// columns has a scale of its own, so that a large element costs the precision of its neighbours only; a row is coded as
+// it would be alone.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+#include "base/matrix.h"
+
+namespace gptrain {
+
+constexpr int64_t code_block = 128;
+
+// Scales of a row.
+constexpr int64_t code_blocks(int64_t cols) { return (cols + code_block - 1) / code_block; }
+
+struct BlockScale {
+  float scale;    // of a code
+  float inverse;  // what elements are multiplied by
+};
+
+// Of a block whose largest magnitude has these bits (those of what is not finite are larger than all others).
+constexpr BlockScale block_scale(uint32_t largest_bits) {
+  constexpr uint32_t infinity = 0x7f800000U, quiet_nan = 0x7fc00000U;
+  constexpr uint32_t least = (127U - 100U) << 23;  // 2^-100: the inverse of less might be infinite
+  constexpr float largest_code = 127.0F;
+  if (largest_bits >= infinity) return {std::bit_cast<float>(quiet_nan), 0.0F};
+  if (largest_bits < least) return {0.0F, 0.0F};
+  const float largest = std::bit_cast<float>(largest_bits);
+  return {largest / largest_code, largest_code / largest};
+}
+
+// A code is a number from -127 to 127 in two's complement. The sum leaves the nearest integer in its low bits.
+constexpr uint8_t block_code(float x, float inverse) {
+  constexpr float magic = 12582912.0F;  // 1.5 * 2^23
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(x * inverse + magic));
+}
+
+constexpr float from_block_code(uint8_t code, float scale) {
+  return static_cast<float>(static_cast<int8_t>(code)) * scale;
+}
+
+// The codes of x. With m the largest magnitude of a block, scale = m / 127 and code = x / scale, rounded to the nearest
+// integer: code * scale is at most m / 254 off, but for a part in 10^4 of that which f32 adds. Below 2^-100, m counts as
+// 0; a block that holds what is not finite has a scale that is not a number.
+struct EncodeBlocks {
+  static constexpr std::string_view name = "encode_blocks";
+  Matrix x;       // [N, cols] f32, bf16 or f16
+  Matrix codes;   // [N, cols] u8 out
+  Matrix scales;  // [N, code_blocks(cols)] f32 out
+};
+
+// x = code * scale, rounded to the type of x.
+struct DecodeBlocks {
+  static constexpr std::string_view name = "decode_blocks";
+  Matrix codes, scales;
+  Matrix x;  // out
+};
+
+}  // namespace gptrain

@@ -1,0 +1,74 @@
+// Random projections of rows, from which the gradient of a weight is estimated (Bershatsky et al., arXiv 2201.13195): with
+// E[S S^T] = 1, the expectation of (S^T dy)^T (S^T x) is dy^T x. S is drawn anew wherever it is needed, never kept.
+//
+// Each sequence of T tokens has an S of its own, [T, k], whose elements are a function of the key, the sequence's global
+// sample number and the place in S: what is estimated depends on the sample, not on who else is in its micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/kinds.h"
+#include "base/matrix.h"
+#include "base/philox.h"
+
+namespace gptrain {
+
+// s = sqrt(k) S of the sequences, one below the other. gauss: normal numbers; rademacher: 1 or -1. Element (token, j)
+// takes word j % 4 of philox(key, {j / 4, token, low(sample), high(sample)}): the sign is its highest bit; words 2 i and
+// 2 i + 1 give two normal numbers (Box and Muller). dct: each token has a sign, as the element (token, 0) of rademacher
+// has it, and column j is the cosine of one frequency of the discrete cosine transform, as SampleRows chooses row j of so
+// many tokens, but by philox(key, {j, 2^32 - 1, ..}); see dct_element.
+struct ProjectionMatrix {
+  static constexpr std::string_view name = "projection_matrix";
+  ProjectionKind kind;  // not rows
+  PhiloxKey key;
+  const int64_t* sample_ids;  // device memory, one for each sequence
+  int64_t sequence_length;    // T
+  Matrix s;                   // [B T, k] f32, bf16 or f16, out
+};
+
+// y = S^T x where S chooses rows: of k runs of neighbours, as equal as can be, each gives one row, times the root of its
+// length. Run j takes word 0 of philox(key, {j, 0, low(sample), high(sample)}); its rows are as likely as 32 bits have it.
+struct SampleRows {
+  static constexpr std::string_view name = "sample_rows";
+  PhiloxKey key;
+  const int64_t* sample_ids;  // device memory, one for each sequence
+  int64_t sequence_length;    // T
+  Matrix x;                   // [B T, cols] f32, bf16 or f16
+  Matrix y;                   // [B k, cols] like x, out; k <= T
+};
+
+// d_bias (+)= column sums of dy: the half of LinearBackwardWeight that a projection leaves as it is.
+struct BiasGradient {
+  static constexpr std::string_view name = "bias_gradient";
+  Matrix dy;      // [N, out] C
+  Matrix d_bias;  // [1, out] f32
+  bool accumulate;
+};
+
+// The row that SampleRows takes of run j, and how many it has.
+struct SampledRow {
+  int64_t row, run;
+};
+constexpr SampledRow sampled_row(int64_t tokens, int64_t runs, int64_t j, uint32_t word) {
+  const int64_t first = j * tokens / runs;
+  const int64_t run = (j + 1) * tokens / runs - first;
+  return {first + static_cast<int64_t>(static_cast<uint64_t>(word) * static_cast<uint64_t>(run) >> 32), run};
+}
+
+// The element of a frequency: the root of squared_factor times cos(turn), where a whole turn is 4 tokens. Beside that of the
+// orthonormal transform of so many tokens the factor has the roots of the run's length and of k, the number of runs.
+struct DctElement {
+  float squared_factor;
+  int64_t turn;
+};
+constexpr DctElement dct_element(int64_t tokens, int64_t runs, const SampledRow& frequency, int64_t token) {
+  const float squared = static_cast<float>((frequency.row == 0 ? 1 : 2) * frequency.run * runs) / static_cast<float>(tokens);
+  return {squared, frequency.row * (2 * token + 1) % (4 * tokens)};
+}
+constexpr uint32_t dct_choice = 0xffffffffU;
+
+}  // namespace gptrain
+
+#define GPTRAIN_FOR_EACH_PROJECTION(X) X(ProjectionMatrix) X(SampleRows) X(BiasGradient)

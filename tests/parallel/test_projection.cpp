@@ -1,0 +1,153 @@
+// Training with projected inputs of linears: estimates are unbiased, and the same however the model is cut.
+#include <cmath>
+#include <fmt/format.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "layouts.h"
+#include "ops/backend.h"
+#include "train/plan_step.h"
+
+namespace test_projection {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+std::string projected(const char* kind, double share, const char* sites = R"(["qkv","ffn_in","ffn_out"])") {
+  return fmt::format(R"(memory.linear_projection={{"kind":"{}","share":{},"sites":{}}})", kind, share, sites);
+}
+
+bool is_estimated(const std::string& name) {
+  return name.starts_with("exp_avg/") && (name.ends_with("attention.qkv.weight") || name.ends_with("ffn.in.weight") ||
+                                          name.ends_with("ffn.out.weight"));
+}
+
+double squared_distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double apart = 0;
+  for (size_t i = 0; i < a.size(); ++i) apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+  return apart;
+}
+double squared_length(const std::vector<float>& a) { return squared_distance(a, std::vector<float>(a.size())); }
+
+void require_same(const Outcome& a, const Outcome& b) {
+  REQUIRE(a.torn + b.torn == "");
+  CHECK(a.losses == b.losses);
+  for (const auto& [name, values] : a.state) {
+    INFO(name);
+    REQUIRE(same_bits(values, b.state.at(name)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a choice of all rows is the exact gradient, bit for bit") {
+  const Overrides base = {"model.bias=true", "model.dropout=0.1", "batch.global=4"};
+  for (const SmallLayout& layout :
+       {SmallLayout{1, 1, {}}, SmallLayout{2, 1, {}}, SmallLayout{2, 1, {"parallel.sequence=true"}},
+        SmallLayout{1, 1, {"precision.compute=bf16"}}}) {
+    INFO(layout.tensor << " ranks" << (layout.overrides.empty() ? "" : ", " + layout.overrides.front()));
+    const auto run = [&](Overrides more) {
+      more.insert(more.end(), base.begin(), base.end());
+      return train(layout, more, 1);
+    };
+    require_same(run({}), run({projected("rows", 1)}));
+  }
+}
+
+// With M estimates g of the exact gradient e, all from the same weights and tokens but by other seeds: where g has no
+// bias, M |mean - e|^2 is |g - e|^2 on average, and a bias b adds M |b|^2. Both are sums over many directions, so that
+// their ratio is near 1; that it leaves the bounds for an estimate without bias has a probability below 10^-3.
+TEST_CASE("the estimated gradients are unbiased, and all others exact") {
+  constexpr int seeds = 40;
+  const SmallLayout one{1, 1, {"optimizer.clip_norm=0", "model.bias=true", "model.num_layers=1", "batch.global=2"}};
+  const GlobalState start = train_on_ranks(config_of(one, {}), 1, 3).state;
+  const Outcome exact = train_on_ranks(config_of(one, {}), 1, 1, &start);
+  for (const char* kind : {"gauss", "rademacher", "dct", "rows"}) {
+    std::map<std::string, std::vector<double>> sums;
+    std::map<std::string, double> spread;
+    for (int seed = 1; seed <= seeds; ++seed) {
+      const RunConfig config = config_of(one, {projected(kind, 0.4), fmt::format("run.seed={}", seed)});
+      const Outcome estimate = train_on_ranks(config, 1, 1, &start);
+      REQUIRE(estimate.losses == exact.losses);
+      for (const auto& [name, values] : estimate.state) {
+        if (!name.starts_with("exp_avg/")) continue;
+        INFO(kind << " " << name);
+        if (!is_estimated(name)) REQUIRE(same_bits(values, exact.state.at(name)));
+        std::vector<double>& sum = sums[name];
+        sum.resize(values.size());
+        for (size_t i = 0; i < values.size(); ++i) sum[i] += double{values[i]};
+        spread[name] += squared_distance(values, exact.state.at(name));
+      }
+    }
+    for (const auto& [name, sum] : sums) {
+      if (!is_estimated(name)) continue;
+      INFO(kind << " " << name);
+      const std::vector<float>& e = exact.state.at(name);
+      double of_mean = 0;
+      for (size_t i = 0; i < e.size(); ++i) of_mean += std::pow(sum[i] / seeds - double{e[i]}, 2);
+      const double ratio = seeds * of_mean / (spread.at(name) / seeds);
+      CHECK(ratio > 0.4);
+      CHECK(ratio < 1.8);
+      CHECK(spread.at(name) / seeds > 0.05 * squared_length(e));  // it is an estimate
+    }
+  }
+}
+
+TEST_CASE("estimates have the same bits with every kind of sharding, in a pipeline and recomputed") {
+  for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
+      return train({1, data, more, pipeline}, {precision, projected("gauss", 0.2), "batch.global=6"}, 2);
+    };
+    require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
+    require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
+    const Outcome alone = run(1, {});
+    require_same(alone, run(1, {}));
+    require_same(alone, run(1, {}, 2));
+    require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
+    require_same(alone, run(1, {"memory.recompute=block"}));
+    require_same(alone, run(1, {"memory.recompute=selective"}));
+    require_same(alone, run(1, {"memory.recompute=every_nth", "memory.recompute_interval=2"}));
+  }
+}
+
+TEST_CASE("estimates are one rank's with tensor, sequence and data ranks and other micro-batches, to rounding") {
+  for (const char* kind : {"gauss", "dct", "rows"}) {
+    const Overrides base = {"precision.compute=fp32", "model.bias=true", "model.num_layers=2", projected(kind, 0.3)};
+    const Outcome one = train({1, 1, {}}, base, 1);
+    std::vector<SmallLayout> layouts = {{2, 2, {"parallel.sequence=true", "batch.micro=6"}}, {1, 1, {"batch.micro=3"}}};
+    if (kind[0] == 'g') layouts.insert(layouts.end(), {{2, 1, {}}, {1, 3, {}}, {1, 3, {"parallel.zero=3"}}});
+    for (const SmallLayout& layout : layouts) {
+      const Outcome many = train(layout, base, 1);
+      INFO(kind << " tensor " << layout.tensor << " data " << layout.data);
+      CHECK(many.torn == "");
+      for (const auto& [name, values] : one.state) {
+        INFO(name);
+        if (!name.starts_with("exp_avg/")) continue;
+        const double apart = squared_distance(many.state.at(name), values);
+        CHECK(apart <= 2e-5 * 2e-5 * squared_length(values) + 1e-20);
+      }
+    }
+  }
+}
+
+TEST_CASE("projections have no place in the model's FLOPs, and the hardware's count what runs") {
+  const RunConfig plain = config_of({1, 1, {}}, {});
+  const Target target = make_cpu_backend(1)->target();
+  const OpTotals without = plan_step(plain, target).total();
+  const auto executed = [&](const char* kind, const char* sites) {
+    const OpTotals with = plan_step(config_of({1, 1, {}}, {projected(kind, 0.3, sites)}), target).total();
+    CHECK(with.model_flops == without.model_flops);
+    return static_cast<double>(with.executed_flops) - static_cast<double>(without.executed_flops);
+  };
+  // 12 sequences of 20 tokens, of which a projection has 6 rows, in 3 blocks.
+  const double samples = 12 * 3, in = 48, out = 120;
+  const double saved = 2 * samples * (20 - 6) * in * out;
+  CHECK(executed("rows", R"(["ffn_in"])") == -saved);
+  CHECK(executed("gauss", R"(["ffn_in"])") == 2 * samples * 20 * 6 * (in + out) - saved);
+}
+
+}  // namespace test_projection

@@ -1,0 +1,97 @@
+// Training in fp32 with factors of weights' gradients in bf16.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "layouts.h"
+
+namespace test_weight_gradients {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+const Overrides rounded = {"precision.weight_gradients=bf16", "model.bias=true"};
+
+bool is_product(const std::string& name) {
+  return name.ends_with("attention.qkv.weight") || name.ends_with("attention.out.weight") ||
+         name.ends_with("ffn.in.weight") || name.ends_with("ffn.out.weight");
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double apart = 0, length = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    length += double{b[i]} * b[i];
+  }
+  return std::sqrt(apart / (length + 1e-30));
+}
+
+}  // namespace
+
+// A number rounded to bf16 is off by up to 2^-8 of itself, and the errors of two factors are independent.
+TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and all others exact") {
+  const SmallLayout one{1, 1, {"optimizer.clip_norm=0"}};
+  const Outcome exact = train(one, {"model.bias=true"}, 1);
+  const Outcome coarse = train(one, rounded, 1);
+  REQUIRE(coarse.losses == exact.losses);
+  for (const auto& [name, values] : exact.state) {
+    INFO(name);
+    if (!name.starts_with("exp_avg/")) continue;
+    if (!is_product(name)) {
+      REQUIRE(same_bits(coarse.state.at(name), values));
+      continue;
+    }
+    const double apart = distance(coarse.state.at(name), values);
+    CHECK(apart > 2e-4);
+    CHECK(apart < 5e-3);
+  }
+}
+
+TEST_CASE("factors in bf16 have the same bits with every kind of sharding, in a pipeline and recomputed") {
+  const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
+    return train({1, data, more, pipeline}, rounded, 2);
+  };
+  const auto require_same = [&](const Outcome& a, const Outcome& b) {
+    REQUIRE(a.torn + b.torn == "");
+    CHECK(a.losses == b.losses);
+    for (const auto& [name, values] : a.state) {
+      INFO(name);
+      REQUIRE(same_bits(values, b.state.at(name)));
+    }
+  };
+  require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
+  require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
+  const Outcome alone = run(1, {});
+  require_same(alone, run(1, {}, 2));
+  require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
+  require_same(alone, run(1, {"memory.recompute=block"}));
+  require_same(alone, run(1, {"memory.recompute=selective"}));
+}
+
+TEST_CASE("tensor ranks round factors as one rank does, but where a sum is rounded the other way") {
+  const Outcome one = train({1, 1, {}}, rounded, 1);
+  for (const Overrides& more : {Overrides{}, Overrides{"parallel.sequence=true"}}) {
+    const Outcome two = train({2, 1, more}, rounded, 1);
+    for (const auto& [name, values] : one.state) {
+      INFO(name);
+      if (name.starts_with("exp_avg/")) CHECK(distance(two.state.at(name), values) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("projections and 8-bit inputs go with factors in bf16") {
+  const Outcome exact = train({1, 1, {}}, {"model.bias=true"}, 1);
+  for (const char* more : {"memory.saved_inputs=8", R"(memory.linear_projection={"kind":"rows","share":1})"}) {
+    const Outcome both = train({1, 1, {more}}, rounded, 1);
+    REQUIRE(both.losses == exact.losses);
+    for (const auto& [name, values] : exact.state) {
+      INFO(more << " " << name);
+      if (name.starts_with("exp_avg/")) CHECK(distance(both.state.at(name), values) < 0.02);
+    }
+  }
+}
+
+}  // namespace test_weight_gradients
