@@ -102,6 +102,7 @@ std::span<const Aliases> key_aliases() {
       {"memory.recompute",
        {"recompute_granularity", "recompute_activations", "activation_checkpointing", "activation_checkpoint",
         "checkpoint_activations", "gradient_checkpointing"}},
+      {"memory.activation_budget", {"activation_memory_budget"}},
       {"memory.activation_bits", {"few_bit_activations", "activation_compression"}},
       {"checkpoint.every_steps",
        {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every"}},

@@ -149,6 +149,7 @@ struct LrCurveConfig {
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
+  int64_t activation_budget = 0;   // optimal: bytes of activations on a rank; 0: what the device leaves
   int64_t activation_bits = 16;    // 2, 3, 4: of the derivative of GELU; 16: its input is kept, in the type of compute
   int64_t loss_chunk_tokens = 0;   // rows of logits that exist at a time; 0: as many as suit the device
 };

@@ -42,6 +42,12 @@ struct WordRule {
   std::vector<RefusedWord> refused;
 };
 
+// An integer, or one word in its place.
+struct IntegerOrWordRule {
+  IntegerRule integer;
+  std::string word;
+};
+
 struct NumberPairRule {
   NumberRule each;
 };
@@ -66,8 +72,8 @@ struct SampleRangesRule {};
 // An object with some keys of rollback_keys(), or none.
 struct RollbackRule {};
 
-using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
-                               SourcesRule, PhasesRule, SampleRangesRule, RollbackRule>;
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule,
+                               NumberPairRule, IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, RollbackRule>;
 
 // A member of the object that is the value of run.rollback.
 struct RollbackKey {

@@ -306,6 +306,8 @@ TEST_CASE("a key that would have no effect is refused") {
         "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try 16)");
   CHECK(fault({"memory.activation_bits=3", "model.activation=swiglu"}) ==
         "memory.activation_bits = 3: has no effect unless model.activation is gelu or gelu_tanh (try leaving it out)");
+  CHECK(fault({"memory.activation_budget=1000000", "memory.recompute=block"}) ==
+        "memory.activation_budget = 1000000: has no effect unless memory.recompute is optimal (try leaving it out)");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth (try leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==
