@@ -13,7 +13,7 @@ enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv
 // How the angles of rope are slowed down: not at all, all of them, or those of slow pairs as in Llama 3.1.
 enum class RopeScaling : uint8_t { none, linear, llama3 };
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
-enum class RecomputeKind : uint8_t { none, selective, block, every_nth };
+enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
 // AdamW: arXiv 1711.05101, and its moments in 8 bits: 2110.02861; SGD with momentum; Lion: arXiv 2302.06675; LAMB: arXiv 1904.00962; LARS: arXiv 1708.03888;
 // Muon: arXiv 2502.16982. And their names in configs.
 enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon };

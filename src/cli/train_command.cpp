@@ -23,6 +23,7 @@
 #include "data/token_file.h"
 #include "parallel/groups.h"
 #include "planner/predict.h"
+#include "planner/recompute_curve.h"
 #include "report/dry_run.h"
 #include "report/step_profile.h"
 #include "report/timeline_page.h"
@@ -57,6 +58,7 @@ struct TrainArguments {
   double storage_gbps = 0;  // not given
   std::string trace;
   std::string timeline;
+  std::string memory_curve;
   bool dry_run = false;
   bool json = false;
 };
@@ -196,6 +198,16 @@ StorageRates planned_storage(const TrainArguments& arguments, const PlannedMachi
   return machine.rates ? storage_rates(machine.rates->cluster) : StorageRates{.shared = arguments.storage_gbps * giga};
 }
 
+void write_memory_curve(const TrainArguments& arguments, const std::optional<RecomputeForecast>& forecast) {
+  if (!forecast)
+    throw Error(ExitCode::usage,
+                "--memory-curve draws what memory.recompute = \"optimal\" may choose, and it is not that");
+  const std::string name = fs::path(arguments.config).stem().string();
+  AtomicFile page(arguments.memory_curve);
+  page.write(recompute_page(*forecast, fmt::format("{}: time against memory", name)));
+  page.commit();
+}
+
 void dry_run(const TrainArguments& arguments) {
   const int64_t started = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, started);
@@ -203,6 +215,8 @@ void dry_run(const TrainArguments& arguments) {
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   const Target& target = machine.target;
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
+  refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
+  refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   const bool pipelined = config.parallel.pipeline > 1;
@@ -235,6 +249,10 @@ void dry_run(const TrainArguments& arguments) {
                  machine.rates.has_value());
     }
   }
+  std::optional<RecomputeForecast> recomputation;
+  if (config.memory.recompute == RecomputeKind::optimal)
+    recomputation = forecast_recomputation(config, target, machine.rates ? &*machine.rates : nullptr, world_size, plan);
+  if (!arguments.memory_curve.empty()) write_memory_curve(arguments, recomputation);
   logs.clear();  // memory_shortage plans other settings, one after the other: no two plans are kept at a time
   DryRunInput input{.config = config,
                     .target = target,
@@ -250,6 +268,7 @@ void dry_run(const TrainArguments& arguments) {
                     .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas),
                     .price = arguments.price};
+  input.recomputation = std::move(recomputation);
   if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
   if (machine.rates) {
     if (pipelined) input.pipeline = step.pipeline;
@@ -355,6 +374,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_option("--timeline", arguments->timeline, "draw the planned step of a pipeline, as an HTML page")
+      ->check(some_text())
+      ->type_name("FILE")
+      ->needs(dry);
+  command->add_option("--memory-curve", arguments->memory_curve, "draw time against memory of activations, as a page")
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);

@@ -103,6 +103,7 @@ std::span<const Aliases> key_aliases() {
        {"recompute_granularity", "recompute_activations", "activation_checkpointing", "activation_checkpoint",
         "checkpoint_activations", "gradient_checkpointing"}},
       {"memory.saved_inputs", {"saved_input_bits", "quantize_activations", "compress_activations"}},
+      {"memory.activation_budget", {"activation_memory_budget"}},
       {"memory.activation_bits", {"few_bit_activations", "activation_compression"}},
       {"checkpoint.every_steps",
        {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every"}},

@@ -35,6 +35,30 @@ Builder layers_per_stage_field() {
   return builder.usually("[2, 2]");
 }
 
+// Bytes, or the word for what the device leaves.
+Builder activation_budget_field() {
+  static constexpr const char* fit = "fit";
+  Builder builder;
+  builder.path = "memory.activation_budget";
+  builder.description = "bytes that the activations of a rank may take; fit: what the device leaves beside all else";
+  IntegerOrWordRule rule;
+  rule.integer.min = 1;
+  rule.integer.max = uint64_t{1} << 50;
+  rule.word = fit;
+  builder.rule = rule;
+  builder.get = [](const RunConfig& config) {
+    const int64_t bytes = config.memory.activation_budget;
+    return bytes > 0 ? Json(bytes) : Json(fit);
+  };
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.memory.activation_budget = json.is_string() ? 0 : json.get<int64_t>();
+  };
+  return builder.usually("8000000000")
+      .only_with({"memory.recompute", "memory.recompute is optimal",
+                  [](const RunConfig& config) { return config.memory.recompute == RecomputeKind::optimal; }})
+      .changeable();
+}
+
 constexpr const char* pure = "bf16-pure";
 
 // "bf16-pure" is bf16 and a flag. Only the update reads the flag.
@@ -342,16 +366,18 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
               {{"none", RecomputeKind::none},
                {"selective", RecomputeKind::selective},
                {"block", RecomputeKind::block},
-               {"every_nth", RecomputeKind::every_nth}},
+               {"every_nth", RecomputeKind::every_nth},
+               {"optimal", RecomputeKind::optimal}},
               {},
               "what is run again in backward: nothing; of each block attention, norms and activation, but no linear; "
-              "whole blocks; or some of them")
+              "whole blocks; some of them; or what takes the least time within activation_budget")
               .changeable(),
           field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
                 "n of every_nth: blocks 0, n, 2n, ... are recomputed")
               .required("2")
               .only_with(every_nth)
               .changeable(),
+          activation_budget_field(),
           field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
                 "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits of a "
                 "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")

@@ -27,6 +27,10 @@ Json rule_schema(const TextRule& rule) { return {{"type", "string"}, {"minLength
 
 Json rule_schema(const WordRule& rule) { return {{"enum", rule.words}}; }
 
+Json rule_schema(const IntegerOrWordRule& rule) {
+  return {{"anyOf", Json::array({rule_schema(rule.integer), {{"enum", Json::array({rule.word})}}})}};
+}
+
 Json rule_schema(const NumberPairRule& rule) {
   return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 2}, {"maxItems", 2}};
 }

@@ -105,6 +105,11 @@ void check(const WordRule& rule, const Subject& subject) {
   subject.fault(words, fmt::format("\"{}\"", meant.empty() ? nearest_word(word, rule.words) : meant));
 }
 
+void check(const IntegerOrWordRule& rule, const Subject& subject) {
+  if (subject.value.is_number()) return check(rule.integer, subject);
+  if (subject.value != rule.word) subject.fault(fmt::format("must be an integer or \"{}\"", rule.word), subject.example);
+}
+
 void check(const NumberPairRule& rule, const Subject& subject) {
   if (!subject.value.is_array() || subject.value.size() != 2) {
     return subject.fault("must be an array of two numbers", subject.example);

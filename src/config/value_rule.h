@@ -42,6 +42,12 @@ struct WordRule {
   std::vector<RefusedWord> refused;
 };
 
+// An integer, or one word in its place.
+struct IntegerOrWordRule {
+  IntegerRule integer;
+  std::string word;
+};
+
 struct NumberPairRule {
   NumberRule each;
 };
@@ -75,8 +81,9 @@ struct ObjectRule {
   const std::vector<ObjectKey>& (*keys)();
 };
 
-using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, NumberPairRule, IntegerListRule,
-                               SourcesRule, PhasesRule, SampleRangesRule, WordListRule, ObjectRule>;
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule,
+                               NumberPairRule, IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule,
+                               ObjectRule>;
 
 struct ObjectKey {
   std::string key;

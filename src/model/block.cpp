@@ -3,7 +3,7 @@
 namespace gptrain {
 
 Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax)
-    : Layer(context),
+    : Layer(context, context.shape.keeps_products(layer)),
       attention_(make_attention_branch(context, layout_, layer, tensors)),
       ffn_(make_ffn_branch(context, layout_, layer, tensors)) {
   const Matrix stream = context.stream(nullptr);
@@ -28,7 +28,7 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   if (context.shape.projection.is_on()) records.use_of(UnitPass::backward_weight).reads.add(batch);
   // Where the gradient of a branch is that of the stream, it has no copy of its own.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
-  if (context.shape.keeps_products) {
+  if (layout_.keeps_products()) {
     records.use_of(UnitPass::forward).writes.add(kept);
     records.use_of(UnitPass::recompute).reads.add(kept);
     records.use_of(UnitPass::backward_input).reads.add(kept);
@@ -70,7 +70,7 @@ void Block::forward(const LayerCall& call) {
 
 void Block::recompute(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  if (!context_.shape.keeps_products) {
+  if (!layout_.keeps_products()) {
     run_branches(call, frame, mid_->room(call, frame), false);
     return;
   }

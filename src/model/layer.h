@@ -13,7 +13,7 @@
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // A layer leaves out what it does not have: the embedding has no input, saves nothing and has no backward_input; the
-// head has neither output nor d_output. Only a block keeps something, and only with StepShape::keeps_products.
+// head has neither output nor d_output. Only a block keeps something, and only where StepShape::keeps_products.
 #pragma once
 
 #include <cstdint>
@@ -44,14 +44,17 @@ struct StepShape {
   bool mask_documents = false;  // tokens attend within their document only
   int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
   bool deterministic = true;    // the same bits in every run
-  // Blocks keep what their products computed, and recompute runs no product. Products then do not compute activations,
-  // which recompute could not get from them again.
-  bool keeps_products = false;
+  // Layers of the model that keep what their products computed, and whose recompute runs no product. Products then do not
+  // compute activations, which recompute could not get from them again. Empty: none does.
+  std::vector<bool> with_kept_products = {};
   int code_bits = 0;  // of the derivative of the activation (ops/few_bits.h); 0: its input is kept
   ProjectionConfig projection = {};  // of inputs of linears
   bool codes_inputs = false;  // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
+  bool keeps_products(int64_t layer) const {
+    return !with_kept_products.empty() && with_kept_products[static_cast<size_t>(layer)];
+  }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }
 };
 
@@ -176,7 +179,8 @@ class Layer {
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
 
  protected:
-  explicit Layer(const LayerContext& context) : context_(context), layout_(context.shape.keeps_products) {}
+  explicit Layer(const LayerContext& context, bool keeps_products = false)
+      : context_(context), layout_(keeps_products) {}
 
   const LayerContext& context_;
   LayerLayout layout_;

@@ -91,6 +91,7 @@ class LayerLayout {
 
   // `keeps_products`: StepShape::keeps_products.
   explicit LayerLayout(bool keeps_products) : keeps_products_(keeps_products) {}
+  bool keeps_products() const { return keeps_products_; }
 
   // A tensor that forward saves for the pass that reads it last.
   Field save(const SavedTensor& tensor);

@@ -1,6 +1,7 @@
 #include "planner/layout_estimate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -14,19 +15,9 @@ constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
 constexpr auto block = static_cast<size_t>(UnitPart::block);
 constexpr auto head_part = static_cast<size_t>(UnitPart::head);
 
-// Of the layers [first, first + count) those that are recomputed.
-int64_t recomputed_layers(const RunLayout& layout, int64_t first, int64_t count) {
-  switch (layout.recompute) {
-    case RecomputeKind::none:
-      return 0;
-    case RecomputeKind::selective:
-    case RecomputeKind::block:
-      return count;
-    case RecomputeKind::every_nth:
-      break;
-  }
-  const auto before = [&](int64_t layer) { return (layer + layout.recompute_interval - 1) / layout.recompute_interval; };
-  return before(first + count) - before(first);
+// Whether some blocks are run again and others are not.
+bool mixes(const RunLayout& layout) {
+  return layout.recompute == RecomputeKind::every_nth || layout.recompute == RecomputeKind::optimal;
 }
 
 // What recomputed blocks are.
@@ -37,6 +28,9 @@ RecomputeKind recomputed_kind(const RunLayout& layout) {
 size_t place_of_chunk(const std::vector<int32_t>& chunks, int32_t chunk) {
   return static_cast<size_t>(std::find(chunks.begin(), chunks.end(), chunk) - chunks.begin());
 }
+
+// Of the recomputation that the blocks of such a layout have that are not run again.
+RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
 
 // Work beside traffic, which slows it down and is awaited before the next pass.
 double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
@@ -57,7 +51,7 @@ std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
 }
 
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
-    : config_(config), slow_down_(machine.device.slow_down_beside_traffic), parts_(config, machine, target) {}
+    : config_(config), slow_down_(machine.device.slow_down_beside_traffic), room_(target.bytes_of_rank()), parts_(config, machine, target) {}
 
 const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
   const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), layout.is_balanced ? 1 : 0, 0};
@@ -171,7 +165,7 @@ int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& c
 
 LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Chunks& lies) {
   const bool splits = lies.stages.schedule->splits_backward;
-  const bool has_plain = layout.recompute == RecomputeKind::none || layout.recompute == RecomputeKind::every_nth;
+  const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
   const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
   Held held{.any = &parts_.micro_batch(layout, any, splits)};
   if (has_plain) held.plain_bytes = held.any->held_bytes;
@@ -187,12 +181,47 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
   int64_t sum = 0;
   for (size_t i = 0; i < own.size(); ++i) {
     const auto chunk = static_cast<size_t>(own[i]);
-    const int64_t recomputed = recomputed_layers(layout, lies.first_layers[chunk], lies.layers[chunk]);
+    const int64_t recomputed = recomputed_layers(layout, lies, chunk);
     const int64_t of_chunk =
         recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
     sum += (all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i])) * of_chunk;
     sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
   }
+  return sum;
+}
+
+int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk) {
+  const int64_t layers = lies.layers[chunk];
+  const auto before = [&](int64_t layer) { return (layer + layout.recompute_interval - 1) / layout.recompute_interval; };
+  switch (layout.recompute) {
+    case RecomputeKind::none:
+      return 0;
+    case RecomputeKind::selective:
+    case RecomputeKind::block:
+      return layers;
+    case RecomputeKind::every_nth:
+      return before(lies.first_layers[chunk] + layers) - before(lies.first_layers[chunk]);
+    case RecomputeKind::optimal:
+      break;
+  }
+  const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
+  RunLayout fixed = layout;
+  fixed.recompute = RecomputeKind::none;
+  const int64_t most = stage_bytes(fixed, lies, held(fixed, lies), stage);
+  fixed.recompute = RecomputeKind::block;
+  const int64_t least = stage_bytes(fixed, lies, held(fixed, lies), stage);
+  if (most <= room_ || most <= least) return 0;
+  const double share = static_cast<double>(most - room_) / static_cast<double>(most - least);
+  return std::min(layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(layers))));
+}
+
+int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const Chunks& lies, const Held& of_blocks, size_t stage) {
+  const UnitBytes& bytes = parts_.bytes(layout);
+  int64_t sum = parameter_bytes(bytes, lies, stage) +
+                activation_bytes(layout, lies, of_blocks, stage_passes(layout, lies)[stage].most, stage) +
+                of_blocks.any->outside_bytes;
+  if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
+  if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
   return sum;
 }
 
@@ -207,21 +236,15 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
   if (most.bytes > room) return most;
   most = {};
-  const Held of_blocks = held(layout, lies);
-  const std::vector<StagePasses>& passes = stage_passes(layout, lies);
-  for (size_t stage = 0; stage < stages; ++stage) {
-    int64_t sum = parameter_bytes(bytes, lies, stage) +
-                  activation_bytes(layout, lies, of_blocks, passes[stage].most, stage) + of_blocks.any->outside_bytes;
-    if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
-    if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
-    count(stage, sum);
-  }
+  RunLayout least = layout;  // what is made to fit takes no less than what runs all blocks again
+  if (layout.recompute == RecomputeKind::optimal) least.recompute = RecomputeKind::block;
+  const Held of_blocks = held(least, lies);
+  for (size_t stage = 0; stage < stages; ++stage) count(stage, stage_bytes(least, lies, of_blocks, stage));
   return most;
 }
 
 void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {
-  const MicroBatchCosts& plain = parts_.micro_batch(
-      layout, layout.recompute == RecomputeKind::every_nth ? RecomputeKind::none : layout.recompute, costs.splits);
+  const MicroBatchCosts& plain = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
@@ -237,8 +260,8 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
     sum_ops += count * update[part].sum_ops;
   };
   int64_t recomputed = 0;
-  if (layout.recompute == RecomputeKind::every_nth) {
-    recomputed = recomputed_layers(layout, lies.first_layers[chunk], lies.layers[chunk]);
+  if (mixes(layout)) {
+    recomputed = recomputed_layers(layout, lies, chunk);
     add(parts_.micro_batch(layout, RecomputeKind::block, costs.splits).passes[block], block, recomputed);
   }
   add(plain.passes[block], block, lies.layers[chunk] - recomputed);
@@ -293,9 +316,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   double sums = last.sum + (layout.zero < 2 ? 0 : last.sum_ops);
   if (layout.zero < 2) {
     // A unit's sum begins when its last gradient is there: those of the others run beside the rest of the last pass.
-    const MicroBatchCosts& costs_of =
-        parts_.micro_batch(layout, layout.recompute == RecomputeKind::every_nth ? RecomputeKind::none : layout.recompute,
-                           costs.splits);
+    const MicroBatchCosts& costs_of = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
     const PassCost& pass = costs_of.passes[block];
     const double beside_them = std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) *
                                (costs.splits ? pass.backward_weight : pass.backward);
@@ -330,7 +351,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
                           first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
-    if (!is_inner || layout.recompute == RecomputeKind::every_nth || layout.zero >= 2) {
+    if (!is_inner || mixes(layout) || layout.zero >= 2) {
       add_chunk(layout, lies, chunk, costs);
       continue;
     }

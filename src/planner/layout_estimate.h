@@ -85,9 +85,12 @@ class LayoutEstimator {
   static InFlight most_in_flight(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks);
   static void count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks, StagePasses& counts);
   static void count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage, StagePasses& counts);
+  // Layers of the chunk that are run again; where that is made to fit, as many as it takes.
+  int64_t recomputed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
+  int64_t stage_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, size_t stage);
   int64_t parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const;
   Held held(const RunLayout& layout, const Chunks& chunks);
-  static int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held,
+  int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held,
                                   const InFlight& counts, size_t stage);
   // Of the chunk's stage, as of LayoutCosts.
   size_t first_alike(const RunLayout& layout, const Chunks& chunks, size_t chunk);
@@ -97,6 +100,7 @@ class LayoutEstimator {
 
   RunConfig config_;
   double slow_down_;
+  int64_t room_;  // of a device
   LayoutCosts parts_;
   std::map<Key, Chunks> chunks_;
   std::map<Key, std::vector<StagePasses>> stage_passes_;

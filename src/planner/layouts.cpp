@@ -75,6 +75,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.batch.accumulation = layout.accumulation;
   changed.memory.recompute = layout.recompute;
   changed.memory.recompute_interval = layout.recompute_interval;
+  changed.memory.activation_budget = 0;
   return changed;
 }
 

@@ -169,16 +169,8 @@ class Search {
     for (const int64_t world : world_sizes()) {
       for (const LayoutGroup& group : layout_groups(config_, world, machine_.cluster.gpus_per_node)) {
         for_each_layout(config_, group, [&](const RunLayout& layout) {
-          if (!has_held_values(layout)) return;
-          ++found_.num_layouts;
-          const LeastBytes least = estimator_.least_bytes(layout, room_);
-          if (least.bytes > room_) {
-            ++found_.num_too_large;
-            return add_miss(layout, least.bytes - room_);
-          }
-          const double seconds = estimator_.least_seconds(layout);
-          candidates_.push_back(
-              {layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
+          consider(layout);
+          if (layout.recompute == RecomputeKind::block) consider_optimal(layout);
         });
       }
     }
@@ -190,6 +182,28 @@ class Search {
     std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
       return std::pair(a.least_score, a.least_seconds) < std::pair(b.least_score, b.least_seconds);
     });
+  }
+
+  void consider(const RunLayout& layout) {
+    if (!has_held_values(layout)) return;
+    ++found_.num_layouts;
+    const LeastBytes least = estimator_.least_bytes(layout, room_);
+    if (least.bytes > room_) {
+      ++found_.num_too_large;
+      return add_miss(layout, least.bytes - room_);
+    }
+    const double seconds = estimator_.least_seconds(layout);
+    candidates_.push_back({layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
+  }
+
+  // What takes all the memory that there is, is of use where it is less than keeping all takes, and more than the blocks'
+  // inputs alone.
+  void consider_optimal(RunLayout layout) {
+    if (options_.objective == Objective::memory || estimator_.least_bytes(layout, room_).bytes > room_) return;
+    layout.recompute = RecomputeKind::none;
+    if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
+    layout.recompute = RecomputeKind::optimal;
+    consider(layout);
   }
 
   void estimate(Candidate& candidate) {
@@ -254,7 +268,9 @@ class Search {
       const std::optional<RunConfig> config = checked(candidate.layout);
       planned_.insert(&candidate);
       if (!config) continue;
-      if (const int64_t lacks = missing(*config, candidate); lacks > 0) {
+      // What is made to fit, mostly does; its plan costs as much as several others.
+      const bool made_to_fit = candidate.layout.recompute == RecomputeKind::optimal;
+      if (const int64_t lacks = made_to_fit ? 0 : missing(*config, candidate); lacks > 0) {
         add_miss(candidate.layout, lacks);
         continue;
       }

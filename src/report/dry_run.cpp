@@ -437,6 +437,32 @@ std::vector<std::string> warning_lines(const DryRunInput& input) {
   return lines;
 }
 
+Json recompute_json(const RecomputeForecast& forecast) {
+  Json json = Json::object();
+  json["activation_budget_bytes"] = forecast.budget_bytes > 0 ? Json(forecast.budget_bytes) : Json("fit");
+  for (const RecomputeForecast::OfStage& stage : forecast.stages)
+    json["stages"].push_back({{"blocks_kept", stage.kept},
+                              {"blocks_kept_in_part", stage.in_part},
+                              {"blocks_run_again", stage.alone},
+                              {"blocks_run_again_with_others", stage.from_before},
+                              {"activations_bytes", stage.bytes},
+                              {"least_activations_bytes", stage.least_bytes},
+                              {"again_share", stage.again_share}});
+  const auto points = [](const std::vector<RecomputeForecast::Point>& all) {
+    Json array = Json::array();
+    for (const RecomputeForecast::Point& point : all) {
+      Json entry{{"recompute", point.name}, {"activations_bytes", point.bytes}, {"again_share", point.again_share}};
+      if (point.step_seconds > 0) entry["step_seconds"] = point.step_seconds;
+      array.push_back(entry);
+    }
+    return array;
+  };
+  json["curve_stage"] = forecast.curve_stage;
+  json["curve"] = points(forecast.curve);
+  json["others"] = points(forecast.others);
+  return json;
+}
+
 Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
   Json json;
   json["total_parameters"] = spec.parameters();
@@ -464,7 +490,8 @@ std::string dry_run_text(const DryRunInput& input) {
   if (input.config.model.tied_head) text += text_row("head", "0", "tied to the embedding");
   text +=
       text_row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
-  text += ranks_section(input) + pipeline_section(input) + memory_section(input) + flops_section(input.config, totals) +
+  text += ranks_section(input) + pipeline_section(input) + memory_section(input) +
+          (input.recomputation ? recompute_text(*input.recomputation) : "") + flops_section(input.config, totals) +
           forecast_section(input) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
@@ -491,6 +518,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
+  if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);
   if (input.forecast) json.update(forecast_json(input));
   json.update(checkpoint_json(input.checkpoint));
   if (matrix_rate(input) > 0)

@@ -16,6 +16,7 @@
 #include "report/checkpoint_forecast.h"
 #include "report/forecast.h"
 #include "report/planned_pipeline.h"
+#include "report/recompute_forecast.h"
 #include "report/step_log.h"
 
 namespace gptrain {
@@ -60,6 +61,7 @@ struct DryRunInput {
   std::vector<StageForecast> stages = {};        // of a pipeline
   std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
   std::optional<StepForecast> forecast = {};     // likewise
+  std::optional<RecomputeForecast> recomputation = {};  // where it is optimal
   std::string warnings = {};  // of the ops, lines
   std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
   double price = 0;           // of a device-hour; 0: not known

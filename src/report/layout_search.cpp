@@ -15,6 +15,8 @@ std::string recompute_word(const RunLayout& layout) {
       return "block";
     case RecomputeKind::every_nth:
       return fmt::format("every_nth {}", layout.recompute_interval);
+    case RecomputeKind::optimal:
+      return "optimal";
   }
   return "";
 }

@@ -10,6 +10,7 @@ std::string_view action_name(ActionKind kind) {
                                                                     "forward",
                                                                     "loss",
                                                                     "evaluate",
+                                                                    "forward_again",
                                                                     "recompute",
                                                                     "backward_input",
                                                                     "backward_weight",
@@ -64,6 +65,7 @@ struct Passes {
 std::optional<Passes> passes_of_kind(ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
+    case ActionKind::forward_again:
       return Passes{UnitPass::forward};
     case ActionKind::loss:
       return Passes{UnitPass::loss};

@@ -21,6 +21,7 @@ enum class ActionKind : uint8_t {
   forward,          // unit u from its input to its output; the head: up to its norm
   loss,             // head: logits chunk by chunk, the loss, and both products of their gradients (logits are not kept)
   evaluate,         // head: logits and loss only
+  forward_again,    // forward of unit u again, with its output: on the way to a unit behind it that is run again
   recompute,        // forward of unit u again, for what it saves
   backward_input,   // unit u: gradient of its input, and what its weights' gradients need of it
   backward_weight,  // unit u: gradients of its weights
@@ -45,6 +46,8 @@ enum class ActionKind : uint8_t {
 constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 
 std::string_view action_name(ActionKind kind);
+// Whether its ops are no part of the model's, but run once more.
+constexpr bool is_again(ActionKind kind) { return kind == ActionKind::forward_again || kind == ActionKind::recompute; }
 
 // The direction of a transfer, its operand, and whether the action begins it.
 struct Transfer {
@@ -111,6 +114,10 @@ enum class Access : uint8_t { none, read, write, read_write };
 struct UnitTraits {
   UnitKind kind = UnitKind::block;
   bool recomputed = false;
+  // Where that begins: at the input of this unit, from which all up to the unit before are run again, right before what
+  // the unit itself saves is made again. -1: at the unit's own input. What is run again leaves new buffers, which hold
+  // until they are made once more.
+  int32_t again_from = -1;
   bool prepares_weights = false;  // has prepared_weights
   UnitUses uses{};                // of what its own passes read and write
 

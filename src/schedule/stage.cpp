@@ -97,6 +97,9 @@ class Stage {
       actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
       // The stream and its gradient, what is kept and saved, what is left for weights.
       buffers += 5 + (unit.recomputed ? 2 : 0) + (keeps(unit) ? 1 : 0);
+      if (!unit.recomputed || unit.again_from < 0) continue;
+      actions += static_cast<size_t>(u - unit.again_from);
+      buffers += 3 * static_cast<size_t>(u - unit.again_from);
     }
     schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
     schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
@@ -224,9 +227,15 @@ class Stage {
   int32_t first_block_of_next_pass() const {
     if (pass_ + 1 >= passes_.size() || passes_[pass_ + 1].kind == PassKind::backward_weight) return -1;
     const Pass& next = passes_[pass_ + 1];
-    const int32_t unit =
-        next.kind == PassKind::forward ? stages_.first_unit(next.chunk) : stages_.end_unit(next.chunk) - 1;
+    const int32_t unit = next.kind == PassKind::forward ? stages_.first_unit(next.chunk)
+                                                        : first_run_for_backward(stages_.end_unit(next.chunk) - 1);
     return is_block(unit) ? unit : -1;
+  }
+
+  // With which unit the backward pass of a unit begins.
+  int32_t first_run_for_backward(int32_t unit) const {
+    const UnitTraits& traits = schedule_.traits(unit);
+    return traits.recomputed && traits.again_from >= 0 ? traits.again_from : unit;
   }
 
   void forward(const Pass& pass) {
@@ -244,16 +253,21 @@ class Stage {
         InFlight{pass.chunk, m, batch, input, std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
     for (int32_t unit = first; unit < end; ++unit) {
       const int32_t following = unit + 1 < end ? unit + 1 : is_block(unit) ? first_block_of_next_pass() : -1;
-      const int32_t weights = traffic_.use(unit, following);
-      if (unit < head()) of(flight, unit).output = new_buffer(BufferKind::stream, m, unit);
-      if (keeps(schedule_.traits(unit))) of(flight, unit).kept = new_buffer(BufferKind::kept, m, unit);
-      save(flight, unit);
-      Action action = action_of(ActionKind::forward, flight, unit);
-      action[Operand::weights] = weights;
-      add(action);
+      add_forward(ActionKind::forward, flight, unit, traffic_.use(unit, following));
     }
     if (end <= head()) send({false, pass.chunk, m}, of(flight, end - 1).output);
     if (end > head() && with_loss_) add_loss(ActionKind::evaluate, flight);
+  }
+
+  // A unit's forward pass, into buffers of its own.
+  void add_forward(ActionKind kind, InFlight& flight, int32_t unit, int32_t weights) {
+    UnitBuffers& own = of(flight, unit);
+    if (unit < head()) own.output = new_buffer(BufferKind::stream, flight.micro_batch, unit);
+    if (keeps(schedule_.traits(unit))) own.kept = new_buffer(BufferKind::kept, flight.micro_batch, unit);
+    save(flight, unit);
+    Action action = action_of(kind, flight, unit);
+    action[Operand::weights] = weights;
+    add(action);
   }
 
   // Sends what the chunk beside it needs, where that is on another stage.
@@ -308,8 +322,12 @@ class Stage {
       of(flight, last).d_output = gradient_of_output(flight);
     }
     for (int32_t unit = last; unit >= first && unit > 0; --unit) {
+      if (schedule_.traits(unit).recomputed) run_up_to(flight, unit);
       int32_t following = -1;
-      if (is_block(unit)) following = unit > std::max(first, 1) ? unit - 1 : first_block_of_next_pass();
+      if (is_block(unit)) {
+        following = unit > std::max(first, 1) ? first_run_for_backward(unit - 1) : first_block_of_next_pass();
+        if (following >= 0 && !is_block(following)) following = -1;
+      }
       const int32_t weights = traffic_.use(unit, following);
       const bool both = with_weights || unit == head();
       const int32_t whole_gradients = both ? traffic_.claim_gradients(unit, m) : -1;
@@ -329,6 +347,15 @@ class Stage {
       hand_down(flight, unit, action[Operand::d_input]);
     }
     if (first == 0 && with_weights) add_weight_gradients(flight, 0);
+  }
+
+  // Runs the units again that lead to the unit's input, from that of the first of them.
+  void run_up_to(InFlight& flight, int32_t unit) {
+    const int32_t first = schedule_.traits(unit).again_from;
+    for (int32_t again = first; first >= 0 && again < unit; ++again) {
+      const int32_t weights = traffic_.use(again, again + 1);
+      add_forward(ActionKind::forward_again, flight, again, weights);
+    }
   }
 
   // The gradients of a chunk's weights that its backward pass has left.

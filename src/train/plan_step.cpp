@@ -12,6 +12,7 @@
 #include "ops/plan/plan_backend.h"
 #include "report/checkpoint_forecast.h"
 #include "train/inference.h"
+#include "train/recompute_plan.h"
 #include "train/samples.h"
 
 namespace gptrain {
@@ -32,7 +33,7 @@ class PlanObserver : public ActionObserver {
     const bool is_new = block < 0;
     if (is_new) block = static_cast<int32_t>(step_.blocks.size());
     step_.actions.push_back({action.kind, action.micro_batch, action.unit, block});
-    log_.set_recomputing(action.kind == ActionKind::recompute);
+    log_.set_recomputing(is_again(action.kind));
     return is_new;
   }
 
@@ -153,6 +154,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   };
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   std::map<RankKind, Planned> plans;       // of a stage
+  UnitChoices choices;                     // likewise
   std::shared_ptr<const Program> program;  // of the stage's first rank
   for (int64_t i = 0; i < num_stages * tensor_size; ++i) {
     const int64_t tensor_rank = i % tensor_size;
@@ -160,11 +162,16 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     point[MeshAxis::tensor] = tensor_rank;
     point[MeshAxis::pipeline] = i / tensor_size;
     const int64_t rank = mesh.rank_of(point);
-    if (tensor_rank == 0) plans.clear();
+    if (tensor_rank == 0) {
+      plans.clear();
+      choices = recompute_choices(config, target, world_size, static_cast<int32_t>(i / tensor_size));
+      world.choices.push_back(choices);
+    }
     const auto [entry, is_new] = plans.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
     Planned& plan = entry->second;
     if (is_new) {
-      StepPlan step = plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program);
+      StepPlan step =
+          plan_step(config, target, world_size, rank, tensor_rank == 0 ? nullptr : program, &choices);
       plan = {step.memory(), step.ops, step.written_bytes};
       if (tensor_rank == 0) {
         program = step.design->training;
@@ -206,12 +213,14 @@ int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_
   for (int64_t i = 0; i < num_stages; ++i) {
     std::set<RankKind> planned;
     std::shared_ptr<const Program> program;  // of the stage's first rank
+    const auto stage = static_cast<int32_t>((first_stage + i) % num_stages);
+    const UnitChoices choices = recompute_choices(config, target, world_size, stage);
     for (int64_t tensor_rank = 0; tensor_rank < tensor_size; ++tensor_rank) {
       if (!planned.insert(kind_of(config, {tensor_size, tensor_rank})).second) continue;
       MeshPoint point;
       point[MeshAxis::tensor] = tensor_rank;
-      point[MeshAxis::pipeline] = (first_stage + i) % num_stages;
-      const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program);
+      point[MeshAxis::pipeline] = stage;
+      const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program, &choices);
       if (tensor_rank == 0) program = plan.design->training;
       most = std::max(most, plan.memory().arenas.total());
       if (most > enough) return most;
@@ -220,14 +229,24 @@ int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_
   return most;
 }
 
+namespace {
+
+int32_t stage_of_rank(const RunConfig& config, int64_t world_size, int64_t rank) {
+  return static_cast<int32_t>(make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline]);
+}
+
+}  // namespace
+
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
-                   const std::shared_ptr<const Program>& like) {
+                   const std::shared_ptr<const Program>& like, const UnitChoices* given) {
+  UnitChoices made;
+  if (given == nullptr) made = recompute_choices(config, target, world_size, stage_of_rank(config, world_size, rank));
   StepPlan plan;
   EventLog log;
   RankGroups groups(config, world_size, rank);
   groups.set_log(&log);
   PlanBackend backend(target, &log);
-  const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like));
+  const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, like, given != nullptr ? given : &made));
   plan.design = design;
   StepMemory& memory = design->memory;
   // The arena has no limit: running the pass shows how much it takes.

@@ -40,6 +40,7 @@ struct WorldPlan {
   int64_t largest_rank = 0;  // the first rank of those that take the most memory, and its plan
   StepMemory largest;
   std::vector<StagePlan> stages;
+  std::vector<UnitChoices> choices;  // by stage: what is run again
   OpTable ops{};  // of all ranks
   // Of a checkpoint's tensors, by a rank: of stage s and tensor rank t, of T, number s T + t. That of the first data
   // rank: the others' shares differ by the padding between tensors.
@@ -55,8 +56,8 @@ int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_
                            int64_t enough);
 
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
-// `like`: as of design_step.
+// `like` and `choices`: as of design_step, but that where there are no choices they are made (train/recompute_plan.h).
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0,
-                   const std::shared_ptr<const Program>& like = nullptr);
+                   const std::shared_ptr<const Program>& like = nullptr, const UnitChoices* choices = nullptr);
 
 }  // namespace gptrain

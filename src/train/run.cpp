@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fmt/format.h>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "train/idle_ranks.h"
 #include "train/loop.h"
 #include "train/plan_step.h"
+#include "train/recompute_plan.h"
 #include "train/run_context.h"
 #include "train/set_up.h"
 #include "train/shortage.h"
@@ -25,6 +27,26 @@
 
 namespace gptrain {
 namespace {
+
+int32_t stage_of(const RunConfig& config, const World& world, int rank) {
+  return static_cast<int32_t>(make_mesh(config, world.size()).coordinates(rank)[MeshAxis::pipeline]);
+}
+
+// What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do the
+// same in the same order. Empty: nothing is made to fit.
+std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, const World& world,
+                                   const Target& target) {
+  if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
+  const int32_t stage = stage_of(config, world, world.rank());
+  const std::vector<std::string> rooms =
+      agree(all, world, [&] { return fmt::format("{}", activation_room(config, target, world.size(), stage)); });
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const int64_t room = std::stoll(rooms[static_cast<size_t>(rank)]);
+    if (stage_of(config, world, rank) == stage) least = std::min(least, room);
+  }
+  return least;
+}
 
 // One rank of the run, from its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
@@ -36,13 +58,16 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const RankDevice device = take_device(config, all, world, threads);
   groups.use_memory_of(*device.backend, device.apart, config.comm.timeout_seconds);
   StepPlan plan;
+  Target share = device.backend->target();
+  share.device_links = groups.has_links();
+  share.of_processes = world.of_processes();
+  share.num_threads = threads;
+  share.sharing = device.sharing;
+  const std::optional<int64_t> room = agreed_room(config, all, world, share);
   agree_on(all, world, [&] {
-    Target share = device.backend->target();
-    share.device_links = groups.has_links();
-    share.of_processes = world.of_processes();
-    share.num_threads = threads;
-    plan = plan_step(config, share, world.size(), world.rank());
-    share.sharing = device.sharing;
+    const int32_t stage = stage_of(config, world, world.rank());
+    const UnitChoices choices = recompute_choices(config, share, world.size(), stage, room);
+    plan = plan_step(config, share, world.size(), world.rank(), nullptr, &choices);
     const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory().arenas);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });

@@ -1,6 +1,7 @@
 #include "train/step_design.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "model/micro_batch.h"
@@ -25,7 +26,9 @@ int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
   return target.kind == Target::Kind::gpu ? 8192 : 2048;
 }
 
-StepShape step_shape(const RunConfig& config, const Target& target, bool training) {
+StepShape step_shape(const RunConfig& config, const Target& target, const UnitChoices& choices, bool training) {
+  std::vector<bool> with_kept_products;
+  for (size_t unit = 1; unit + 1 < choices.size(); ++unit) with_kept_products.push_back(choices[unit].keeps_part);
   return {.model = config.model,
           .precision = config.precision,
           .batch = config.batch.micro,
@@ -36,20 +39,10 @@ StepShape step_shape(const RunConfig& config, const Target& target, bool trainin
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
-          .keeps_products = config.memory.recompute == RecomputeKind::selective,
+          .with_kept_products = std::move(with_kept_products),
           .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0,
           .projection = training ? config.memory.linear_projection : ProjectionConfig{},
           .codes_inputs = config.memory.saved_inputs == 8};
-}
-
-std::vector<bool> recomputed_units(const RunConfig& config) {
-  std::vector<bool> recomputed(static_cast<size_t>(config.model.num_layers) + 2, false);
-  if (config.memory.recompute == RecomputeKind::none) return recomputed;
-  const int64_t interval =
-      config.memory.recompute == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
-  for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
-    recomputed[static_cast<size_t>(layer) + 1] = true;
-  return recomputed;
 }
 
 // Over one data rank a piece is the whole, whatever the stage.
@@ -63,7 +56,7 @@ Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
 }
 
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
-  const std::vector<bool> recomputed = recomputed_units(design.config);
+  const UnitChoices& choices = design.choices;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(design.layout.units.size()),
                           .stages = design.stages,
@@ -73,7 +66,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
                           .joint_backward = design.tensor.size > 1};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
-    options.units[unit].recomputed = recomputed[unit];
+    set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
     options.units[unit].uses = records.uses;
     options.units[unit].prepares_weights = records.fp8_weights_bytes > 0;
@@ -186,6 +179,22 @@ int64_t landing_bytes(const RunConfig& config, const Target& target) {
   return memory_apart(target) ? micro_batch_bytes(config) : 0;
 }
 
+void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
+  traits.recomputed = choice.again_from >= 0 && traits.kind == UnitKind::block;
+  traits.again_from = traits.recomputed && choice.again_from < unit ? choice.again_from : -1;
+}
+
+UnitChoices fixed_choices(const RunConfig& config) {
+  UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
+  const RecomputeKind kind = config.memory.recompute;
+  if (kind == RecomputeKind::optimal) throw std::logic_error("what is optimal is not chosen yet");
+  if (kind == RecomputeKind::none) return choices;
+  const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
+  for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
+    choices[static_cast<size_t>(layer) + 1] = {kind == RecomputeKind::selective, static_cast<int32_t>(layer) + 1};
+  return choices;
+}
+
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups) {
   const bool split = design.tensor.size > 1;
@@ -197,12 +206,13 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 }
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
-                       const std::shared_ptr<const Program>& like) {
+                       const std::shared_ptr<const Program>& like, const UnitChoices* given) {
   StepDesign design =
       begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), config.batch.accumulation),
                    make_sharding(config, groups), optimizer_columns(config.optimizer));
-  design.training_shape = step_shape(config, target, true);
-  design.evaluation_shape = step_shape(config, target, false);
+  design.choices = given != nullptr ? *given : fixed_choices(config);
+  design.training_shape = step_shape(config, target, design.choices, true);
+  design.evaluation_shape = step_shape(config, target, design.choices, false);
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
@@ -252,9 +262,9 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
                              .mask_documents = config.data.mask_documents};
   PlanBackend backend(target);
   const Model model = planned_model(design, design.evaluation_shape, backend);
+  design.choices.resize(design.spec.units.size());
   ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
-  for (UnitTraits& unit : options.units) unit.recomputed = false;
   design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, model));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;

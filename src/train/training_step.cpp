@@ -23,6 +23,7 @@ class ComputeOnly final : public ActionObserver {
     switch (action.kind) {
       case ActionKind::load:
       case ActionKind::forward:
+      case ActionKind::forward_again:
       case ActionKind::recompute:
       case ActionKind::loss:
       case ActionKind::evaluate:

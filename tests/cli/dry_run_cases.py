@@ -318,6 +318,56 @@ class DryRun(CliCase):
         # Linears are by far the most of a small model with short sequences.
         self.assertLess(extra["selective"], 0.2 * extra["block"])
 
+    def test_optimal_recomputation_takes_the_least_time_for_its_budget(self):
+        config = self.write_config(tiny_config(model={"num_layers": 8}))
+        optimal = overrides("memory.recompute=optimal")
+        refused = self.refuse(USAGE, "memory.activation_budget = 1: activations of a rank take at least ", "train", config,
+                              "--dry-run", *optimal, *overrides("memory.activation_budget=1"))
+        least = int(refused.split("(try ")[1].split(")")[0])
+        plans = {budget: self.plan(config, *optimal, *overrides(f"memory.activation_budget={budget}"))
+                 for budget in [least, 10 ** 9]}
+        self.assertEqual(plans[least]["activations_bytes"], least)
+        kept = self.plan(config)
+        self.assertEqual(plans[10 ** 9]["hardware_flops_per_step"], kept["hardware_flops_per_step"])
+        self.assertEqual(plans[10 ** 9]["activations_bytes"], kept["activations_bytes"])
+        self.assertNotIn("recomputation", kept)
+        recomputation = plans[least]["recomputation"]
+        [stage] = recomputation["stages"]
+        self.assertEqual(sum(stage[key] for key in stage if key.startswith("blocks_")), 8)
+        self.assertEqual(stage["activations_bytes"], least)
+        self.assertGreater(stage["blocks_run_again_with_others"], 0)
+        curve = recomputation["curve"]
+        self.assertEqual(curve[0]["activations_bytes"], least)
+        self.assertEqual(curve[-1]["again_share"], 0)
+        for row in recomputation["others"]:
+            same = self.plan(config, *optimal, *overrides(f"memory.activation_budget={row['activations_bytes']}"))
+            self.assertLessEqual(same["recomputation"]["stages"][0]["again_share"], row["again_share"], row)
+            other = self.plan(config, *overrides(f"memory.recompute={row['recompute']}"))
+            self.assertEqual(other["activations_bytes"], row["activations_bytes"])
+        text = self.succeed("train", config, "--dry-run", *optimal, *overrides(f"memory.activation_budget={least}"))
+        self.assertRegex(text, r"\nrecomputation\n  budget +[\d.]+ KiB   for the activations of a rank\n  blocks +\d+")
+        self.assertRegex(text, r"\ntime against memory +activations +more time +step\n  optimal ")
+
+    def test_optimal_recomputation_predicts_its_steps_and_draws_them(self):
+        config = self.write_config(tiny_config(model={"num_layers": 12, "hidden_size": 768, "num_heads": 12,
+                                                      "sequence_length": 1024}, precision={"compute": "bf16"}))
+        arguments = [config, "--target", "h100", *overrides("memory.recompute=optimal"), "--memory-curve", "curve.html"]
+        plan = self.plan(*arguments)
+        self.assertEqual(plan["recomputation"]["activation_budget_bytes"], "fit")
+        curve = plan["recomputation"]["curve"]
+        self.assertGreater(len(curve), 4)
+        for less, more in zip(curve, curve[1:]):
+            self.assertLess(less["activations_bytes"], more["activations_bytes"])
+            self.assertGreater(less["step_seconds"], more["step_seconds"])
+        block = next(row for row in plan["recomputation"]["others"] if row["recompute"] == "block")
+        same = self.plan(*arguments, *overrides(f"memory.activation_budget={block['activations_bytes']}"))
+        self.assertLessEqual(same["step_seconds"], block["step_seconds"])
+        page = self.path("curve.html").read_text(encoding="utf-8")
+        self.assertIn("Seconds of a step", page)
+        self.assertIn("optimal", page)
+        self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
+                    "--dry-run", "--memory-curve", "curve.html")
+
     def test_replaces_no_device_and_no_pipe(self):
         config = self.write_config(tiny_config(model={"num_layers": 2}))
         os.mkfifo(self.path("pipe"))

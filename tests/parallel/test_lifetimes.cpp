@@ -11,6 +11,7 @@
 #include "model_fixture.h"
 #include "ranks.h"
 #include "some_cases.h"
+#include "train/recompute_plan.h"
 #include "wrappers.h"
 
 namespace test_lifetimes {
@@ -133,6 +134,33 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
         for (const double value : spoilt) CHECK(std::isfinite(value));
         CHECK(spoilt == train(config, 2 * stages, false));
       }
+    }
+  }
+}
+
+TEST_CASE("buffers of units that are run again from before may be spoilt before their first action and after their last") {
+  for (const char* const schedule : {"1f1b", "zero-bubble"}) {
+    for (const int zero : {0, 3}) {
+      const std::vector<std::string> overrides = {"model.num_layers=8",
+                                                  "model.num_heads=4",
+                                                  "model.num_kv_heads=4",
+                                                  "model.hidden_size=24",
+                                                  "model.ffn_hidden_size=28",
+                                                  "model.sequence_length=10",
+                                                  "batch.micro=1",
+                                                  "batch.global=6",
+                                                  "model.dropout=0.1",
+                                                  "parallel.pipeline=2",
+                                                  fmt::format("parallel.zero={}", zero),
+                                                  fmt::format("parallel.pipeline_schedule={}", schedule)};
+      RunConfig config = small_config(Family::llama, overrides, 4);
+      for (int32_t stage = 0; stage < 2; ++stage)
+        config.memory.activation_budget = std::max(config.memory.activation_budget,
+                                                   RecomputePlanner(config, this_machine(1), 4, stage).least().bytes);
+      const std::vector<double> kept = train(config, 4, false);
+      config.memory.recompute = RecomputeKind::optimal;
+      INFO(schedule << " zero " << zero);
+      CHECK(train(config, 4, true) == kept);
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "poisoning_backend.h"
 #include "ranks.h"
 #include "train/inference.h"
+#include "train/recompute_plan.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 #include "wrappers.h"
@@ -431,6 +432,32 @@ TEST_CASE("the bytes that each rank of a pipeline touches are its plan's") {
         of_world.data *= stages;  // config_of takes the number of ranks from it
         check_touched_on_all(config_of(family, of_world, all), layout.tensor * of_world.data);
       }
+    }
+  }
+}
+
+TEST_CASE("the bytes that each rank touches are its plan's where what is run again is chosen") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    for (size_t i = 0; i < 4; ++i) {
+      const Pipeline alone{"1f1b", 1, 1};
+      const Pipeline& pipeline = i == 0 ? alone : pipelines[2 * i - 1];
+      const Layout layout{i % 2 == 0 ? 1 : 2, 2 * pipeline.stages, i % 2 == 0 ? 3 : 1, false};
+      std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1", "batch.micro=1", "batch.global=8"};
+      const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
+      overrides.insert(overrides.end(), precision.begin(), precision.end());
+      if (pipeline.stages > 1) overrides = in_stages(pipeline, overrides);
+      const int64_t ranks = layout.tensor * layout.data;
+      RunConfig config = config_of(family, layout, overrides);
+      int64_t least = 0, most = 0;
+      for (int32_t stage = 0; stage < pipeline.stages; ++stage) {
+        const RecomputePlanner planner(config, this_machine(1), ranks, stage);
+        least = std::max(least, planner.least().bytes);
+        most = std::max(most, planner.fixed(RecomputeKind::none).bytes);
+      }
+      config.memory.recompute = RecomputeKind::optimal;
+      config.memory.activation_budget = least + (most - least) * static_cast<int64_t>(i) / 4;
+      INFO(pipeline.schedule << " " << pipeline.stages << " stages, " << layout.name());
+      check_touched_on_all(config, ranks);
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
 #include "train/plan_step.h"
+#include "train/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_cuda {
@@ -186,21 +187,21 @@ TEST_CASE("what runs again gives the same bits, but where a product would give t
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);
       // Of a width that products take an activation for.
-      const auto run = [&](const char* recompute) {
-        Trainer trainer(small_config(family, {precision, recompute, "model.dropout=0.1", "model.hidden_size=48",
-                                              "model.ffn_hidden_size=96", "model.sequence_length=20"}),
-                        cuda());
+      RunConfig config = small_config(family, {precision, "model.dropout=0.1", "model.hidden_size=48",
+                                               "model.ffn_hidden_size=96", "model.sequence_length=20", "model.num_layers=4"});
+      const auto run = [&](RecomputeKind recompute) {
+        config.memory.recompute = recompute;
+        Trainer trainer(config, cuda());
         CHECK(trainer.took_what_was_planned());
         trainer.run();
         return trainer.run().loss;
       };
-      const double none = run("memory.recompute=none"), selective = run("memory.recompute=selective");
-      CHECK(run("memory.recompute=block") == none);
-      if (family == Family::gpt2 && std::string(precision).ends_with("bf16")) {
-        CHECK(selective == Approx(none).epsilon(1e-3));
-      } else {
-        CHECK(selective == none);
-      }
+      const double none = run(RecomputeKind::none);
+      CHECK(run(RecomputeKind::block) == none);
+      config.memory.activation_budget = RecomputePlanner(config, cuda()->target(), 1, 0).least().bytes;
+      CHECK(run(RecomputeKind::optimal) == none);
+      const bool gives_activation = family == Family::gpt2 && std::string(precision).ends_with("bf16");
+      CHECK(run(RecomputeKind::selective) == Approx(none).epsilon(gives_activation ? 1e-3 : 0));
     }
   }
 }

@@ -325,6 +325,8 @@ TEST_CASE("a key that would have no effect is refused") {
                "parallel.sequence=true", "batch.micro=1"}) ==
         "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
         "multiple of parallel.tensor = 2 (try {})");
+  CHECK(fault({"memory.activation_budget=1000000", "memory.recompute=block"}) ==
+        "memory.activation_budget = 1000000: has no effect unless memory.recompute is optimal (try leaving it out)");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth (try leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==

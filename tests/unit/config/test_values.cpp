@@ -67,7 +67,7 @@ TEST_CASE("an unknown word is refused with the nearest one") {
   CHECK(fault({"model.activation=gelu_tan"}) ==
         R"(model.activation = "gelu_tan": must be one of gelu_tanh, gelu, swiglu (try "gelu_tanh"))");
   CHECK(fault({"memory.recompute=every"}) ==
-        R"(memory.recompute = "every": must be one of none, selective, block, every_nth (try "every_nth"))");
+        R"(memory.recompute = "every": must be one of none, selective, block, every_nth, optimal (try "every_nth"))");
   CHECK(
       fault({"model.preset=gpt2-125m"}) ==
       R"(model.preset = "gpt2-125m": must be one of the 31 names that `gptrain config schema` lists (try "gpt2-124m"))");
@@ -191,6 +191,10 @@ run.steps: must be given (try 1000)
 run.out: must be given (try "runs/demo")
 batch.global: must be given, or both batch.micro and batch.accumulation (try 16))");
   CHECK(fault({"schedule.type=wsd"}) == "schedule.decay_steps: must be given, as schedule.type is wsd (try 100)");
+  CHECK(fault({"memory.recompute=optimal", "memory.activation_budget=most"}) ==
+        R"(memory.activation_budget = "most": must be an integer or "fit" (try 8000000000))");
+  CHECK(fault({"memory.recompute=optimal", "memory.activation_budget=0"}) ==
+        "memory.activation_budget = 0: must be at least 1 and at most 1125899906842624 (try 1)");
   CHECK(fault({"memory.recompute=every_nth"}) ==
         "memory.recompute_interval: must be given, as memory.recompute is every_nth (try 2)");
 }

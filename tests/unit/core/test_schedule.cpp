@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <fmt/format.h>
+#include <string>
 
 #include "catch.h"
 #include "schedule/schedule.h"
@@ -88,6 +90,29 @@ TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action")
   }
 }
 
+TEST_CASE("units run again from the input of one before them, as often as is asked, and leave new buffers") {
+  std::vector<UnitTraits> units = units_of({false, true, true, true, true, false, false});
+  units[4].again_from = 2;
+  units[3].again_from = 0;
+  for (const int32_t zero : {0, 3}) {
+    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .zero = zero});
+    CHECK(check(schedule) == "");
+    std::string text;
+    for (const Action& action : schedule.actions)
+      if (action.micro_batch == 1 && (is_again(action.kind) || action.kind == ActionKind::backward_input))
+        text += fmt::format("{}{} ", action.kind == ActionKind::forward_again ? "f" : is_again(action.kind) ? "r" : "B",
+                            action.unit);
+    CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
+    // Of the streams before unit 5 those stay that unit 2 begins a pass with, and that unit 5 reads.
+    const size_t last = find(schedule, ActionKind::forward, 5);
+    const auto alive = std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& buffer) {
+      return buffer.kind == BufferKind::stream && buffer.first < static_cast<int32_t>(last) &&
+             buffer.last > static_cast<int32_t>(last);
+    });
+    CHECK(alive == 2);
+  }
+}
+
 TEST_CASE("a unit is reduced right after its last micro-batch") {
   const Schedule schedule = with_recompute();
   for (int32_t unit = 1; unit < 4; ++unit) {
@@ -109,6 +134,14 @@ TEST_CASE("the checker finds every kind of unsound schedule") {
     Schedule schedule = with_recompute();
     erase(schedule, find(schedule, ActionKind::recompute, 3));
     CHECK(check(schedule).find("its saved_for_input is not there") != std::string::npos);
+  }
+  SECTION("a way to a unit that is left out") {
+    std::vector<UnitTraits> units = units_of({false, false, true, true, false});
+    units[3].again_from = 2;
+    Schedule schedule = training_schedule({.micro_batches = 3, .units = units});
+    REQUIRE(check(schedule) == "");
+    erase(schedule, find(schedule, ActionKind::forward_again, 2));
+    CHECK(check(schedule).find("its input is not there") != std::string::npos);
   }
   SECTION("what a dropped forward has saved is read") {
     Schedule schedule = with_recompute();

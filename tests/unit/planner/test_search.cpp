@@ -236,6 +236,28 @@ TEST_CASE("the cheapest layout takes fewer devices where they cost less than the
   CHECK(all.best.front().cost == Approx(2 * all.best.front().gpu_hours / all.best.front().goodput));
 }
 
+TEST_CASE("a search has as much run again as it takes to fit, where keeping all does not fit") {
+  const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
+  Machine machine = a100();
+  machine.device.memory_bytes = 49.5e9;  // 18 bytes for each parameter are 47.8e9
+  const LayoutSearch found = search_layouts(config, machine, {.gpus = 1, .top = 3});
+  REQUIRE(!found.best.empty());
+  const LayoutResult& best = found.best.front();
+  INFO(text_of(best.layout));
+  CHECK(best.layout.recompute == RecomputeKind::optimal);
+  CHECK(best.peak_bytes <= found.room_bytes);
+  RunLayout other = best.layout;
+  other.recompute = RecomputeKind::none;
+  CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);
+  for (const auto& [kind, interval] : {std::pair(RecomputeKind::selective, 0), std::pair(RecomputeKind::block, 0),
+                                       std::pair(RecomputeKind::every_nth, 2), std::pair(RecomputeKind::every_nth, 4)}) {
+    other.recompute = kind;
+    other.recompute_interval = interval;
+    const LayoutResult result = predict_layout(checked_layout(config, other), machine, other, 0);
+    if (result.peak_bytes <= found.room_bytes) CHECK(best.step_seconds <= result.step_seconds);
+  }
+}
+
 TEST_CASE("layouts that the config's rules allow are read back as they were") {
   const RunConfig config = model(2560, 24, 64);
   for (const RunLayout& layout : some_of(layouts_of(config, 16), 200)) {

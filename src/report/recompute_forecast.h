@@ -1,0 +1,41 @@
+// What memory.recompute = "optimal" makes of a run, and what it would cost with more or less memory, as plain data for
+// reports; the planner (planner/recompute_curve.h) fills it in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gptrain {
+
+struct RecomputeForecast {
+  // Blocks of a stage, by what is kept of them.
+  struct OfStage {
+    int64_t kept = 0;         // all
+    int64_t in_part = 0;      // what their linears gave
+    int64_t alone = 0;        // their input
+    int64_t from_before = 0;  // not even that: they run again with blocks before them
+    int64_t bytes = 0;        // of activations
+    int64_t least_bytes = 0;  // that they could take
+    double again_share = 0;   // time of what is run again, as a share of that of everything else
+  };
+  struct Point {
+    std::string name;  // of the value of memory.recompute
+    int64_t bytes = 0;
+    double again_share = 0;
+    double step_seconds = 0;  // 0: not known
+  };
+
+  int64_t budget_bytes = 0;  // 0: what the device leaves
+  std::vector<OfStage> stages;
+  // Of the stage whose activations take the most; in rising order of bytes.
+  int64_t curve_stage = 0;
+  std::vector<Point> curve;
+  std::vector<Point> others;  // as the other values of memory.recompute have it
+};
+
+std::string recompute_text(const RecomputeForecast& forecast);
+// The plot of time against memory, as an HTML page of its own.
+std::string recompute_page(const RecomputeForecast& forecast, const std::string& title);
+
+}  // namespace gptrain

@@ -1,0 +1,338 @@
+#include "schedule/recompute_chain.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace gptrain {
+
+int64_t ChainUnit::written_bytes() const {
+  return std::max(saved_bytes, part_bytes < 0 ? 0 : part_bytes + rest_bytes);
+}
+
+namespace {
+
+constexpr double never = std::numeric_limits<double>::infinity();
+
+// The actions of one micro-batch, and how long what they leave is needed.
+class Play {
+ public:
+  Play(const Chain& chain, const UnitChoices& choices) : chain_(chain), choices_(choices), places_(chain.units.size()) {}
+
+  int64_t peak() {
+    const auto n = static_cast<int32_t>(chain_.units.size());
+    for (int32_t unit = 0; unit < n; ++unit) forward(unit, 0);
+    const size_t forwards = beside_.size();
+    for (int32_t unit = n - 1; unit >= 0; --unit) backward(unit);
+    std::vector<int64_t> alive(beside_.size() + 1, 0);
+    int64_t kept = 0;
+    for (const Place& place : held_) {
+      alive[place.first] += place.bytes;
+      alive[place.last + 1] -= place.bytes;
+      if (place.first < forwards && place.last >= forwards) kept += place.bytes;
+    }
+    int64_t most = 0;
+    int64_t now = 0;
+    for (size_t action = 0; action < beside_.size(); ++action) {
+      now += alive[action];
+      most = std::max(most, now + beside_[action]);
+    }
+    return most + (chain_.in_flight - 1) * kept;
+  }
+
+ private:
+  struct Place {
+    int64_t bytes;
+    size_t first, last;  // actions
+  };
+  // Of a unit, the places in held_ of what its last pass left; -1: none.
+  struct Places {
+    int64_t output = -1, saved = -1, part = -1;
+  };
+
+  void begin(int64_t bytes_beside) { beside_.push_back(bytes_beside); }
+  void leave(int64_t& place, int64_t bytes) {
+    place = static_cast<int64_t>(held_.size());
+    held_.push_back({bytes, beside_.size() - 1, beside_.size() - 1});
+  }
+  void use(int64_t place) {
+    if (place >= 0) held_[static_cast<size_t>(place)].last = beside_.size() - 1;
+  }
+  void use_input(int32_t unit) {
+    if (unit > 0) use(places_[static_cast<size_t>(unit) - 1].output);
+  }
+
+  void forward(int32_t unit, int64_t bytes_beside) {
+    const auto index = static_cast<size_t>(unit);
+    const ChainUnit& u = chain_.units[index];
+    const int64_t left = choices_[index].keeps_part ? u.part_bytes + u.rest_bytes : u.saved_bytes;
+    begin(bytes_beside + u.written_bytes() - left);
+    use_input(unit);
+    leave(places_[index].output, u.output_bytes);
+    leave_saved(unit);
+    if (choices_[index].keeps_part) leave(places_[index].part, u.part_bytes);
+  }
+
+  void leave_saved(int32_t unit) {
+    const auto index = static_cast<size_t>(unit);
+    const ChainUnit& u = chain_.units[index];
+    leave(places_[index].saved, choices_[index].keeps_part ? u.rest_bytes : u.saved_bytes);
+  }
+
+  void backward(int32_t unit) {
+    const auto index = static_cast<size_t>(unit);
+    if (const int32_t first = choices_[index].again_from; first >= 0) {
+      for (int32_t again = first; again < unit; ++again) forward(again, chain_.gradient_bytes);
+      begin(chain_.gradient_bytes);
+      use_input(unit);
+      use(places_[index].part);
+      leave_saved(unit);
+    }
+    begin(chain_.units[index].backward_bytes);
+    use_input(unit);
+    use(places_[index].saved);
+    use(places_[index].part);
+  }
+
+  const Chain& chain_;
+  const UnitChoices& choices_;
+  std::vector<Places> places_;  // by unit
+  std::vector<Place> held_;
+  std::vector<int64_t> beside_;  // by action: bytes that are there in it alone
+};
+
+}  // namespace
+
+// Of segments from the input of their first unit, which is there, to the backward pass of their first unit.
+class ChainSolver::Tables {
+ public:
+  Tables(const Chain& chain, int64_t most, int32_t resolution)
+      : chain_(chain),
+        n_(static_cast<int32_t>(chain.units.size())),
+        longest_(n_ <= longest_whole_chain ? n_ : longest_segment),
+        piece_(std::max<int64_t>(1, (most + resolution - 1) / resolution)),
+        pieces_(most / piece_),
+        pass_bytes_(static_cast<size_t>(n_ * longest_)),
+        pass_seconds_(static_cast<size_t>(n_ * longest_)),
+        again_(static_cast<size_t>(n_ * longest_)) {
+    for (int32_t first = 0; first < n_; ++first) weigh_passes(first);
+    for (int32_t length = 1; length <= longest_; ++length) {
+      for (int32_t first = 0; first + length <= n_; ++first) solve_again(first, first + length - 1);
+    }
+  }
+
+  std::optional<UnitChoices> best(int64_t budget) {
+    std::optional<UnitChoices> best;
+    double least = never;
+    // Beside what the others in flight keep, of which each keeps as much.
+    const int64_t others = chain_.in_flight - 1;
+    const int64_t step = others == 0 ? budget + 1 : piece_ == 1 ? 1 : std::max<int64_t>(1, budget / rooms_tried);
+    for (int64_t room = budget; room >= 0; room -= step) {
+      const int64_t most_kept = others == 0 ? budget : (budget - room) / others;
+      solve_forward(room, most_kept);
+      const std::vector<Label>& ends = labels_.back();
+      const auto found = std::min_element(ends.begin(), ends.end(),
+                                          [](const Label& a, const Label& b) { return a.seconds < b.seconds; });
+      if (found == ends.end() || found->seconds >= least) continue;
+      least = found->seconds;
+      best = choices_of(*found, room);
+    }
+    return best;
+  }
+
+ private:
+  static constexpr int64_t rooms_tried = 64;
+  static constexpr int32_t longest_whole_chain = 128;
+  static constexpr int32_t longest_segment = 64;
+
+  enum class How : uint8_t { keep, part, again };
+
+  // A way to come to a unit in the forward pass.
+  struct Label {
+    int64_t kept = 0;  // bytes, the input of the unit with it
+    double seconds = 0;
+    int32_t from = -1;  // the unit where the last step began
+    size_t before = 0;  // its label
+    How how = How::keep;
+  };
+
+  const ChainUnit& unit(int32_t i) const { return chain_.units[static_cast<size_t>(i)]; }
+  size_t at(int32_t first, int32_t last) const { return static_cast<size_t>(first * longest_ + last - first); }
+  int64_t up(int64_t bytes) const { return (bytes + piece_ - 1) / piece_; }
+  int64_t output_kept(int32_t i) const { return i + 1 < n_ ? unit(i).output_bytes : 0; }
+
+  // What a pass over units takes that keeps nothing, beside the input of the first.
+  void weigh_passes(int32_t first) {
+    int64_t most = 0;
+    double seconds = 0;
+    for (int32_t last = first; last < std::min(n_, first + longest_); ++last) {
+      most = std::max(most, (last > first ? unit(last - 1).output_bytes : 0) + unit(last).written_bytes() +
+                                unit(last).output_bytes);
+      seconds += unit(last).forward_seconds;
+      pass_bytes_[at(first, last)] = most;
+      pass_seconds_[at(first, last)] = seconds;
+    }
+  }
+
+  // The least seconds, by pieces of memory beside the input, to run the units again and go back through them.
+  void solve_again(int32_t first, int32_t last) {
+    std::vector<double>& least = again_[at(first, last)];
+    least.assign(static_cast<size_t>(pieces_) + 1, never);
+    for (int32_t i = first; i <= last; ++i)
+      if (unit(i).always_kept) return;
+    const ChainUnit& u = unit(first);
+    if (first == last) {
+      for (int64_t m = up(u.saved_bytes + u.backward_bytes); m <= pieces_; ++m)
+        least[static_cast<size_t>(m)] = u.saved_seconds;
+      return;
+    }
+    for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_again(first, last, m).first;
+  }
+
+  // A step of that: what is done with the first unit, or where the first pass keeps an output.
+  struct Step {
+    How how = How::keep;
+    int32_t split = -1;  // again: the last unit of the segment before the output that is kept
+  };
+  std::pair<double, Step> best_again(int32_t first, int32_t last, int64_t pieces) const {
+    std::pair<double, Step> best{never, {}};
+    const auto offer = [&best](double seconds, Step step) {
+      if (seconds < best.first) best = {seconds, step};
+    };
+    const ChainUnit& u = unit(first);
+    const int64_t forward = up(u.written_bytes() + u.output_bytes + chain_.gradient_bytes);
+    const auto rest = [&](int32_t begin, int64_t kept) {
+      return pieces < kept ? never : again_[at(begin, last)][static_cast<size_t>(pieces - kept)];
+    };
+    if (pieces >= std::max(forward, up(u.saved_bytes + u.backward_bytes)))
+      offer(u.forward_seconds + rest(first + 1, up(u.saved_bytes + u.output_bytes)), {How::keep});
+    if (u.part_bytes >= 0 && pieces >= std::max(forward, up(u.part_bytes + u.rest_bytes + u.backward_bytes)))
+      offer(u.forward_seconds + u.rest_seconds + rest(first + 1, up(u.part_bytes + u.output_bytes)), {How::part});
+    for (int32_t split = first; split < last; ++split) {
+      if (pieces < up(pass_bytes_[at(first, split)] + chain_.gradient_bytes)) break;
+      offer(pass_seconds_[at(first, split)] + rest(split + 1, up(unit(split).output_bytes)) +
+                again_[at(first, split)][static_cast<size_t>(pieces)],
+            {How::again, split});
+    }
+    return best;
+  }
+
+  static std::vector<size_t> by_bytes_kept(const std::vector<Label>& labels) {
+    std::vector<size_t> order(labels.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&labels](size_t a, size_t b) {
+      return std::pair(labels[a].kept, labels[a].seconds) < std::pair(labels[b].kept, labels[b].seconds);
+    });
+    return order;
+  }
+
+  // All ways through the forward pass that keep at most so much, within `room` for what is alive at a time.
+  void solve_forward(int64_t room, int64_t most_kept) {
+    labels_.assign(static_cast<size_t>(n_) + 1, {});
+    labels_.front().push_back({});
+    std::vector<std::vector<int64_t>> best(static_cast<size_t>(n_) + 1);  // by pieces kept, the label
+    for (auto& by_pieces : best) by_pieces.assign(static_cast<size_t>(pieces_) + 1, -1);
+    for (int32_t i = 0; i < n_; ++i) {
+      double quickest = never;
+      for (const size_t l : by_bytes_kept(labels_[static_cast<size_t>(i)])) {
+        const Label label = labels_[static_cast<size_t>(i)][l];
+        if (label.seconds >= quickest) continue;  // one that keeps less is as quick
+        quickest = label.seconds;
+        const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how) {
+          const int64_t kept = label.kept + bytes;
+          if (kept > std::min(room, most_kept)) return;
+          std::vector<Label>& there = labels_[static_cast<size_t>(to)];
+          int64_t& known = best[static_cast<size_t>(to)][static_cast<size_t>(kept / piece_)];
+          const Label next{kept, label.seconds + seconds, i, l, how};
+          if (known < 0) {
+            known = static_cast<int64_t>(there.size());
+            there.push_back(next);
+          } else if (Label& old = there[static_cast<size_t>(known)];
+                     std::pair(next.seconds, next.kept) < std::pair(old.seconds, old.kept)) {
+            old = next;
+          }
+        };
+        const ChainUnit& u = unit(i);
+        const int64_t free = room - label.kept;
+        const bool runs = free >= u.written_bytes() + u.output_bytes;
+        if (runs && free >= u.saved_bytes + u.backward_bytes)
+          offer(i + 1, u.saved_bytes + output_kept(i), 0, How::keep);
+        if (runs && !u.always_kept && u.part_bytes >= 0 && free >= u.part_bytes + u.rest_bytes + u.backward_bytes)
+          offer(i + 1, u.part_bytes + output_kept(i), u.rest_seconds, How::part);
+        for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_kept; ++split) {
+          if (free < pass_bytes_[at(i, split)]) break;
+          const double seconds = again_[at(i, split)][static_cast<size_t>(free / piece_)];
+          if (seconds < never) offer(split + 1, output_kept(split), seconds, How::again);
+        }
+      }
+    }
+  }
+
+  UnitChoices choices_of(const Label& end, int64_t room) const {
+    UnitChoices choices(chain_.units.size());
+    Label label = end;
+    for (int32_t to = n_; label.from >= 0;) {
+      const Label before = labels_[static_cast<size_t>(label.from)][label.before];
+      if (label.how == How::part) {
+        choices[static_cast<size_t>(label.from)] = {true, label.from};
+      } else if (label.how == How::again) {
+        choose_again(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
+      }
+      to = label.from;
+      label = before;
+    }
+    return choices;
+  }
+
+  // `begin`: of the pass that runs these units.
+  void choose_again(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
+    if (first == last) {
+      choices[static_cast<size_t>(last)].again_from = begin;
+      return;
+    }
+    const Step step = best_again(first, last, pieces).second;
+    const ChainUnit& u = unit(first);
+    switch (step.how) {
+      case How::keep:
+        return choose_again(choices, first + 1, last, pieces - up(u.saved_bytes + u.output_bytes), begin);
+      case How::part:
+        choices[static_cast<size_t>(first)] = {true, first};
+        return choose_again(choices, first + 1, last, pieces - up(u.part_bytes + u.output_bytes), begin);
+      case How::again:
+        choose_again(choices, step.split + 1, last, pieces - up(unit(step.split).output_bytes), begin);
+        return choose_again(choices, first, step.split, pieces, first);
+    }
+  }
+
+  const Chain chain_;
+  const int32_t n_;
+  const int32_t longest_;  // segment that is run again as one
+  const int64_t piece_, pieces_;
+  std::vector<int64_t> pass_bytes_;         // by first and last unit
+  std::vector<double> pass_seconds_;        // likewise
+  std::vector<std::vector<double>> again_;  // likewise, by pieces
+  std::vector<std::vector<Label>> labels_;  // by unit that comes next
+};
+
+ChainSolver::ChainSolver(const Chain& chain, int64_t most_bytes, int32_t resolution)
+    : tables_(std::make_unique<Tables>(chain, std::max<int64_t>(most_bytes, 1), resolution)) {}
+ChainSolver::~ChainSolver() = default;
+ChainSolver::ChainSolver(ChainSolver&&) noexcept = default;
+
+std::optional<UnitChoices> ChainSolver::best(int64_t budget_bytes) { return tables_->best(budget_bytes); }
+
+int64_t peak_bytes(const Chain& chain, const UnitChoices& choices) { return Play(chain, choices).peak(); }
+
+double seconds_again(const Chain& chain, const UnitChoices& choices) {
+  double seconds = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices[i].again_from < 0) continue;
+    for (auto again = static_cast<size_t>(choices[i].again_from); again < i; ++again)
+      seconds += chain.units[again].forward_seconds;
+    seconds += choices[i].keeps_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
+  }
+  return seconds;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,391 @@
+#include "train/recompute_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fp8.h"
+#include "config/faults.h"
+#include "ops/fused_product.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t planned_micro_batches = 2;
+constexpr int32_t timed_micro_batch = 1;  // copies of weights are made in the first
+
+// Per second: of products, of memory and of what ranks send each other.
+struct NominalRates {
+  double f32, half, fp8, bytes, sent, launches;
+};
+constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7};
+constexpr NominalRates gpu_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5};
+
+int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) {
+  return bytes[static_cast<size_t>(kind)][static_cast<size_t>(unit)];
+}
+
+int64_t saved_bytes(const BufferBytes& bytes, int32_t unit) {
+  return unit_bytes(bytes, BufferKind::saved_for_input, unit) + unit_bytes(bytes, BufferKind::saved_for_weight, unit);
+}
+
+bool runs_ops_of_a_unit(ActionKind kind) { return kind <= ActionKind::backward; }
+
+double block_seconds(const StepLog& log, const LoggedAction& action, const Target& target) {
+  double seconds = 0;
+  for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) seconds += nominal_seconds(event, target);
+  return seconds;
+}
+
+// Of the first such action of the unit.
+double action_seconds(const StepPlan& plan, ActionKind kind, int32_t micro_batch, int32_t unit, const Target& target) {
+  for (const LoggedAction& action : plan.log.actions)
+    if (action.kind == kind && action.micro_batch == micro_batch && action.unit == unit)
+      return block_seconds(plan.log, action, target);
+  return 0;
+}
+
+bool may_keep_parts(const RunConfig& config, const Target& target) {
+  const int64_t width = config.model.ffn_hidden_size / config.parallel.tensor;
+  return config.memory.activation_bits == 16 && config.memory.saved_inputs == 16 &&
+         !fused_activation(config.model.activation, config.precision.compute, width, target);
+}
+
+int64_t most_in_flight(const Stages& stages) {
+  int64_t now = 0;
+  int64_t most = 1;
+  const std::shared_ptr<const PassLists> passes = passes_of(*stages.schedule, stages.shape);
+  for (const Pass& pass : (*passes)[static_cast<size_t>(stages.stage)]) {
+    if (pass.kind == PassKind::forward) ++now;
+    if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_input) --now;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+}  // namespace
+
+double nominal_seconds(const Event& event, const Target& target) {
+  const NominalRates& rates = target.kind == Target::Kind::gpu ? gpu_rates : cpu_rates;
+  if (event.kind == Event::Kind::collective)
+    return 1 / rates.launches + static_cast<double>(event.sent_bytes) / rates.sent;
+  if (event.kind != Event::Kind::op) return 0;
+  const DType dtype = event.products.dtype;
+  const double products = dtype == DType::f32 ? rates.f32 : is_fp8(dtype) ? rates.fp8 : rates.half;
+  return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products,
+                                       static_cast<double>(event.bytes_moved) / rates.bytes);
+}
+
+RecomputeCounts RecomputePlanner::counts(const UnitChoices& choices) const {
+  const Stages& stages = whole_.options.stages;
+  RecomputeCounts counts;
+  for (int32_t unit = 1; unit + 1 < static_cast<int32_t>(choices.size()); ++unit) {
+    if (!stages.runs(unit)) continue;
+    const UnitChoice& choice = choices[static_cast<size_t>(unit)];
+    (choice.keeps_part         ? counts.in_part
+     : choice.again_from < 0   ? counts.kept
+     : choice.again_from < unit ? counts.from_before
+                                : counts.alone) += 1;
+  }
+  return counts;
+}
+
+RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
+    : config_(config), target_(target), world_size_(world_size) {
+  MeshPoint point;
+  point[MeshAxis::pipeline] = stage;
+  rank_ = make_mesh(config, world_size).rank_of(point);
+  const StepPlan whole = plan_step(config_of(RecomputeKind::block), target, world_size, rank_);
+  whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
+  std::optional<StepPlan> in_parts;
+  if (may_keep_parts(config, target)) {
+    in_parts = plan_step(config_of(RecomputeKind::selective), target, world_size, rank_);
+    in_parts_ = Planned{in_parts->design->training->schedule.options, in_parts->design->training->bytes};
+  }
+  make_chains(whole, in_parts ? &*in_parts : nullptr);
+  for (const LoggedAction& action : whole.log.actions)
+    if (action.micro_batch == timed_micro_batch && runs_ops_of_a_unit(action.kind) && !is_again(action.kind))
+      work_seconds_ += block_seconds(whole.log, action, target);
+  // Passes of as many micro-batches as it takes to have all in flight that ever are.
+  const auto micro_batches = static_cast<int32_t>(config.batch.accumulation);
+  Stages stages = whole_.options.stages;
+  stages.shape.micro_batches = micro_batches;
+  const int64_t in_flight = most_in_flight(stages);
+  for (Chain& chain : chains_) chain.in_flight = in_flight;
+  // Where gradients of weights are made apart, the places of buffers differ from one micro-batch to the next.
+  const int32_t at_a_time = (stages.schedule->splits_backward ? 16 : 2) * stages.shape.stages;
+  do {
+    few_micro_batches_ += at_a_time;
+    stages.shape.micro_batches = few_micro_batches_;
+  } while (few_micro_batches_ < micro_batches && most_in_flight(stages) < in_flight);
+  few_micro_batches_ = std::min(few_micro_batches_, micro_batches);
+}
+
+RunConfig RecomputePlanner::config_of(RecomputeKind kind) const {
+  RunConfig config = config_;
+  config.memory.recompute = kind;
+  config.batch.global = config.batch.global / config.batch.accumulation * planned_micro_batches;
+  config.batch.accumulation = planned_micro_batches;
+  return config;
+}
+
+ChainUnit RecomputePlanner::chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const {
+  const UnitKind kind = whole_.options.units[static_cast<size_t>(unit)].kind;
+  const BufferBytes& bytes = whole_.bytes;
+  const auto seconds = [&](const StepPlan& plan, ActionKind action) {
+    return action_seconds(plan, action, timed_micro_batch, unit, target_);
+  };
+  const int64_t d_output = kind == UnitKind::head ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit);
+  const int64_t d_input = kind == UnitKind::embedding ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit - 1);
+  ChainUnit made{.output_bytes = kind == UnitKind::head ? 0 : unit_bytes(bytes, BufferKind::stream, unit),
+                 .saved_bytes = kind == UnitKind::embedding ? 0 : saved_bytes(bytes, unit),
+                 .backward_bytes = unit_bytes(bytes, BufferKind::gradients, unit) + d_output + d_input,
+                 .forward_seconds = seconds(whole, ActionKind::forward),
+                 .saved_seconds = seconds(whole, ActionKind::recompute),
+                 .always_kept = kind == UnitKind::head};
+  if (whole_.options.zero == 3)  // its weights are gathered once more
+    made.forward_seconds += action_seconds(whole, ActionKind::gather, -1, unit, target_);
+  if (in_parts == nullptr || kind != UnitKind::block) return made;
+  made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);
+  made.rest_bytes = saved_bytes(in_parts_->bytes, unit);
+  made.rest_seconds = seconds(*in_parts, ActionKind::recompute);
+  return made;
+}
+
+void RecomputePlanner::make_chains(const StepPlan& whole, const StepPlan* in_parts) {
+  const Stages& stages = whole_.options.stages;
+  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
+    if (stages.stage_of_chunk(chunk) != stages.stage) continue;
+    Chain chain{.units = {}, .gradient_bytes = unit_bytes(whole_.bytes, BufferKind::stream_gradient, 0)};
+    for (int32_t unit = stages.first_unit(chunk); unit < stages.end_unit(chunk); ++unit)
+      chain.units.push_back(chain_unit(unit, whole, in_parts));
+    first_units_.push_back(stages.first_unit(chunk));
+    chains_.push_back(std::move(chain));
+  }
+}
+
+int64_t RecomputePlanner::arena_bytes(const UnitChoices& choices, int32_t micro_batches) const {
+  ScheduleOptions options = whole_.options;
+  options.micro_batches = micro_batches;
+  BufferBytes bytes = whole_.bytes;
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    const UnitChoice& choice = choices[unit];
+    if (choice.keeps_part) {
+      options.units[unit] = in_parts_->options.units[unit];
+      for (size_t kind = 0; kind < num_buffer_kinds; ++kind) bytes[kind][unit] = in_parts_->bytes[kind][unit];
+    }
+    set_recomputed(options.units[unit], static_cast<int32_t>(unit), choice);
+  }
+  constexpr auto activations = MemoryClass::activations;
+  const int64_t training = make_program(training_schedule(options), bytes)->memory[activations];
+  options.micro_batches = 1;
+  return std::max(training, make_program(evaluation_schedule(options), bytes)->memory[activations]);
+}
+
+double RecomputePlanner::seconds(const UnitChoices& choices) const {
+  double seconds = 0;
+  for (size_t chain = 0; chain < chains_.size(); ++chain) {
+    UnitChoices of_chain(chains_[chain].units.size());
+    for (size_t i = 0; i < of_chain.size(); ++i) {
+      of_chain[i] = choices[static_cast<size_t>(first_units_[chain]) + i];
+      if (of_chain[i].again_from >= 0) of_chain[i].again_from -= first_units_[chain];
+    }
+    seconds += seconds_again(chains_[chain], of_chain);
+  }
+  return seconds;
+}
+
+RecomputePoint RecomputePlanner::of_few(UnitChoices choices) const {
+  const int64_t bytes = arena_bytes(choices, few_micro_batches_);
+  const double share = seconds(choices) / work_seconds_;
+  return {std::move(choices), bytes, share};
+}
+
+RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
+  RecomputePoint point = of_few(std::move(choices));
+  const auto all = static_cast<int32_t>(config_.batch.accumulation);
+  if (all != few_micro_batches_) point.bytes = arena_bytes(point.choices, all);
+  return point;
+}
+
+RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval) const {
+  return weighed(choices_of(kind, interval));
+}
+
+UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval) const {
+  RunConfig config = config_;
+  config.memory.recompute = kind;
+  config.memory.recompute_interval = interval;
+  UnitChoices choices = fixed_choices(config);
+  const Stages& stages = whole_.options.stages;
+  for (size_t unit = 0; unit < choices.size(); ++unit)
+    if (!stages.runs(static_cast<int32_t>(unit))) choices[unit] = {};
+  return choices;
+}
+
+// One for all budgets up to a power of two, with a resolution that a long chain has time for.
+ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
+  const int64_t most = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(budget)));
+  const auto found = solvers_.find({chain, most});
+  if (found != solvers_.end()) return found->second;
+  const auto units = static_cast<double>(chains_[chain].units.size());
+  const double least = units > 1000 ? 32 : 128;
+  const auto resolution = static_cast<int32_t>(std::clamp(2e8 / (units * units * units), least, 1000.0));
+  return solvers_.emplace(std::pair(chain, most), ChainSolver(chains_[chain], most, resolution)).first->second;
+}
+
+// By the chains alone: chunks of one stage are each thought to be all that is in flight.
+std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget) const {
+  UnitChoices choices(whole_.options.units.size());
+  for (size_t chain = 0; chain < chains_.size(); ++chain) {
+    const auto of_chain = solver(chain, budget).best(budget);
+    if (!of_chain) return std::nullopt;
+    for (size_t i = 0; i < of_chain->size(); ++i) {
+      UnitChoice& choice = choices[static_cast<size_t>(first_units_[chain]) + i];
+      choice = (*of_chain)[i];
+      if (choice.again_from >= 0) choice.again_from += first_units_[chain];
+    }
+  }
+  return choices;
+}
+
+const RecomputePoint& RecomputePlanner::least() const {
+  if (least_) return *least_;
+  // By halves: the smallest budget for which the chains have a schedule.
+  int64_t enough = 1;
+  for (const Chain& chain : chains_)
+    for (const ChainUnit& unit : chain.units) enough = std::max(enough, unit.saved_bytes + unit.backward_bytes);
+  while (!chosen(enough)) enough *= 2;
+  int64_t too_small = enough / 2;
+  while (enough - too_small > 1 + enough / 512) {
+    const int64_t between = too_small + (enough - too_small) / 2;
+    (chosen(between) ? enough : too_small) = between;
+  }
+  least_ = weighed(chosen(enough).value());
+  return *least_;
+}
+
+std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const {
+  // Of a few micro-batches, whose buffers mostly have the places that those of all have.
+  constexpr int most_corrections = 4;
+  std::optional<RecomputePoint> best;
+  int64_t budget = budget_bytes;
+  for (int i = 0; i < most_corrections && budget > 0; ++i) {
+    std::optional<RecomputePoint> found = best_of_few(budget);
+    if (!found) break;
+    found = weighed(std::move(found->choices));
+    if (found->bytes <= budget_bytes) best = std::move(found);
+    if (best) break;
+    budget -= found->bytes - budget_bytes;
+  }
+  const auto offer = [&](UnitChoices choices) {
+    if (best && seconds(choices) / work_seconds_ >= best->again_share) return;
+    RecomputePoint point = weighed(std::move(choices));
+    if (point.bytes <= budget_bytes) best = std::move(point);
+  };
+  if (budget < budget_bytes) {  // what others offer may have been passed by
+    offer(choices_of(RecomputeKind::none));
+    if (keeps_parts()) offer(choices_of(RecomputeKind::selective));
+    for (int64_t interval = config_.model.num_layers; interval >= 1; --interval)
+      offer(choices_of(RecomputeKind::every_nth, interval));
+  }
+  if (!best && least().bytes <= budget_bytes) best = least();
+  return best;
+}
+
+std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
+  std::optional<RecomputePoint> best;
+  const auto offer = [&](RecomputePoint candidate) {
+    if (candidate.bytes > budget_bytes) return false;
+    if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
+      best = std::move(candidate);
+    return true;
+  };
+  if (offer(of_few(choices_of(RecomputeKind::none)))) return best;
+  // What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
+  constexpr int most_tries = 9;
+  int64_t fits = 0;
+  int64_t too_large = 0;
+  int64_t budget = budget_bytes;
+  for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
+    const std::optional<UnitChoices> choices = chosen(budget);
+    if (!choices || offer(of_few(*choices))) {
+      fits = budget;
+    } else {
+      too_large = budget;
+    }
+    budget = too_large == 0 ? budget + budget / 4 : fits + (too_large - fits) / 2;
+  }
+  if (keeps_parts()) offer(of_few(choices_of(RecomputeKind::selective)));
+  for (int64_t interval = config_.model.num_layers; interval >= 1; --interval) {
+    RecomputePoint every = of_few(choices_of(RecomputeKind::every_nth, interval));
+    if (best && every.again_share >= best->again_share) break;
+    offer(std::move(every));
+  }
+  return best;
+}
+
+std::vector<RecomputePoint> RecomputePlanner::curve(int64_t num_points) const {
+  std::vector<RecomputePoint> points{least()};
+  const int64_t most = fixed(RecomputeKind::none).bytes;
+  const double factor = static_cast<double>(most) / static_cast<double>(points.front().bytes);
+  for (int64_t i = 1; i < num_points; ++i) {
+    const double share = std::pow(factor, static_cast<double>(i) / static_cast<double>(num_points - 1) - 1);
+    const int64_t budget = i + 1 == num_points ? most : static_cast<int64_t>(share * static_cast<double>(most));
+    const std::optional<RecomputePoint> found = best(budget);
+    if (found && found->bytes > points.back().bytes && found->again_share < points.back().again_share)
+      points.push_back(*found);
+  }
+  return points;
+}
+
+int64_t activation_room(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
+  const Mesh mesh = make_mesh(config, world_size);
+  const int64_t tensor = mesh.size(MeshAxis::tensor);
+  int64_t others = 0;
+  for (const RecomputeKind kind : {RecomputeKind::block, RecomputeKind::selective}) {
+    if (kind == RecomputeKind::selective && !may_keep_parts(config, target)) continue;
+    RunConfig fixed = config;
+    fixed.memory.recompute = kind;
+    // The first has the biases and positions, the last the padding of the vocabulary.
+    for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
+      if (tensor_rank > 0 && tensor == 1) continue;
+      MeshPoint point;
+      point[MeshAxis::pipeline] = stage;
+      point[MeshAxis::tensor] = tensor_rank;
+      const MemoryPlan memory = plan_step(fixed, target, world_size, mesh.rank_of(point)).memory().arenas;
+      others = std::max(others, memory.total() - memory[MemoryClass::activations]);
+    }
+  }
+  return target.bytes_of_rank() - others;
+}
+
+UnitChoices recompute_choices(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
+                              std::optional<int64_t> room) {
+  if (config.memory.recompute != RecomputeKind::optimal) return fixed_choices(config);
+  const RecomputePlanner planner(config, target, world_size, stage);
+  const bool fits = config.memory.activation_budget == 0;
+  const int64_t budget = !fits ? config.memory.activation_budget
+                         : room ? *room
+                                : activation_room(config, target, world_size, stage);
+  if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);
+  if (fits) return planner.least().choices;
+  int64_t least = 0;
+  int32_t of_stage = 0;
+  for (int32_t other = 0; other < config.parallel.pipeline; ++other) {
+    const int64_t bytes = RecomputePlanner(config, target, world_size, other).least().bytes;
+    if (bytes > least) of_stage = other;
+    least = std::max(least, bytes);
+  }
+  const std::string of_which = config.parallel.pipeline == 1 ? "" : fmt::format(" of stage {}", of_stage);
+  Faults faults;
+  faults.add("memory.activation_budget", fmt::format("{}", config.memory.activation_budget),
+             fmt::format("activations of a rank{} take at least {} bytes, whatever is run again", of_which, least),
+             fmt::format("{}", least));
+  throw Error(ExitCode::usage, "{}", faults.text());
+}
+
+}  // namespace gptrain

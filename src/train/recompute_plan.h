@@ -1,0 +1,101 @@
+// memory.recompute = "optimal": what the ranks of a stage keep of a forward pass and what they run again, in the least
+// time within the bytes that activations may take.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "config/run_config.h"
+#include "ops/target.h"
+#include "schedule/recompute_chain.h"
+#include "train/plan_step.h"
+
+namespace gptrain {
+
+// A way to recompute, of a stage.
+struct RecomputePoint {
+  UnitChoices choices;     // of all units of the model; of other stages' units nothing
+  int64_t bytes = 0;       // that the arena of activations then takes
+  double again_share = 0;  // time of what is run again, as a share of that of everything else
+};
+
+// What is made of a stage's blocks.
+struct RecomputeCounts {
+  int64_t kept = 0;
+  int64_t in_part = 0;      // what linears gave is kept
+  int64_t alone = 0;        // run again from their own input
+  int64_t from_before = 0;  // run again with blocks before them, whose outputs are not kept
+};
+
+// What an event takes on a usual device of the target's kind: so that a plan for a named device and a run on it choose the
+// same, whatever is known of the device.
+double nominal_seconds(const Event& event, const Target& target);
+
+// The bytes of each unit are those of planned steps, its times those of their ops by nominal_seconds. Ranks of a stage
+// come to the same choices: they are made for its first rank.
+class RecomputePlanner {
+ public:
+  RecomputePlanner(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
+  RecomputePlanner(RecomputePlanner&&) = default;
+  RecomputePlanner(const RecomputePlanner&) = delete;
+
+  // The least time within so many bytes; none where nothing fits.
+  std::optional<RecomputePoint> best(int64_t budget_bytes) const;
+  // The fewest bytes that can be found.
+  const RecomputePoint& least() const;
+  // As another value of memory.recompute has it. `interval`: of every_nth.
+  RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0) const;
+  // What any choices take.
+  RecomputePoint weighed(UnitChoices choices) const;
+  RecomputeCounts counts(const UnitChoices& choices) const;
+  // Whether blocks can keep what their linears gave, with the same bits.
+  bool keeps_parts() const { return in_parts_.has_value(); }
+  // From the least to that of keeping all, at budgets of which each is larger than the one before by one factor.
+  std::vector<RecomputePoint> curve(int64_t num_points) const;
+
+ private:
+  // Bytes and traits of a stage's units, where no block keeps a part and where all do.
+  struct Planned {
+    ScheduleOptions options;
+    BufferBytes bytes;
+  };
+
+  RunConfig config_of(RecomputeKind kind) const;
+  void make_chains(const StepPlan& whole, const StepPlan* in_parts);
+  ChainUnit chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const;
+  int64_t arena_bytes(const UnitChoices& choices, int32_t micro_batches) const;
+  RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
+  UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0) const;
+  std::optional<RecomputePoint> best_of_few(int64_t budget_bytes) const;
+  double seconds(const UnitChoices& choices) const;
+  ChainSolver& solver(size_t chain, int64_t budget) const;
+  std::optional<UnitChoices> chosen(int64_t budget) const;
+
+  RunConfig config_;
+  Target target_;
+  int64_t world_size_;
+  int64_t rank_ = 0;
+  Planned whole_;
+  std::optional<Planned> in_parts_;
+  std::vector<int32_t> first_units_;  // by chain
+  std::vector<Chain> chains_;         // of the stage's chunks
+  int32_t few_micro_batches_ = 0;     // that show what a stage has in flight
+  double work_seconds_ = 0;           // of a micro-batch, without what is run again
+  mutable std::map<std::pair<size_t, int64_t>, ChainSolver> solvers_;  // by chain and the most bytes
+  mutable std::optional<RecomputePoint> least_;
+};
+
+// The bytes that a device leaves for the activations of a rank of the stage, beside everything else that such a rank
+// takes.
+int64_t activation_room(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
+
+// For a rank of the stage, whatever memory.recompute is. `room`: what "fit" means, where the ranks of the stage have
+// agreed on it. Error(usage): memory.activation_budget is too small, and by how much; a device that leaves too little is
+// no error, but the least is chosen.
+UnitChoices recompute_choices(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
+                              std::optional<int64_t> room = {});
+
+}  // namespace gptrain

@@ -1,0 +1,206 @@
+// memory.recompute = "optimal": the bits of no recomputation, within its budget, no slower than the other ways.
+#include <algorithm>
+#include <fmt/format.h>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "model_fixture.h"
+#include "ranks.h"
+#include "train/recompute_plan.h"
+
+namespace test_recompute {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+struct Layout {
+  std::string name;
+  Family family;
+  int64_t ranks;
+  Overrides overrides;
+};
+
+const std::vector<Layout> layouts = {
+    {"alone", Family::gpt2, 1, {"model.dropout=0.1", "batch.micro=1"}},
+    {"alone in one micro-batch", Family::llama, 1, {"precision.compute=bf16"}},
+    {"zero 1", Family::llama, 2, {"parallel.zero=1", "precision.compute=bf16-pure", "batch.micro=1"}},
+    {"zero 2", Family::gpt2, 2, {"parallel.zero=2", "batch.micro=1"}},
+    {"zero 3", Family::llama, 2, {"parallel.zero=3", "precision.compute=bf16", "batch.micro=1"}},
+    {"tensor", Family::gpt2, 2, {"parallel.tensor=2", "model.num_heads=4", "batch.micro=2"}},
+    {"sequence", Family::llama, 2, {"parallel.tensor=2", "parallel.sequence=true", "batch.micro=2"}},
+    {"few bits", Family::gpt2, 1, {"memory.activation_bits=3", "batch.micro=2"}},
+    {"fp8", Family::llama, 1, {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=2"}},
+    {"fp8 zero 3", Family::llama, 2,
+     {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=1", "parallel.zero=3"}},
+    {"1f1b", Family::gpt2, 2, {"parallel.pipeline=2", "batch.micro=1", "model.tied_head=false"}},
+    {"gpipe few bits", Family::gpt2, 2,
+     {"parallel.pipeline=2", "parallel.pipeline_schedule=gpipe", "batch.micro=1", "memory.activation_bits=2"}},
+    {"varuna zero 2", Family::llama, 4,
+     {"parallel.pipeline=2", "parallel.pipeline_schedule=varuna", "parallel.zero=2", "batch.micro=1"}},
+    {"zero-bubble tensor", Family::gpt2, 4,
+     {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble", "parallel.tensor=2", "model.num_heads=4",
+      "batch.micro=1"}},
+    {"interleaved zero 3", Family::llama, 4,
+     {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2", "parallel.zero=3",
+      "batch.micro=1"}},
+    {"zero-bubble-v", Family::llama, 2,
+     {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2", "batch.micro=1"}},
+};
+
+RunConfig config_of(const Layout& layout, const Overrides& more = {}) {
+  Overrides overrides = {"model.num_layers=8",        "model.hidden_size=32",     "model.num_heads=4",
+                         "model.sequence_length=16", "model.ffn_hidden_size=64", "batch.global=8"};
+  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return small_config(layout.family, overrides, layout.ranks);
+}
+
+std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks) {
+  std::vector<RecomputePlanner> planners;
+  for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage)
+    planners.emplace_back(config, this_machine(1), ranks, stage);
+  return planners;
+}
+
+int64_t least_bytes(const std::vector<RecomputePlanner>& planners) {
+  int64_t least = 0;
+  for (const RecomputePlanner& planner : planners) least = std::max(least, planner.least().bytes);
+  return least;
+}
+
+int64_t most_bytes(const std::vector<RecomputePlanner>& planners) {
+  int64_t most = 0;
+  for (const RecomputePlanner& planner : planners) most = std::max(most, planner.fixed(RecomputeKind::none).bytes);
+  return most;
+}
+
+Overrides with_budget(int64_t bytes) {
+  return {"memory.recompute=optimal", fmt::format("memory.activation_budget={}", bytes)};
+}
+
+}  // namespace
+
+TEST_CASE("what is run again by an optimal plan has the bits of what is kept, with all kinds of sharding and codecs") {
+  int64_t from_before = 0;
+  int64_t in_part = 0;
+  for (const Layout& layout : layouts) {
+    const RunConfig plain = config_of(layout);
+    const std::vector<RecomputePlanner> planners = planners_of(plain, layout.ranks);
+    const int64_t least = least_bytes(planners);
+    const int64_t most = most_bytes(planners);
+    REQUIRE(least < most);
+    const Outcome kept = train_on_ranks(plain, layout.ranks, 2);
+    for (const int64_t tenths : {0, 2, 6}) {
+      const int64_t budget = least + (most - least) * tenths / 10;
+      INFO(layout.name << ", budget " << budget << " of " << least << " to " << most);
+      const Outcome again = train_on_ranks(config_of(layout, with_budget(budget)), layout.ranks, 2);
+      REQUIRE(kept.torn + again.torn == "");
+      CHECK(kept.losses == again.losses);
+      CHECK(kept.norms == again.norms);
+      for (const auto& [name, values] : kept.state) {
+        INFO(name);
+        REQUIRE(values == again.state.at(name));
+      }
+      for (const RecomputePlanner& planner : planners) {
+        const RecomputeCounts counts = planner.counts(planner.best(budget)->choices);
+        from_before += counts.from_before;
+        in_part += counts.in_part;
+      }
+    }
+  }
+  CHECK(from_before > 0);
+  CHECK(in_part > 0);
+}
+
+TEST_CASE("an optimal plan keeps within its budget, and is no slower than what takes as much") {
+  int below_block = 0;
+  for (const Layout& layout : layouts) {
+    const RunConfig plain = config_of(layout);
+    const std::vector<RecomputePlanner> planners = planners_of(plain, layout.ranks);
+    for (const RecomputePlanner& planner : planners) {
+      std::vector<RecomputePoint> points = {planner.fixed(RecomputeKind::none), planner.fixed(RecomputeKind::block)};
+      if (planner.keeps_parts()) points.push_back(planner.fixed(RecomputeKind::selective));
+      for (const int64_t interval : {2, 3, 5}) points.push_back(planner.fixed(RecomputeKind::every_nth, interval));
+      for (const RecomputePoint& point : points) {
+        INFO(layout.name << ", " << point.bytes << " bytes");
+        const auto best = planner.best(point.bytes);
+        REQUIRE(best);
+        CHECK(best->bytes <= point.bytes);
+        CHECK(best->again_share <= point.again_share);
+      }
+      // Less time with more memory.
+      const std::vector<RecomputePoint> curve = planner.curve(5);
+      REQUIRE(curve.size() > 2);
+      for (size_t i = 1; i < curve.size(); ++i) {
+        CHECK(curve[i].bytes > curve[i - 1].bytes);
+        CHECK(curve[i].again_share < curve[i - 1].again_share);
+      }
+      CHECK(curve.back().again_share == 0);
+      CHECK(curve.front().bytes <= planner.fixed(RecomputeKind::block).bytes);
+      below_block += curve.front().bytes < planner.fixed(RecomputeKind::block).bytes ? 1 : 0;
+    }
+    const int64_t budget = (least_bytes(planners) + most_bytes(planners)) / 2;
+    const RunConfig config = config_of(layout, with_budget(budget));
+    for (int64_t rank = 0; rank < layout.ranks; ++rank) {
+      INFO(layout.name << ", rank " << rank);
+      CHECK(plan_step(config, this_machine(1), layout.ranks, rank).memory().arenas[MemoryClass::activations] <= budget);
+    }
+  }
+  CHECK(below_block > 10);
+}
+
+TEST_CASE("a budget that is too small is refused with the smallest that is not") {
+  for (const Layout& layout : {layouts[0], layouts[10]}) {
+    const RunConfig plain = config_of(layout);
+    const std::vector<RecomputePlanner> planners = planners_of(plain, layout.ranks);
+    const int64_t least = least_bytes(planners);
+    const int stage = planners.front().least().bytes == least ? 0 : 1;
+    const auto refusal = [&](int64_t budget) -> std::string {
+      try {
+        for (int64_t rank = 0; rank < layout.ranks; ++rank)
+          plan_step(config_of(layout, with_budget(budget)), this_machine(1), layout.ranks, rank);
+      } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::usage);
+        return error.what();
+      }
+      return "";
+    };
+    CHECK(refusal(least) == "");
+    CHECK(refusal(least - 1) ==
+          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, whatever is run "
+                      "again (try {})",
+                      least - 1, layout.ranks > 1 ? fmt::format(" of stage {}", stage) : "", least, least));
+  }
+}
+
+TEST_CASE("a budget that fits the device leaves nothing of it that a block could be kept in") {
+  const Layout& layout = layouts[0];
+  const RunConfig plain = config_of(layout);
+  const RunConfig fit = config_of(layout, {"memory.recompute=optimal"});
+  Target target = this_machine(1);
+  target.memory_bytes = plan_step(plain, target).memory().arenas.total();
+  // All is kept where there is room.
+  CHECK(plan_step(fit, target).design->choices == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
+  const RecomputePlanner planner(plain, target, 1, 0);
+  const int64_t least = planner.least().bytes;
+  const int64_t most = planner.fixed(RecomputeKind::none).bytes;
+  const int64_t others = target.memory_bytes - most;
+  for (const int64_t activations : {most - 1, (least + most) / 2, least}) {
+    target.memory_bytes = others + activations;
+    const StepPlan plan = plan_step(fit, target);
+    CHECK(plan.memory().arenas.total() <= target.memory_bytes);
+    CHECK(activation_room(plain, target, 1, 0) == activations);
+    CHECK(plan.design->choices == planner.best(activations)->choices);
+  }
+  // Too small a device: as little as there can be.
+  target.memory_bytes = others;
+  CHECK(plan_step(fit, target).memory().arenas[MemoryClass::activations] == least);
+}
+
+}  // namespace test_recompute

@@ -1,0 +1,156 @@
+// The optimal schedule of a chain against all persistent schedules there are, and what every schedule takes.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "catch.h"
+#include "schedule/recompute_chain.h"
+
+using namespace gptrain;
+
+namespace {
+
+using Visit = std::function<void()>;
+
+// All persistent schedules of a chain, one after the other.
+class Schedules {
+ public:
+  explicit Schedules(const Chain& chain) : chain_(chain), choices_(chain.units.size()) {}
+
+  // body(choices)
+  template <typename Body>
+  void for_each(const Body& body) {
+    forward(0, [&] { body(choices_); });
+  }
+
+ private:
+  int32_t size() const { return static_cast<int32_t>(chain_.units.size()); }
+  UnitChoice& choice(int32_t unit) { return choices_[static_cast<size_t>(unit)]; }
+  const ChainUnit& unit(int32_t i) const { return chain_.units[static_cast<size_t>(i)]; }
+
+  void forward(int32_t first, const Visit& visit) {
+    if (first == size()) return visit();
+    choice(first) = {};
+    forward(first + 1, visit);
+    if (unit(first).part_bytes >= 0) {
+      choice(first) = {true, first};
+      forward(first + 1, visit);
+      choice(first) = {};
+    }
+    for (int32_t last = first; last < size() && !unit(last).always_kept; ++last)
+      forward(last + 1, [&, last] { again(first, last, first, visit); });
+  }
+
+  // A pass that began with `begin` has come to the input of `first`, and goes on to `last`.
+  void again(int32_t first, int32_t last, int32_t begin, const Visit& visit) {
+    if (first == last) {
+      choice(last) = {false, begin};
+      return visit();
+    }
+    choice(first) = {};
+    again(first + 1, last, begin, visit);
+    if (unit(first).part_bytes >= 0) {
+      choice(first) = {true, first};
+      again(first + 1, last, begin, visit);
+      choice(first) = {};
+    }
+    for (int32_t split = first; split < last; ++split)
+      again(split + 1, last, begin, [&, split] { again(first, split, first, visit); });
+  }
+
+  const Chain& chain_;
+  UnitChoices choices_;
+};
+
+Chain random_chain(std::mt19937& random, int32_t units) {
+  const auto number = [&random](int64_t most) { return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1)); };
+  Chain chain{.units = std::vector<ChainUnit>(static_cast<size_t>(units)),
+              .gradient_bytes = number(2),
+              .in_flight = 1 + number(3) / 2};
+  const bool has_parts = units <= 6 && number(1) == 1;
+  for (ChainUnit& unit : chain.units) {
+    unit = {.output_bytes = 1 + number(4),
+            .saved_bytes = number(20),
+            .backward_bytes = chain.gradient_bytes + number(5),
+            .forward_seconds = 1 + static_cast<double>(number(20)),
+            .saved_seconds = static_cast<double>(number(15))};
+    if (!has_parts || number(1) == 0) continue;
+    unit.part_bytes = number(12);
+    unit.rest_bytes = number(12);
+    unit.rest_seconds = static_cast<double>(number(6));
+  }
+  chain.units.back().always_kept = number(1) == 1;
+  if (chain.units.back().always_kept) chain.units.back().part_bytes = -1;
+  return chain;
+}
+
+int64_t most_bytes(const Chain& chain) { return peak_bytes(chain, UnitChoices(chain.units.size())); }
+
+}  // namespace
+
+TEST_CASE("the schedule of a chain is the best of all persistent ones, and takes no more than its budget") {
+  std::mt19937 random(1);
+  int feasible = 0;
+  int again = 0;
+  for (int i = 0; i < 500; ++i) {
+    const int32_t units = i % 50 == 0 ? 8 : i % 25 == 0 ? 7 : 1 + i % 6;
+    const Chain chain = random_chain(random, units);
+    const int64_t budget = static_cast<int64_t>(random() % static_cast<uint64_t>(most_bytes(chain) + 2));
+    REQUIRE(budget <= 500);  // so that pieces are single bytes
+    double least = std::numeric_limits<double>::infinity();
+    Schedules(chain).for_each([&](const UnitChoices& choices) {
+      if (peak_bytes(chain, choices) <= budget) least = std::min(least, seconds_again(chain, choices));
+    });
+    const auto found = ChainSolver(chain, budget).best(budget);
+    INFO("chain " << i << " of " << units << " units, budget " << budget);
+    REQUIRE(found.has_value() == std::isfinite(least));
+    if (!found) continue;
+    REQUIRE(peak_bytes(chain, *found) <= budget);
+    REQUIRE(seconds_again(chain, *found) == least);
+    ++feasible;
+    again += least > 0 ? 1 : 0;
+  }
+  CHECK(feasible > 150);
+  CHECK(again > 100);
+}
+
+TEST_CASE("the schedule of a long chain is no slower than every n-th unit run again, and fits where the bytes are in pieces") {
+  std::mt19937 random(2);
+  for (int i = 0; i < 6; ++i) {
+    Chain chain = random_chain(random, 20);
+    chain.in_flight = 1 + i % 2;
+    ChainSolver solver(chain, 1000, 1000);
+    for (const int32_t interval : {1, 2, 3, 5, 10}) {
+      UnitChoices fixed(chain.units.size());
+      for (int32_t unit = 0; unit < 20; unit += interval)
+        if (!chain.units[static_cast<size_t>(unit)].always_kept) fixed[static_cast<size_t>(unit)].again_from = unit;
+      const int64_t budget = peak_bytes(chain, fixed);
+      REQUIRE(budget <= 1000);
+      const auto found = solver.best(budget);
+      REQUIRE(found);
+      CHECK(seconds_again(chain, *found) <= seconds_again(chain, fixed));
+      CHECK(peak_bytes(chain, *found) <= budget);
+      const auto rounded = ChainSolver(chain, budget, 50).best(budget);
+      if (rounded) CHECK(peak_bytes(chain, *rounded) <= budget);
+    }
+  }
+}
+
+TEST_CASE("with ever less memory a chain of equal units is run again from its start, by more and more passes") {
+  Chain chain{.units = std::vector<ChainUnit>(16)};
+  for (ChainUnit& unit : chain.units)
+    unit = {.output_bytes = 1, .saved_bytes = 10, .backward_bytes = 2, .forward_seconds = 1, .saved_seconds = 1};
+  // The last unit's own need, and one more stream for each output that a first pass keeps.
+  const auto seconds = [&](int64_t budget) {
+    const auto found = ChainSolver(chain, budget).best(budget);
+    return found ? seconds_again(chain, *found) : -1;
+  };
+  CHECK(seconds(most_bytes(chain)) == 0);
+  CHECK(seconds(most_bytes(chain) - 1) == 1);
+  CHECK(seconds(27) == 15);      // the last unit is still there when its backward pass begins
+  CHECK(seconds(13) == 15 * 16 / 2);  // of each unit all before it, but of the last
+  CHECK(seconds(12) == -1);
+}
