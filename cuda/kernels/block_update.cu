@@ -120,7 +120,7 @@ __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segment
         } else if constexpr (std::is_same_v<C, bf16>) {
           const int64_t index = segment.map.index(at - segment.offset);
           const auto words = rounding_words(segment.key, index, updates);
-          weights[at] = stochastic_bf16(w, words[static_cast<size_t>(index % 4)]);
+          weights[at] = stochastic_bf16(w, word_of(words, index % 4));
         }
       }
     }

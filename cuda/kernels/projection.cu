@@ -26,21 +26,35 @@ __host__ __device__ constexpr int64_t whole_draws(int64_t cols) {
   return (cols + drawn_at_once - 1) / drawn_at_once * drawn_at_once;
 }
 
+// Of pi x. On a device a function of its own: those of x keep memory for the reduction of large numbers.
+struct CosineAndSine {
+  float cosine, sine;
+};
+__device__ CosineAndSine of_half_turns(float x) {
+#ifdef __CUDACC__
+  CosineAndSine result;
+  sincospif(x, &result.sine, &result.cosine);
+  return result;
+#else
+  constexpr float pi = 3.14159265F;
+  return {std::cos(pi * x), std::sin(pi * x)};
+#endif
+}
+
 // Two normal numbers of two words.
 __device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
-  constexpr float unit = 6.28318531F * 0x1p-24F;
   const float radius = std::sqrt(-2.0F * std::log(uniform_open_closed(of_radius)));
-  const float angle = unit * static_cast<float>(of_angle >> 8);
-  to[0] = radius * std::cos(angle);
-  to[1] = radius * std::sin(angle);
+  const CosineAndSine at = of_half_turns(0x1p-23F * static_cast<float>(of_angle >> 8));
+  to[0] = radius * at.cosine;
+  to[1] = radius * at.sine;
 }
 
 // One of the sequence's cosines.
 __device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column, int64_t cols) {
   const uint32_t word = draw.words(static_cast<uint32_t>(column), dct_choice, sequence)[0];
   const DctElement element = dct_element(tokens, cols, sampled_row(tokens, cols, column, word), token);
-  const float unit = 1.57079633F / static_cast<float>(tokens);
-  return std::sqrt(element.squared_factor) * std::cos(unit * static_cast<float>(element.turn));
+  const float half_turns = static_cast<float>(element.turn) / static_cast<float>(2 * tokens);
+  return std::sqrt(element.squared_factor) * of_half_turns(half_turns).cosine;
 }
 
 template <ProjectionKind kind, typename T>

@@ -6,7 +6,7 @@
 
 #include "base/event.h"
 #include "base/int128.h"
-#include "ops/ops.h"
+#include "ops/every_op.h"
 #include "ops/target.h"
 
 namespace gptrain {

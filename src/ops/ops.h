@@ -1,7 +1,7 @@
 // Every op of a training step: what it computes, on which shapes and dtypes, and what it overwrites.
 //
 // An op is a struct of its operands. `Backend` has one `run` for each; `footprint.h` has one footprint for each;
-// `tests/ops` has one case for each (the list at the end drives all three).
+// `tests/ops` has one case for each (ops/every_op.h lists them).
 //
 // Notation: B sequences of T tokens in a micro-batch, N = B T rows, h hidden size, V true vocabulary, Vp padded
 // vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32,
@@ -32,8 +32,7 @@ namespace gptrain {
 // The element is dropped when its Philox word < drop_threshold(p). For an [N, cols] operand, element (row, column)
 // belongs to sample s = sample_ids[row / T], token t = row % T, and takes word (column % 4) of philox(key, {column / 4,
 // t, low(s), high(s)}). Attention probabilities take (query, key) in the place of (token, column), under a key of their
-// own for each (layer, head): `key` gives the layer's, and head n (global) uses philox(key, {n, 0, 0, 0}) words 0
-// and 1.
+// own for each (layer, head): `key` gives the layer's, head n (global) has two words of philox(key, {n, 0, 0, 0}).
 //
 // A rank that holds only some rows of the micro-batch, or some heads, says where its own begin, so that it draws what
 // one rank that holds all would.
@@ -146,8 +145,7 @@ struct LinearForward {
   Matrix bias;            // [1, out] or not given
   Matrix y;               // [N, out] out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
-  // [N, out] C out, or not given.
-  Matrix pre_activation = {};
+  Matrix pre_activation = {};  // [N, out] C out, or not given
 };
 
 // dx = dy w; with a pre-activation given, dx = dy w gelu_tanh'(pre_activation), element by element, where the product
@@ -158,8 +156,7 @@ struct LinearBackwardInput {
   Matrix w;               // [out, in] C
   Matrix dx;              // [N, in] C out
   int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
-  // [N, in] C, or not given.
-  Matrix pre_activation = {};
+  Matrix pre_activation = {};  // [N, in] C, or not given
 };
 
 // dw (+)= dy^T x; d_bias (+)= column sums of dy.
@@ -279,8 +276,7 @@ struct ActivationBackward {
 };
 
 // Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the
-// sum of e^(logit - m), and the target's logit (0 where the target is in another slice). Where the slice has padding
-// only, m is minus infinity and the sum 0.
+// sum of e^(logit - m), and the target's logit (0 where it is in another slice). Of padding: minus infinity, 0, 0.
 struct CrossEntropyStatistics {
   static constexpr std::string_view name = "cross_entropy_statistics";
   int64_t vocab_size;  // V
@@ -315,8 +311,7 @@ struct AccumulateLoss {
   StepState* state;
 };
 
-// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; 0 where there is
-// none.
+// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; else 0.
 struct SquaredNorm {
   static constexpr std::string_view name = "squared_norm";
   struct Segment {
@@ -362,38 +357,5 @@ struct AddSums {
   Matrix gradient;  // [1, n] f32
   bool accumulate;
 };
-
-#define GPTRAIN_FOR_EACH_OP(X) \
-  X(EmbeddingForward)              \
-  X(EmbeddingBackward)             \
-  X(NormForward)                   \
-  X(NormBackward)                  \
-  X(ResidualAdd)                   \
-  X(BranchBackward)                \
-  X(LinearForward)                 \
-  X(LinearBackwardInput)           \
-  X(LinearBackwardWeight)          \
-  X(QueryKeyForward)               \
-  X(QueryKeyBackward)              \
-  X(AttentionForward)              \
-  X(AttentionBackward)             \
-  X(ActivationForward)             \
-  X(ActivationBackward)            \
-  X(CrossEntropyStatistics)        \
-  X(CrossEntropy)                  \
-  X(AccumulateLoss)                \
-  X(SquaredNorm)                   \
-  X(PrepareUpdate)                 \
-  GPTRAIN_FOR_EACH_NORMS(X)        \
-  GPTRAIN_FOR_EACH_UPDATE(X)       \
-  GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) \
-  X(Cast)                          \
-  X(WeightedSum)                   \
-  X(Add)                           \
-  X(AddSums)                       \
-  GPTRAIN_FOR_EACH_FP8_OP(X)       \
-  X(EncodeBlocks)                  \
-  X(DecodeBlocks)                  \
-  GPTRAIN_FOR_EACH_PROJECTION(X)
 
 }  // namespace gptrain

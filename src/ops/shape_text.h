@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/ops.h"
+#include "ops/every_op.h"
 
 namespace gptrain {
 

@@ -76,6 +76,13 @@ struct Miss {
   }
 };
 
+// Those of one tensor rank, for the layout that the config has is not looked at. Others differ in a few scales of state in
+// blocks.
+int64_t bytes_of_checkpoints(RunConfig config) {
+  config.parallel.tensor = 1;
+  return checkpoint_bytes(make_spec(config.model), config);
+}
+
 class Search {
  public:
   Search(const RunConfig& config, const Machine& machine, const SearchOptions& options)
@@ -84,7 +91,7 @@ class Search {
         options_(options),
         target_(planned_target(machine, config, options.gpus)),
         room_(target_.bytes_of_rank()),
-        checkpoint_bytes_(gptrain::checkpoint_bytes(make_spec(config.model), config)),
+        checkpoint_bytes_(bytes_of_checkpoints(config)),
         estimator_(config, machine, target_),
         own_(layout_of(config, options.gpus)) {
     for (const std::string& held : options.held) held_.push_back(layout_value(held.substr(0, held.find('='))));

@@ -16,14 +16,14 @@ int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision)
 int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
   int64_t bytes = 0;
   const StateColumns columns = optimizer_columns(config.optimizer);
-  const std::vector<TensorShard> shards = shard_tensors(spec, {config.parallel.tensor, 0});
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const TensorSpec& tensor = spec.tensors[i];
+  for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) {
       if (!has_values(column, tensor)) continue;
       const bool of_blocks = column.granularity == StateGranularity::block;
-      bytes += (of_blocks ? shards[i].blocks_total : tensor.count()) * dtype_bytes(column.dtype);
+      const int64_t values =
+          of_blocks ? shard_of(tensor, {config.parallel.tensor, 0}).blocks_total : tensor.count();
+      bytes += values * dtype_bytes(column.dtype);
     }
   }
   return bytes;

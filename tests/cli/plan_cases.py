@@ -236,6 +236,8 @@ class Messages(PlanCase):
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
+                ([config, "--gpus", 8, "--set", "parallel.tensor=3", "--set", "optimizer.type=adamw-8bit"],
+                 "parallel.tensor = 3: must divide"),
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon}"),
                 (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),

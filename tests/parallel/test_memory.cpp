@@ -47,15 +47,13 @@ struct Elements {
 };
 
 Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
-  const int64_t h = m.hidden_size;
-  const int64_t f = m.ffn_hidden_size / t;
+  const int64_t h = m.hidden_size, f = m.ffn_hidden_size / t;
   const int64_t heads = m.num_heads / t;
   const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: replicas
   const int64_t qkv = (heads + 2 * kv_heads) * m.head_size;
   const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
   const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;
-  const int64_t biases =
-      m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
+  const int64_t biases = m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
   const int64_t norm = padded(h) * (m.bias && m.norm == NormKind::layernorm ? 2 : 1);
   const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size) : 0;
   Elements e{};
@@ -153,9 +151,8 @@ int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   return end;
 }
 
-// Where the gradients of inputs and of weights are made apart, or forward keeps something in another form than it computes
-// it in, room for rows of all tensor ranks is what workspaces are largest for; the rank's own place in it, the last one on
-// the last rank, is not written.
+// Where B and W are apart, or forward keeps something in another form than it computes it in, workspaces are largest for
+// rows of all tensor ranks; the rank's own place among them, the last one on the last rank, is not written.
 bool peaks_in_gather(const RunConfig& config) {
   const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
   const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||

@@ -58,6 +58,21 @@ TEST_CASE("a choice of all rows is the exact gradient, bit for bit") {
   }
 }
 
+// Their transform is orthonormal, which shows every factor: tokens' signs fall out.
+TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") {
+  const Overrides base = {"model.bias=true", "batch.global=4"};
+  for (const SmallLayout& layout : {SmallLayout{1, 1, base}, SmallLayout{2, 1, {"parallel.sequence=true", "batch.global=4"}}}) {
+    const Outcome exact = train(layout, {}, 1), projected_to_all = train(layout, {projected("dct", 1)}, 1);
+    CHECK(projected_to_all.losses == exact.losses);
+    for (const auto& [name, values] : exact.state) {
+      INFO(layout.tensor << " ranks, " << name);
+      if (!name.starts_with("exp_avg/")) continue;
+      const double apart = squared_distance(projected_to_all.state.at(name), values);
+      CHECK(apart <= 1e-5 * 1e-5 * squared_length(values) + 1e-20);
+    }
+  }
+}
+
 // With M estimates g of the exact gradient e, all from the same weights and tokens but by other seeds: where g has no
 // bias, M |mean - e|^2 is |g - e|^2 on average, and a bias b adds M |b|^2. Both are sums over many directions, so that
 // their ratio is near 1; that it leaves the bounds for an estimate without bias has a probability below 10^-3.

@@ -151,8 +151,7 @@ TEST_CASE("gradients agree with the CPU's in f32") {
       const RunConfig config = small_config(family, overrides);
       const State start = after_ten_steps(config);
       const State expected = first_moments(config, cpu(), start);
-      // A number that lies between two codes may become the one or the other.
-      const double bound = config.memory.saved_inputs == 8 ? 5e-4 : 2e-5;
+      const double bound = config.memory.saved_inputs == 8 ? 5e-4 : 2e-5;  // between two codes, either may be taken
       for (const auto& [name, values] : first_moments(config, cuda(), start)) {
         if (!name.starts_with("exp_avg/")) continue;
         INFO(name << " of " << overrides.back());
@@ -237,7 +236,7 @@ TEST_CASE("documents that a library takes give what they give on the CPU") {
   for (int i = 0; i < 3; ++i) CHECK(trainer.run().loss == Approx(own.run().loss).epsilon(2e-3));
   CHECK(trainer.took_what_was_planned());
   Trainer any_order(with({"precision.compute=bf16", "data.max_documents=19", "run.deterministic=false"}), cuda());
-  any_order.run();
+  CHECK(std::isfinite(any_order.run().loss));
   CHECK(any_order.take_warnings().starts_with("attention's gradients are added up in any order (run.deterministic = false)"));
 }
 
@@ -562,8 +561,7 @@ TEST_CASE("an amax that the producing op finds gives the bits of one that is fou
       for (int i = 0; i < 2; ++i) CHECK(on_the_way.run().loss == by_itself.run().loss);
       CHECK(on_the_way.state() == by_itself.state());
       // Of two steps and three blocks, both norms' and the activation's output, and backward the gradients of both
-      // branches and of the activation. Without dropout the gradient of a branch is that of the residual stream, which
-      // the layer behind it leaves: the head, a block, or the other branch.
+      // branches and of the activation. Without dropout a branch's gradient is the stream's, which the layer behind leaves.
       CHECK(counter.found() == 2 * 3 * 6);
     }
   }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "ops/ops.h"
+#include "ops/every_op.h"
 
 namespace gptrain {
 
