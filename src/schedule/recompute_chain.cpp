@@ -143,6 +143,8 @@ class ChainSolver::Tables {
 
  private:
   static constexpr int64_t rooms_tried = 64;
+  static constexpr size_t most_labels = 1000;
+  static constexpr int64_t fine_parts = 4096;
   static constexpr int32_t longest_whole_chain = 128;
   static constexpr int32_t longest_segment = 64;
 
@@ -218,37 +220,50 @@ class ChainSolver::Tables {
     return best;
   }
 
-  static std::vector<size_t> by_bytes_kept(const std::vector<Label>& labels) {
+  // Those that none is better than, by the bytes they keep; of very many some, spread evenly.
+  static std::vector<size_t> best_of(const std::vector<Label>& labels) {
     std::vector<size_t> order(labels.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&labels](size_t a, size_t b) {
       return std::pair(labels[a].kept, labels[a].seconds) < std::pair(labels[b].kept, labels[b].seconds);
     });
-    return order;
+    double quickest = never;
+    std::erase_if(order, [&](size_t l) {
+      if (labels[l].seconds >= quickest) return true;
+      quickest = labels[l].seconds;
+      return false;
+    });
+    if (order.size() <= most_labels) return order;
+    std::vector<size_t> some;
+    for (size_t i = 0; i < most_labels; ++i) some.push_back(order[i * (order.size() - 1) / (most_labels - 1)]);
+    return some;
   }
 
-  // All ways through the forward pass that keep at most so much, within `room` for what is alive at a time.
+  // All ways through the forward pass that keep at most so much, within `room` for what is alive at a time. Of those that
+  // keep as much, in parts that are smaller than pieces where there is time for that, the quickest.
   void solve_forward(int64_t room, int64_t most_kept) {
     labels_.assign(static_cast<size_t>(n_) + 1, {});
     labels_.front().push_back({});
-    std::vector<std::vector<int64_t>> best(static_cast<size_t>(n_) + 1);  // by pieces kept, the label
-    for (auto& by_pieces : best) by_pieces.assign(static_cast<size_t>(pieces_) + 1, -1);
+    const int64_t most = std::min(room, most_kept);
+    const bool has_time = chain_.in_flight == 1 && longest_ == n_;
+    const int64_t part = has_time ? std::max<int64_t>(1, most / fine_parts) : piece_;
+    std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);  // by parts kept, the label
     for (int32_t i = 0; i < n_; ++i) {
-      double quickest = never;
-      for (const size_t l : by_bytes_kept(labels_[static_cast<size_t>(i)])) {
+      std::vector<int32_t>().swap(known[static_cast<size_t>(i)]);
+      for (const size_t l : best_of(labels_[static_cast<size_t>(i)])) {
         const Label label = labels_[static_cast<size_t>(i)][l];
-        if (label.seconds >= quickest) continue;  // one that keeps less is as quick
-        quickest = label.seconds;
         const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how) {
           const int64_t kept = label.kept + bytes;
-          if (kept > std::min(room, most_kept)) return;
+          if (kept > most) return;
           std::vector<Label>& there = labels_[static_cast<size_t>(to)];
-          int64_t& known = best[static_cast<size_t>(to)][static_cast<size_t>(kept / piece_)];
+          std::vector<int32_t>& by_part = known[static_cast<size_t>(to)];
+          if (by_part.empty()) by_part.assign(static_cast<size_t>(most / part) + 1, -1);
+          int32_t& place = by_part[static_cast<size_t>(kept / part)];
           const Label next{kept, label.seconds + seconds, i, l, how};
-          if (known < 0) {
-            known = static_cast<int64_t>(there.size());
+          if (place < 0) {
+            place = static_cast<int32_t>(there.size());
             there.push_back(next);
-          } else if (Label& old = there[static_cast<size_t>(known)];
+          } else if (Label& old = there[static_cast<size_t>(place)];
                      std::pair(next.seconds, next.kept) < std::pair(old.seconds, old.kept)) {
             old = next;
           }
