@@ -64,6 +64,10 @@ GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulDescInit_internal,
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatmulDescSetAttribute,
                 (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes),
                 (desc, attribute, value, bytes))
+GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatrixLayoutGetAttribute,
+                (cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, void* value, size_t bytes,
+                 size_t* written),
+                (layout, attribute, value, bytes, written))
 GPTRAIN_FORWARD(cublasStatus_t, cublasLtMatrixLayoutInit_internal,
                 (cublasLtMatrixLayout_t layout, size_t size, cudaDataType type, uint64_t rows, uint64_t cols,
                  int64_t ld),
