@@ -1,5 +1,6 @@
 """The ranks of a run, as processes or as threads of one."""
 import os
+import random
 import re
 import socket
 import subprocess
@@ -29,9 +30,15 @@ def overrides(*settings):
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Below those that the system gives to connections: so none of these takes it before rank 0 listens there."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Ranks:
