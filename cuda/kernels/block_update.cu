@@ -52,6 +52,11 @@ struct BlockMoment {
   float* scales;
   float values[of_lane] = {};
 
+  // Lane 0 alone reads and writes it.
+  __device__ float scale(int64_t block) const {
+    return __shfl_sync(0xffffffff, threadIdx.x % 32 == 0 ? scales[block] : 0.0F, 0);
+  }
+
   __device__ void store(const MapTables<has_sign>& tables, int64_t block) {
     float largest = 0;
     for (const float value : values) largest = fmaxf(largest, fabsf(value));
@@ -99,7 +104,7 @@ __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segment
     BlockMoment<true> m{buffers.codes[0], buffers.scales[0]};
     BlockMoment<false> v{buffers.codes[1], buffers.scales[1]};
     const int64_t begin = block * state_block;
-    const float m_scale = m.scales[block], v_scale = v.scales[block];
+    const float m_scale = m.scale(block), v_scale = v.scale(block);
     for (int64_t i = 0; i < num_segments; ++i) {
       const UpdateSegment& segment = segments[i];
       if (segment.offset >= begin + state_block || segment.offset + segment.count <= begin) continue;

@@ -105,6 +105,7 @@ class ForeignConfig(HostileCase):
         self.edit_manifest(self.config_with("compute", r'\\"bf16-pure\\"'))
         for key in ("residual", "linears"):
             self.edit_manifest(self.config_with(key, r'\\"bf16\\"'))
+        self.edit_manifest(lambda body: re.sub(r',(\\n)? *\\"weight_gradients\\": \\"fp32\\"', "", body))
         self.refuse_by_all(['tensor "weight/blocks.0.attention.out.weight" is f32, the model\'s is bf16'])
 
     def test_names(self):
