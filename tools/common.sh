@@ -11,8 +11,7 @@ export CCACHE_DEPEND=${CCACHE_DEPEND-1}
 
 # A version whose backward of attention is known to keep its fast way to fixed bits on Hopper: others may take the slow
 # one of cuDNN 9.25 (github.com/NVIDIA/cudnn-frontend/pull/398).
-# shellcheck disable=SC2034  # used by the scripts that source this
-cudnn_frontend_wheel='nvidia-cudnn-frontend==1.32.0'
+cudnn_frontend_wheel() { echo 'nvidia-cudnn-frontend==1.32.0'; }
 
 # Where pip puts a newer meson, on systems whose own is too old.
 PATH="$PATH:${HOME:-}/.local/bin"

@@ -15,7 +15,7 @@ gpu_deps_carried='^(lib(fmt|dnnl|boost-context|boost1|cli11|sodium|pkgconf)|nloh
 gpu_deps_collect() (
   set -euo pipefail
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
-  source tools/common.sh
+  frontend=$(bash -c 'source tools/common.sh && cudnn_frontend_wheel')
   mkdir -p .gpu-deps
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
@@ -26,7 +26,7 @@ gpu_deps_collect() (
     (cd "$scratch" && apt-get download -q "$package" >/dev/null 2>&1) || echo "not fetched: $package" >&2
   done
   for file in "$scratch"/*.deb; do dpkg -x "$file" "$scratch/all"; done
-  python3 -m pip download -q --no-deps --dest "$scratch" "$cudnn_frontend_wheel"
+  python3 -m pip download -q --no-deps --dest "$scratch" "$frontend"
   python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' \
     "$scratch"/nvidia_cudnn_frontend*.whl "$scratch/wheel"
   # Of Boost, the headers that a fiber takes; of all else everything but documentation, and static libraries that are
@@ -42,7 +42,7 @@ gpu_deps_collect() (
   tar -C root -czf root.tar.gz .
   cd "$OLDPWD"
   mv "$scratch/root.tar.gz" .gpu-deps/root.tar.gz
-  printf 'carried: %s\n' "${packages[*]} $cudnn_frontend_wheel"
+  printf 'carried: %s\n' "${packages[*]} $frontend"
   du -h .gpu-deps/root.tar.gz
 )
 

@@ -144,6 +144,6 @@ fi
 # The CUDA backend's headers that no CUDA toolkit brings. Without them, too, the build goes on, for the CPU.
 has_cudnn_frontend() { has_header cudnn_frontend.h || [[ -n $(python3 tools/find_cudnn_frontend.py) ]]; }
 if command -v nvcc >/dev/null && ! has_cudnn_frontend &&
-  ! run_logged pip-cudnn-frontend.log python3 -m pip install --no-deps --target build-deps/site "$cudnn_frontend_wheel"; then
+  ! run_logged pip-cudnn-frontend.log python3 -m pip install --no-deps --target build-deps/site "$(cudnn_frontend_wheel)"; then
   say "no cudnn-frontend headers: gptrain will be built without CUDA"
 fi
