@@ -146,7 +146,7 @@ std::vector<float> difference(std::vector<float> a, const std::vector<float>& b)
 
 }  // namespace
 
-TEST_CASE("moments of 8 bits after two steps are those of one rank, but for codes that rounding turns") {
+TEST_CASE("moments of 8 bits after two steps are those of one rank, but for codes that rounding turns", "[long]") {
   const auto run = [](const SmallLayout& layout) {
     const RunConfig config = config_of(layout, wide);
     return moments_after(config, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World&) {
@@ -187,7 +187,7 @@ TEST_CASE("ranks that hold the same weights have the same bits with moments of 8
   }
 }
 
-TEST_CASE("a checkpoint takes moments of 8 bits to every layout, to the bit where blocks are not cut") {
+TEST_CASE("a checkpoint takes moments of 8 bits to every layout, to the bit where blocks are not cut", "[long]") {
   const std::vector<SmallLayout> layouts = {{1, 1, {}},
                                             {2, 2, {"parallel.zero=3"}},
                                             {1, 3, {"parallel.zero=1"}},

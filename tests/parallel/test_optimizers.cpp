@@ -58,7 +58,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
 
 }  // namespace
 
-TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines") {
+TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines", "[long]") {
   for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon, adamw_8bit}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
       INFO(optimizer.front() << " " << precision);

@@ -86,7 +86,8 @@ Overrides with_budget(int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("what is run again by an optimal plan has the bits of what is kept, with all kinds of sharding and codecs") {
+TEST_CASE("what is run again by an optimal plan has the bits of what is kept, with all kinds of sharding and codecs",
+          "[long]") {
   int64_t from_before = 0;
   int64_t in_part = 0;
   for (const Layout& layout : layouts) {
