@@ -125,6 +125,15 @@ Outcome train(const SmallLayout& layout, const Overrides& more, int steps) {
   return train_on_ranks(config_of(layout, more), layout.world_size(), steps);
 }
 
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double apart = 0, length = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    length += double{b[i]} * b[i];
+  }
+  return std::sqrt(apart / (length + 1e-30));
+}
+
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }

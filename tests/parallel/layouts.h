@@ -24,6 +24,8 @@ RunConfig config_of(const SmallLayout& layout, const Overrides& more);
 Outcome train(const SmallLayout& layout, const Overrides& more, int steps);
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+// The L2 norm of a - b over that of b.
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b);
 
 // One value of an axis: its label in the table, and the overrides that set it.
 struct AxisValue {

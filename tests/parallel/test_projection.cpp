@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "layouts.h"
 #include "ops/backend.h"
+#include "same_outcomes.h"
 #include "train/plan_step.h"
 
 namespace test_projection {
@@ -32,15 +31,6 @@ double squared_distance(const std::vector<float>& a, const std::vector<float>& b
   return apart;
 }
 double squared_length(const std::vector<float>& a) { return squared_distance(a, std::vector<float>(a.size())); }
-
-void require_same(const Outcome& a, const Outcome& b) {
-  REQUIRE(a.torn + b.torn == "");
-  CHECK(a.losses == b.losses);
-  for (const auto& [name, values] : a.state) {
-    INFO(name);
-    REQUIRE(same_bits(values, b.state.at(name)));
-  }
-}
 
 }  // namespace
 

@@ -1,10 +1,9 @@
 // Training with inputs of linears and norms saved as codes of 8 bits: what stays the same, and what changes how much.
-#include <cmath>
+#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "layouts.h"
+#include "same_outcomes.h"
 
 namespace test_saved_inputs {
 
@@ -14,16 +13,6 @@ using namespace gptrain::testing;
 namespace {
 
 Overrides with_codes(const std::string& precision) { return {precision, "memory.saved_inputs=8"}; }
-
-// Relative L2 distance.
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double apart = 0, length = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    length += double{b[i]} * b[i];
-  }
-  return std::sqrt(apart / (length + 1e-30));
-}
 
 }  // namespace
 
@@ -38,7 +27,7 @@ TEST_CASE("with codes of inputs the loss is exact, and gradients are near the ex
     for (const auto& [name, values] : exact.state) {
       INFO(activation << " " << name);
       if (!name.starts_with("exp_avg/")) continue;
-      const double apart = distance(coded.state.at(name), values);
+      const double apart = relative_distance(coded.state.at(name), values);
       CHECK(apart < 0.02);
       furthest = std::max(furthest, apart);
     }
@@ -51,14 +40,7 @@ TEST_CASE("codes of inputs have the same bits with every kind of sharding, in a 
     const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
       return train({1, data, more, pipeline}, with_codes(precision), 2);
     };
-    const auto require_same = [&](const Outcome& a, const Outcome& b) {
-      REQUIRE(a.torn + b.torn == "");
-      CHECK(a.losses == b.losses);
-      for (const auto& [name, values] : a.state) {
-        INFO(precision << " " << name);
-        REQUIRE(same_bits(values, b.state.at(name)));
-      }
-    };
+    INFO(precision);
     require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
     require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
     const Outcome alone = run(1, {});
@@ -75,7 +57,7 @@ TEST_CASE("tensor ranks code their columns with scales of their own, which chang
     const Outcome two = train({2, 1, more}, with_codes("precision.compute=fp32"), 1);
     for (const auto& [name, values] : one.state) {
       INFO(name);
-      if (name.starts_with("exp_avg/")) CHECK(distance(two.state.at(name), values) < 0.01);
+      if (name.starts_with("exp_avg/")) CHECK(relative_distance(two.state.at(name), values) < 0.01);
     }
   }
 }

@@ -1,10 +1,8 @@
 // Training in fp32 with factors of weights' gradients in bf16.
-#include <cmath>
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "layouts.h"
+#include "same_outcomes.h"
 
 namespace test_weight_gradients {
 
@@ -18,15 +16,6 @@ const Overrides rounded = {"precision.weight_gradients=bf16", "model.bias=true"}
 bool is_product(const std::string& name) {
   return name.ends_with("attention.qkv.weight") || name.ends_with("attention.out.weight") ||
          name.ends_with("ffn.in.weight") || name.ends_with("ffn.out.weight");
-}
-
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double apart = 0, length = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    length += double{b[i]} * b[i];
-  }
-  return std::sqrt(apart / (length + 1e-30));
 }
 
 }  // namespace
@@ -44,7 +33,7 @@ TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and
       REQUIRE(same_bits(coarse.state.at(name), values));
       continue;
     }
-    const double apart = distance(coarse.state.at(name), values);
+    const double apart = relative_distance(coarse.state.at(name), values);
     CHECK(apart > 2e-4);
     CHECK(apart < 5e-3);
   }
@@ -53,14 +42,6 @@ TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and
 TEST_CASE("factors in bf16 have the same bits with every kind of sharding, in a pipeline and recomputed") {
   const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
     return train({1, data, more, pipeline}, rounded, 2);
-  };
-  const auto require_same = [&](const Outcome& a, const Outcome& b) {
-    REQUIRE(a.torn + b.torn == "");
-    CHECK(a.losses == b.losses);
-    for (const auto& [name, values] : a.state) {
-      INFO(name);
-      REQUIRE(same_bits(values, b.state.at(name)));
-    }
   };
   require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
   require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
@@ -77,7 +58,7 @@ TEST_CASE("tensor ranks round factors as one rank does, but where a sum is round
     const Outcome two = train({2, 1, more}, rounded, 1);
     for (const auto& [name, values] : one.state) {
       INFO(name);
-      if (name.starts_with("exp_avg/")) CHECK(distance(two.state.at(name), values) < 1e-4);
+      if (name.starts_with("exp_avg/")) CHECK(relative_distance(two.state.at(name), values) < 1e-4);
     }
   }
 }
@@ -89,7 +70,7 @@ TEST_CASE("projections and 8-bit inputs go with factors in bf16") {
     REQUIRE(both.losses == exact.losses);
     for (const auto& [name, values] : exact.state) {
       INFO(more << " " << name);
-      if (name.starts_with("exp_avg/")) CHECK(distance(both.state.at(name), values) < 0.02);
+      if (name.starts_with("exp_avg/")) CHECK(relative_distance(both.state.at(name), values) < 0.02);
     }
   }
 }
