@@ -14,8 +14,8 @@ namespace {
 // All ranks' parts of an all-reduce that costs less as one exchange than as two.
 constexpr int64_t small_bytes = 256 * 1024;
 
-// An element of every rank.
-int64_t least_scratch_bytes(int size) { return int64_t{8} * size; }
+// An element of every rank in each half.
+int64_t least_scratch_bytes(int size) { return int64_t{2} * 8 * size; }
 
 const std::byte* place(const void* data, int64_t element, DType dtype) {
   return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
@@ -27,7 +27,10 @@ std::byte* place(void* data, int64_t element, DType dtype) {
 class DeviceCommunicator final : public Communicator {
  public:
   DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch)
-      : links_(std::move(links)), scratch_(scratch.data()), scratch_bytes_(scratch.bytes()) {
+      : links_(std::move(links)),
+        scratch_(scratch.data()),
+        scratch_bytes_(scratch.bytes()),
+        half_bytes_(scratch_bytes_ / 16 * 8) {
     if (scratch_bytes_ < least_scratch_bytes(size())) {
       throw Error(ExitCode::device, "too many ranks in a group on devices for {} bytes to reduce in: {}",
                   scratch_bytes_, size());
@@ -146,21 +149,34 @@ class DeviceCommunicator final : public Communicator {
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice, DType dtype, ReduceOp op) {
     const int64_t width = dtype_bytes(dtype);
-    const int64_t longest = scratch_bytes_ / (size() * width);
+    const int64_t longest = half_bytes_ / (size() * width);
     int64_t end = 0;
     for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
-    for (int64_t start = 0; start < end; start += longest) {
+    // A piece comes while the one before is summed; where there is only one, nothing waits for another queue.
+    const bool overlaps = end > longest;
+    int half = 0;
+    for (int64_t start = 0; start < end; start += longest, half = 1 - half) {
       const auto count_of = [&](int rank) {
         return std::clamp<int64_t>(slice(rank + 1) - slice(rank) - start, 0, longest);
       };
       const int64_t count = count_of(rank());
+      std::byte* const received = scratch_ + half * half_bytes_;
+      if (start >= 2 * longest) links_->moves_follow_sums(half);
       for_each_distance(1, [&](int to, int from) {
         transfers_.push_back({to, place(in, slice(to) + start, dtype), nullptr, count_of(to) * width});
-        transfers_.push_back({from, nullptr, scratch_ + from * count * width, count * width});
+        transfers_.push_back({from, nullptr, received + from * count * width, count * width});
       });
       exchange();
-      if (count > 0) sum(place(in, slice(rank()) + start, dtype), place(out, start, dtype), count, dtype, op);
+      if (overlaps) links_->sums_follow_moves();
+      if (count > 0) {
+        cuda_run(RankSum{place(in, slice(rank()) + start, dtype), received, rank(), size(), place(out, start, dtype),
+                         count, dtype, op},
+                 overlaps ? links_->sums() : links_->stream());
+      }
+      if (overlaps) links_->mark_sums(half);
     }
+    // Sums run in their order: after the last one all have.
+    if (overlaps) links_->moves_follow_sums(1 - half);
   }
 
   // Slices of other ranks from them; this rank's own is in its place.
@@ -178,16 +194,12 @@ class DeviceCommunicator final : public Communicator {
   void reduce_whole(void* data, int64_t count, DType dtype, ReduceOp op) {
     if (count == 0) return;
     links_->all_gather(data, scratch_, count * dtype_bytes(dtype));
-    sum(data, data, count, dtype, op);
-  }
-
-  void sum(const void* own, void* out, int64_t count, DType dtype, ReduceOp op) {
-    cuda_run(RankSum{own, scratch_, rank(), size(), out, count, dtype, op}, links_->stream());
+    cuda_run(RankSum{data, scratch_, rank(), size(), data, count, dtype, op}, links_->stream());
   }
 
   std::unique_ptr<Links> links_;
   std::byte* const scratch_;
-  const int64_t scratch_bytes_;
+  const int64_t scratch_bytes_, half_bytes_;
   bool grouping_ = false;
   std::vector<Links::Transfer> transfers_;  // gathered for the next exchange
 };

@@ -19,6 +19,14 @@ class Links {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Stream stream() const = 0;
+  // A second queue of the device, which computes with what has come while the stream moves the next.
+  virtual Stream sums() const = 0;
+  // What is queued in sums() from now on runs after what is queued on the stream.
+  virtual void sums_follow_moves() = 0;
+  // Marks what is queued in sums() as that of one half of the memory that it reads, 0 or 1; what is queued on the stream
+  // from then on runs after what was last marked so.
+  virtual void mark_sums(int half) = 0;
+  virtual void moves_follow_sums(int half) = 0;
 
   // A send or a receive of device memory.
   struct Transfer {

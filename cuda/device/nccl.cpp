@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <nccl.h>
-#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -180,14 +179,53 @@ class Groups {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
+// The second queue of a lane, for sums, and how far it and the lane's own have come.
+class SumQueue {
+ public:
+  explicit SumQueue(Stream moves) : moves_(moves) {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities of streams");
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "making a stream for sums");
+    for (cudaEvent_t* const event : {&moved_, &summed_[0], &summed_[1]})
+      check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
+  }
+  // Errors have nobody to hear of them.
+  ~SumQueue() {
+    for (const cudaEvent_t event : {moved_, summed_[0], summed_[1]}) cudaEventDestroy(event);
+    cudaStreamDestroy(stream_);
+  }
+  SumQueue(const SumQueue&) = delete;
+  SumQueue& operator=(const SumQueue&) = delete;
+
+  Stream stream() const { return stream_; }
+  void follow_moves() {
+    check_cuda(cudaEventRecord(moved_, moves_), "marking what has come from devices");
+    check_cuda(cudaStreamWaitEvent(stream_, moved_), "waiting for what comes from devices");
+  }
+  void mark(int half) { check_cuda(cudaEventRecord(summed_[half], stream_), "marking sums over devices"); }
+  void moves_follow(int half) {
+    check_cuda(cudaStreamWaitEvent(moves_, summed_[half]), "waiting for sums over devices");
+  }
+
+ private:
+  const Stream moves_;
+  Stream stream_ = nullptr;
+  cudaEvent_t moved_ = nullptr, summed_[2] = {};
+};
+
 class NcclLinks final : public Links {
  public:
-  NcclLinks(std::shared_ptr<Groups> groups, Group& group, int rank, int size, Stream stream)
-      : groups_(std::move(groups)), group_(group), rank_(rank), size_(size), stream_(stream) {}
+  NcclLinks(std::shared_ptr<Groups> groups, Group& group, int rank, int size, Stream stream,
+            std::shared_ptr<SumQueue> sums)
+      : groups_(std::move(groups)), group_(group), rank_(rank), size_(size), stream_(stream), sums_(std::move(sums)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   Stream stream() const override { return stream_; }
+  Stream sums() const override { return sums_->stream(); }
+  void sums_follow_moves() override { sums_->follow_moves(); }
+  void mark_sums(int half) override { sums_->mark(half); }
+  void moves_follow_sums(int half) override { sums_->moves_follow(half); }
 
   void exchange(std::span<const Transfer> transfers) override {
     const char* const what = "exchanging between devices";
@@ -235,6 +273,7 @@ class NcclLinks final : public Links {
   Group& group_;
   const int rank_, size_;
   const Stream stream_;
+  const std::shared_ptr<SumQueue> sums_;  // of the lane
 };
 
 // On rank 0; empty on the others.
@@ -263,14 +302,18 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
                                                                      double timeout_seconds) {
   const auto made = std::make_shared<Groups>();
   std::vector<std::unique_ptr<Communicator>> communicators;
-  std::set<SideQueue*> queues;
-  for (const LinkedGroup& group : groups) queues.insert(group.queue);
+  std::map<SideQueue*, std::shared_ptr<SumQueue>> queues;
+  for (const LinkedGroup& group : groups) {
+    std::shared_ptr<SumQueue>& sums = queues[group.queue];
+    if (!sums) sums = std::make_shared<SumQueue>(static_cast<Stream>(group.queue->handle()));
+  }
   for (const LinkedGroup& group : groups) {
     const int rank = group.host->rank(), size = group.host->size();
     const std::string id = broadcast_text(group.host, new_id(rank), 0);
     Group& links = made->add(rank, size, id, blocks_of_group(queues.size()), timeout_seconds);
     communicators.push_back(make_device_communicator(
-        std::make_unique<NcclLinks>(made, links, rank, size, static_cast<Stream>(group.queue->handle())),
+        std::make_unique<NcclLinks>(made, links, rank, size, static_cast<Stream>(group.queue->handle()),
+                                    queues.at(group.queue)),
         *group.scratch));
   }
   if (groups.empty()) return communicators;

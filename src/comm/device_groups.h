@@ -14,8 +14,9 @@ namespace gptrain {
 // False in a build without NCCL, and then nothing below is called.
 bool has_device_links();
 
-// Device memory that a rank takes for what its groups receive and reduce, and shares out among its lanes.
-constexpr int64_t device_exchange_bytes = int64_t{32} << 20;
+// Device memory that a rank takes for what its groups receive and reduce, and shares out among its lanes: two halves of
+// 32 MiB, one of which is received into while the other is reduced.
+constexpr int64_t device_exchange_bytes = int64_t{64} << 20;
 
 // A group of a lane, on the host, and what the same ranks' group on devices works with.
 struct LinkedGroup {

@@ -9,6 +9,7 @@
 #include "catch.h"
 #include "device_communicator.h"
 #include "host/device_memory.h"
+#include "host/device_queues.h"
 #include "runtime.h"
 #include "some_cases.h"
 #include "unit/comm/ranks.h"
@@ -17,37 +18,50 @@ using namespace gptrain;
 
 namespace {
 
+// What it queues runs late and in any order that the two queues' marks leave.
 class HostLinks final : public Links {
  public:
-  explicit HostLinks(Communicator& host) : host_(host) {}
+  HostLinks(Communicator& host, uint64_t seed)
+      : host_(host), queues_(seed), moves_(queues_.add_queue()), sums_(queues_.add_queue()) {}
+  ~HostLinks() override { queues_.drop_all(); }
 
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
-  Stream stream() const override { return {}; }
+  Stream stream() const override { return on(moves_); }
+  Stream sums() const override { return on(sums_); }
+  void sums_follow_moves() override { queues_.follow(sums_, queues_.mark(moves_)); }
+  void mark_sums(int half) override { summed_[half] = queues_.mark(sums_); }
+  void moves_follow_sums(int half) override { queues_.follow(moves_, summed_[half]); }
+
   void exchange(std::span<const Transfer> transfers) override {
-    const simt::DeviceAccess access;
-    host_.group_start();
-    for (const Transfer& t : transfers) {
-      if (t.in != nullptr) {
-        host_.send(t.in, t.bytes, DType::u8, t.peer);
-      } else {
-        host_.receive(t.out, t.bytes, DType::u8, t.peer);
+    queues_.add(moves_, [this, all = std::vector(transfers.begin(), transfers.end())] {
+      host_.group_start();
+      for (const Transfer& t : all) {
+        if (t.in != nullptr) {
+          host_.send(t.in, t.bytes, DType::u8, t.peer);
+        } else {
+          host_.receive(t.out, t.bytes, DType::u8, t.peer);
+        }
       }
-    }
-    host_.group_end();
+      host_.group_end();
+    });
   }
   void all_gather(const void* in, void* out, int64_t bytes) override {
-    const simt::DeviceAccess access;
-    host_.all_gather(in, out, bytes, DType::u8);
+    queues_.add(moves_, [=, this] { host_.all_gather(in, out, bytes, DType::u8); });
   }
   void broadcast(void* data, int64_t bytes, int root) override {
-    const simt::DeviceAccess access;
-    host_.broadcast(data, bytes, DType::u8, root);
+    queues_.add(moves_, [=, this] { host_.broadcast(data, bytes, DType::u8, root); });
   }
-  void synchronize() override {}
+  // Of the lane's own queue: what it does not follow may be left.
+  void synchronize() override { queues_.wait(queues_.mark(moves_)); }
 
  private:
+  Stream on(int queue) const { return {.device = &queues_, .queue = queue}; }
+
   Communicator& host_;
+  mutable simt::DeviceQueues queues_;
+  const int moves_, sums_;
+  simt::Mark summed_[2];
 };
 
 // One rank of a group of many, each of which has its own number in every element. Peers send it until they have been
@@ -63,6 +77,10 @@ class ManyLinks final : public Links {
   int rank() const override { return rank_of_test; }
   int size() const override { return size_; }
   Stream stream() const override { return {}; }
+  Stream sums() const override { return {}; }
+  void sums_follow_moves() override {}
+  void mark_sums(int) override {}
+  void moves_follow_sums(int) override {}
   void exchange(std::span<const Transfer> transfers) override {
     const simt::DeviceAccess access;
     // Slices are sent from all of the data, results from this rank's own.
@@ -138,14 +156,15 @@ class Device {
   Device() : runtime_(make_runtime(0)) {}
   std::unique_ptr<DeviceMemory> scratch(int64_t bytes) { return runtime_->allocate(bytes); }
 
-  // Calls body(address) with the values on the device, and has them back.
+  // Calls body(address) with the values on the device, and has them back once the group's work is over.
   template <typename T>
-  void with(std::vector<T>& values, const std::function<void(T*)>& body) {
+  void with(Communicator& group, std::vector<T>& values, const std::function<void(T*)>& body) {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
     const auto memory = runtime_->allocate(bytes);
     runtime_->upload(memory->data(), values.data(), bytes);
     runtime_->synchronize();  // the links do not follow the ops
     body(reinterpret_cast<T*>(memory->data()));
+    group.synchronize();
     runtime_->download(values.data(), memory->data(), bytes);
   }
 
@@ -168,13 +187,13 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
     std::vector<T> expected = one, data = one;
     host.all_reduce(expected.data(), count, dtype, op);
-    device.with<T>(data, [&](T* at) { group.all_reduce(at, count, dtype, op); });
+    device.with<T>(group, data, [&](T* at) { group.all_reduce(at, count, dtype, op); });
     expect_same(data, expected, "all_reduce");
 
     expected.resize(static_cast<size_t>(count));
     host.reduce_scatter(whole.data(), expected.data(), count, dtype, op);
     data = whole;
-    device.with<T>(data, [&](T* at) { group.reduce_scatter(at, at + rank * count, count, dtype, op); });
+    device.with<T>(group, data, [&](T* at) { group.reduce_scatter(at, at + rank * count, count, dtype, op); });
     std::vector<T> in_place = whole;
     std::copy(expected.begin(), expected.end(), in_place.begin() + rank * count);
     expect_same(data, in_place, "reduce_scatter");
@@ -183,12 +202,14 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
   std::vector<T> expected(static_cast<size_t>(count * size)), data = expected;
   host.all_gather(one.data(), expected.data(), count, dtype);
   std::copy(one.begin(), one.end(), data.begin() + rank * count);
-  device.with<T>(data, [&](T* at) { group.all_gather(at + rank * count, at, count, dtype); });
+  device.with<T>(group, data, [&](T* at) { group.all_gather(at + rank * count, at, count, dtype); });
   expect_same(data, expected, "all_gather");
 
   host.all_to_all(whole.data(), expected.data(), count, dtype);
   std::vector<T> in = whole;
-  device.with<T>(in, [&](T* from) { device.with<T>(data, [&](T* at) { group.all_to_all(from, at, count, dtype); }); });
+  device.with<T>(group, in, [&](T* from) {
+    device.with<T>(group, data, [&](T* at) { group.all_to_all(from, at, count, dtype); });
+  });
   expect_same(data, expected, "all_to_all");
 
   std::vector<PeerPart> sent, received;
@@ -198,21 +219,22 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
   }
   expected = data = std::vector<T>(static_cast<size_t>(count * size));
   host.all_to_all_v(whole.data(), sent, expected.data(), received, dtype);
-  device.with<T>(
-      in, [&](T* from) { device.with<T>(data, [&](T* at) { group.all_to_all_v(from, sent, at, received, dtype); }); });
+  device.with<T>(group, in, [&](T* from) {
+    device.with<T>(group, data, [&](T* at) { group.all_to_all_v(from, sent, at, received, dtype); });
+  });
   expect_same(data, expected, "all_to_all_v");
 
   for (int root = 0; root < size; ++root) {
     data = one;
-    device.with<T>(data, [&](T* at) { group.broadcast(at, count, dtype, root); });
+    device.with<T>(group, data, [&](T* at) { group.broadcast(at, count, dtype, root); });
     expect_same(data, numbers<T>(root, count), "broadcast");
   }
 
   const int next = (rank + 1) % size, before = (rank + size - 1) % size;
   in = one;
   data = std::vector<T>(static_cast<size_t>(count));
-  device.with<T>(in, [&](T* from) {
-    device.with<T>(data, [&](T* at) {
+  device.with<T>(group, in, [&](T* from) {
+    device.with<T>(group, data, [&](T* at) {
       group.group_start();
       group.send(from, count, dtype, next);
       group.receive(at, count, dtype, before);
@@ -229,11 +251,12 @@ TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every
   // Of a collective of 8 bytes an element: in each all ranks wait. What a second round finds, the twentieth finds again.
   const int64_t most_rounds = testing::some_cases() ? 20 : 150;
   for (const int size : {1, 2, 3, 5}) {
-    for (const int64_t bytes : {int64_t{8} * size, int64_t{2000}, int64_t{1} << 20}) {
+    for (const int64_t bytes : {int64_t{16} * size, int64_t{4000}, int64_t{1} << 20}) {
       for (const std::string& message : run_ranks(size, [&](Communicator& host) {
              Device device;
              const auto scratch = device.scratch(bytes);
-             const auto group = make_device_communicator(std::make_unique<HostLinks>(host), *scratch);
+             const auto seed = static_cast<uint64_t>(bytes + host.rank());
+             const auto group = make_device_communicator(std::make_unique<HostLinks>(host, seed), *scratch);
              for (const int64_t count : {0, 1, 7, 129, 1001})
                if (count * size * 8 <= bytes * most_rounds) compare<TestType>(host, *group, device, count);
              group->barrier();
@@ -247,13 +270,13 @@ TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every
 TEST_CASE("a group of any number of ranks reduces, in scratch for one element of each") {
   for (const int size : {725, 3000}) {
     Device device;
-    for (const int64_t bytes : {int64_t{8} * size, int64_t{1} << 20}) {
+    for (const int64_t bytes : {int64_t{16} * size, int64_t{1} << 20}) {
       const auto scratch = device.scratch(bytes);
       for (const int64_t count : {1, 700, 1501, 7001}) {
         INFO(size << " ranks, " << count << " elements, " << bytes << " bytes");
         const auto group = make_device_communicator(std::make_unique<ManyLinks>(size), *scratch);
         std::vector<double> data(static_cast<size_t>(count), ManyLinks::value(ManyLinks::rank_of_test));
-        device.with<double>(data, [&](double* at) { group->all_reduce(at, count, DType::f64, ReduceOp::sum); });
+        device.with<double>(*group, data, [&](double* at) { group->all_reduce(at, count, DType::f64, ReduceOp::sum); });
         double sum = 0;
         for (int rank = 0; rank < size; ++rank) sum += ManyLinks::value(rank);
         for (const double value : data) REQUIRE(value == sum);
@@ -265,8 +288,8 @@ TEST_CASE("a group of any number of ranks reduces, in scratch for one element of
 TEST_CASE("scratch that a group's smallest exchange does not fit is refused") {
   for (const std::string& message : run_ranks(3, [&](Communicator& host) {
          Device device;
-         const auto scratch = device.scratch(8 * 3 - 1);
-         make_device_communicator(std::make_unique<HostLinks>(host), *scratch);
+         const auto scratch = device.scratch(16 * 3 - 1);
+         make_device_communicator(std::make_unique<HostLinks>(host, 1), *scratch);
        })) {
     REQUIRE(message.find("too many ranks") != std::string::npos);
   }

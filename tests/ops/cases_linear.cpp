@@ -313,13 +313,16 @@ void add_benches(Suite& suite) {
         Operand& dx = trial.output(dtype, shape.rows, shape.in);
         trial.time(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
       });
-      suite.add_bench<LinearBackwardWeight>(description, [=](Trial& trial) {
-        const Operand& x = trial.input(dtype, shape.rows, shape.in);
-        const Operand& dy = trial.input(dtype, shape.rows, shape.out);
-        Operand& dw = trial.in_out(DType::f32, shape.out, shape.in);
-        Operand& d_bias = trial.in_out(DType::f32, 1, shape.out);
-        trial.time(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), d_bias.matrix(), true});
-      });
+      // With the gradient of the bias and without: what that costs in the product, beside a BiasGradient of its own.
+      for (const bool with_bias : {true, false}) {
+        suite.add_bench<LinearBackwardWeight>(description + (with_bias ? "" : " no bias"), [=](Trial& trial) {
+          const Operand& x = trial.input(dtype, shape.rows, shape.in);
+          const Operand& dy = trial.input(dtype, shape.rows, shape.out);
+          Operand& dw = trial.in_out(DType::f32, shape.out, shape.in);
+          const Matrix d_bias = with_bias ? trial.in_out(DType::f32, 1, shape.out).matrix() : Matrix();
+          trial.time(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), d_bias, true});
+        });
+      }
     }
   }
 }
