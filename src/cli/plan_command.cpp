@@ -35,7 +35,7 @@ struct PlanArguments {
   std::string fit, family = "gpt", estimate, scale, links;
   std::vector<std::string> optimizers = {"adamw"};
   std::vector<std::string> sweep;
-  bool json = false;
+  bool methods = false, json = false;
 };
 
 // As the dry run of a winner has it (dry_run_of).
@@ -208,6 +208,12 @@ void sweep(const PlanArguments& arguments) {
   print_study(arguments, sweep_keys(arguments.config, arguments.overrides, axes, machine, gpus, arguments.search.price));
 }
 
+void methods(const PlanArguments& arguments) {
+  const int64_t gpus = require_gpus(arguments);
+  const Machine machine = machine_for(arguments, arguments.target, gpus);
+  print_study(arguments, compare_methods(arguments.config, arguments.overrides, machine, gpus, arguments.search.price));
+}
+
 void vary(const PlanArguments& arguments) {
   const std::vector<int64_t> nics = numbers_of("--links", arguments.links, ",", "1,2,4");
   const int64_t gpus = require_gpus(arguments);
@@ -229,8 +235,9 @@ void fit(const PlanArguments& arguments) {
     if (std::find(optimizers.begin(), word, *word) != word)
       throw Error(ExitCode::usage, "--optimizer: has {} twice", *word);
   const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
-  print_study(arguments, fit_models(machine_for(arguments, arguments.fit, gpus), arguments.family,
-                                    arguments.optimizers, gpus));
+  const Machine machine = machine_for(arguments, arguments.fit, gpus);
+  print_study(arguments, arguments.methods ? fit_methods(machine, arguments.family, gpus)
+                                           : fit_models(machine, arguments.family, optimizers, gpus));
 }
 
 void estimate(const PlanArguments& arguments) {
@@ -296,7 +303,8 @@ const std::vector<Task>& tasks() {
       {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
-      {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--html", "--json"}},
+      {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--html", "--json"}},
+      {"--methods", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--estimate", {"--json"}}};
   return all;
 }
@@ -306,6 +314,7 @@ void check_options(const CLI::App& command) {
   const Task* task = &tasks().front();
   for (const Task& other : tasks()) {
     if (*other.option == '\0' || command.get_option(other.option)->count() == 0) continue;
+    if (std::find(task->options.begin(), task->options.end(), other.option) != task->options.end()) continue;
     if (task != &tasks().front())
       throw Error(ExitCode::usage, "{} and {}: one at a time", task->option, other.option);
     task = &other;
@@ -317,6 +326,8 @@ void check_options(const CLI::App& command) {
     throw Error(ExitCode::usage, "{} has no effect {}", name,
                 task->option[0] == '\0' ? "without --fit" : fmt::format("with {}", task->option));
   }
+  if (command.get_option("--methods")->count() > 0 && command.get_option("--optimizer")->count() > 0)
+    throw Error(ExitCode::usage, "--optimizer has no effect with --methods, which has optimizers of its own");
   const bool needs_config = task->options.front() == "CONFIG";
   if (needs_config && command.get_option("CONFIG")->count() == 0)
     throw Error(ExitCode::usage, "CONFIG is missing: the run to plan");
@@ -328,6 +339,7 @@ void plan(const CLI::App& command, PlanArguments& arguments) {
   if (!arguments.fit.empty()) return fit(arguments);
   plan_all_devices(arguments);
   if (!arguments.sweep.empty()) return sweep(arguments);
+  if (arguments.methods) return methods(arguments);
   if (!arguments.links.empty()) return vary(arguments);
   if (!arguments.scale.empty()) return scale(arguments);
   search(arguments);
@@ -368,6 +380,7 @@ void add_plan_command(CLI::App& app) {
       ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
+  command->add_flag("--methods", arguments->methods, "plan CONFIG, or fit models, with each method that saves memory");
   command->add_option("--scale", arguments->scale, "weak and strong scaling, doubling the devices")
       ->check(some_text())
       ->type_name("N..M");

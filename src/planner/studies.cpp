@@ -11,6 +11,7 @@
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
+#include "planner/saving_methods.h"
 #include "planner/search.h"
 #include "report/run_speed.h"
 #include "train/device.h"
@@ -78,6 +79,20 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
   return study;
 }
 
+Study compare_methods(const std::filesystem::path& file, std::span<const std::string> overrides, const Machine& machine,
+                      int64_t gpus, double price) {
+  const RunConfig config = load_config(file, overrides, gpus);
+  Study study{.kind = Study::Kind::methods, .machine = machine_name(machine), .error = machine.device.error};
+  study.title = fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
+  study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
+  study.axes = {"method"};
+  for (const SavingMethod& method : saving_methods) {
+    study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price,
+                                    [&] { return load_config(file, method.on(overrides), gpus); }));
+  }
+  return study;
+}
+
 Study scale_devices(const RunConfig& config, const Machine& machine, int64_t first, int64_t last, double price) {
   Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
@@ -141,10 +156,10 @@ constexpr std::array<Precision, 5> precisions = {
     {{"fp32", "fp32"}, {"bf16", "bf16"}, {"fp16", "fp16"}, {"bf16-pure", "bf16-pure"}, {"bf16, fp8 linears", "bf16", true}}};
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
+// What a family's model is trained with: what the study says of it, and its settings.
 struct FitRow {
-  std::string optimizer;
-  Precision precision;
-  std::string_view recompute;
+  std::vector<std::string> values;
+  std::vector<std::string> settings;
 };
 
 RunConfig family_config(const std::string& family, const FitRow& row, int64_t layers, int64_t gpus) {
@@ -154,11 +169,10 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
           : R"("vocab_size": 50257, "sequence_length": 2048)";
   const std::string text = fmt::format(
       R"({{"model": {{"num_layers": {}, "hidden_size": {}, "num_heads": {}, {}}}, "data": {{"train": [{{"path": "data"}}]}},
-          "batch": {{"global": {}, "micro": 1}}, "parallel": {{"zero": {}}}, "precision": {{"compute": "{}"{}}},
-          "optimizer": {{"type": "{}", "lr": 1e-4}}, "memory": {{"recompute": "{}"}}, "run": {{"steps": 1, "out": "runs/fit"}}}})",
-      layers, 128 * layers, layers, shape, gpus, gpus > 1 ? 3 : 0, row.precision.compute, row.precision.fp8 ? R"(, "linears": "fp8")" : "",
-      row.optimizer, row.recompute);
-  return parse_config(text, {}, "the family's config", gpus);
+          "batch": {{"global": {}, "micro": 1}}, "parallel": {{"zero": {}}}, "optimizer": {{"lr": 1e-4}},
+          "run": {{"steps": 1, "out": "runs/fit"}}}})",
+      layers, 128 * layers, layers, shape, gpus, gpus > 1 ? 3 : 0);
+  return parse_config(text, row.settings, "the family's config", gpus);
 }
 
 // The most layers whose ranks fit; 0: not even one does.
@@ -176,50 +190,86 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
   return low;
 }
 
+// Why no model of the family can be trained so; empty: some can, as far as they fit.
+std::string refusal_of(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
+  try {
+    require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
+    return {};
+  } catch (const Error& error) {
+    return first_line(error);
+  }
+}
+
+StudyPoint fit_of(const Machine& machine, const std::string& family, const FitRow& row, const Target& target,
+                  int64_t gpus) {
+  const auto with = [&](const std::string& layers, const std::string& hidden) {
+    std::vector<std::string> values = row.values;
+    values.insert(values.end(), {layers, hidden});
+    return values;
+  };
+  if (const std::string refused = refusal_of(family, row, target, gpus); !refused.empty())
+    return {.values = with("-", "-"), .gpus = gpus, .refused = refused};
+  const int64_t layers = most_layers(family, row, target, gpus);
+  const std::vector<std::string> named = with(fmt::format("{}", layers), fmt::format("{}", 128 * layers));
+  if (layers == 0) return {.values = named, .gpus = gpus, .refused = "not one layer of 128 features fits"};
+  return point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); });
+}
+
 // The rows of one optimizer.
 void add_fits(Study& study, const Machine& machine, const std::string& family, const std::string& optimizer,
               const Target& target, int64_t gpus) {
-  const auto values = [&](const FitRow& row, std::string_view recompute, const std::string& layers,
-                          const std::string& hidden) -> std::vector<std::string> {
-    return {row.optimizer, std::string(row.precision.name), std::string(recompute), layers, hidden};
-  };
   for (const Precision& precision : precisions) {
     if (precision.name == "fp16" && target.bf16_products) continue;  // takes what bf16 does
     for (const std::string_view recompute : recomputations) {
-      const FitRow row{optimizer, precision, recompute};
-      try {
-        require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
-      } catch (const Error& error) {
-        study.points.push_back({.values = values(row, "-", "-", "-"), .gpus = gpus, .refused = first_line(error)});
-        break;
-      }
-      const int64_t layers = most_layers(family, row, target, gpus);
-      const std::vector<std::string> named =
-          values(row, recompute, fmt::format("{}", layers), fmt::format("{}", 128 * layers));
-      if (layers == 0) {
-        study.points.push_back({.values = named, .gpus = gpus, .refused = "not one layer of 128 features fits"});
-        continue;
-      }
-      study.points.push_back(
-          point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); }));
+      FitRow row{.values = {optimizer, std::string(precision.name), std::string(recompute)},
+                 .settings = {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
+                              fmt::format("memory.recompute={}", recompute)}};
+      if (precision.fp8) row.settings.emplace_back("precision.linears=fp8");
+      // A precision that the device has not is refused once.
+      const bool refused = !refusal_of(family, row, target, gpus).empty();
+      if (refused) row.values.back() = "-";
+      study.points.push_back(fit_of(machine, family, row, target, gpus));
+      if (refused) break;
     }
   }
+}
+
+// Without its points.
+Study fit_study(const Machine& machine, const std::string& family, int64_t gpus, const Target& target) {
+  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
+  study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
+  study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
+                           family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
+  study.room_bytes = target.bytes_of_rank();
+  return study;
+}
+
+Target fit_target(const Machine& machine, const std::string& family, int64_t gpus) {
+  return planned_target(machine, family_config(family, {}, 1, gpus), gpus);
 }
 
 }  // namespace
 
 Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
                  int64_t gpus) {
-  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
-  study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
-  study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
-                           family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
+  const Target target = fit_target(machine, family, gpus);
+  Study study = fit_study(machine, family, gpus, target);
   study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
   study.keys = {"optimizer", "precision", "recompute", "num_layers", "hidden_size"};
-  const RunConfig smallest = family_config(family, {optimizers.front(), precisions[0], "none"}, 1, gpus);
-  const Target target = planned_target(machine, smallest, gpus);
-  study.room_bytes = target.bytes_of_rank();
   for (const std::string& optimizer : optimizers) add_fits(study, machine, family, optimizer, target, gpus);
+  return study;
+}
+
+Study fit_methods(const Machine& machine, const std::string& family, int64_t gpus) {
+  const Target target = fit_target(machine, family, gpus);
+  const std::string compute = target.bf16_products ? "bf16" : "fp16";
+  Study study = fit_study(machine, family, gpus, target);
+  study.title += fmt::format(", AdamW in {}", compute);
+  study.axes = {"method", "layers", "hidden"};
+  study.keys = {"method", "num_layers", "hidden_size"};
+  const std::vector<std::string> overrides = {"precision.compute=" + compute};
+  for (const SavingMethod& method : saving_methods)
+    study.points.push_back(fit_of(machine, family, {{std::string(method.name)}, method.on(overrides)}, target, gpus));
   return study;
 }
 

@@ -22,6 +22,10 @@ struct SweepAxis {
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price);
 
+// The config with each method that saves memory (saving_methods.h), by itself and with others.
+Study compare_methods(const std::filesystem::path& file, std::span<const std::string> overrides, const Machine& machine,
+                      int64_t gpus, double price);
+
 // Numbers of devices from `first` to `last`, each twice the one before. Strong: batch.global stays. Weak: it is the
 // config's on the first number, and grows with the devices. Tensor size and stages stay, the data ranks take the rest;
 // batch.micro shrinks where a rank has fewer sequences.
@@ -36,5 +40,8 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
 // devices ZeRO 3 over all.
 Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
                  int64_t gpus);
+
+// The same by method that saves memory: with AdamW in mixed precision otherwise, which is bf16 where the device has it.
+Study fit_methods(const Machine& machine, const std::string& family, int64_t gpus);
 
 }  // namespace gptrain

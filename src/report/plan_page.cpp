@@ -199,6 +199,35 @@ std::string plots(const Study& study) {
   return out + "</div>\n";
 }
 
+// Two bars for each method: its peak, of the largest one, and its step, of the longest one.
+std::string method_bars(const Study& study) {
+  int64_t largest = 1;
+  double longest = 0;
+  for (const StudyPoint& point : study.points) {
+    if (!point.result) continue;
+    largest = std::max(largest, point.result->peak_bytes);
+    longest = std::max(longest, point.result->step_seconds);
+  }
+  const auto bar_of = [](std::string_view name, double share, const std::string& text) {
+    return fmt::format("<td class=\"parts\"><div class=\"bar\"><i class=\"{}\" style=\"width:{:.2f}%\"></i></div></td>",
+                       name, 100 * share) +
+           number_cell(text);
+  };
+  std::string out = fmt::format(
+      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>more of it than the {} of a device "
+      "<b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
+      bytes_text(study.room_bytes));
+  for (const StudyPoint& point : study.points) {
+    if (!point.result) continue;
+    const LayoutResult& result = *point.result;
+    out += "<tr>" + cell("td", point.values.front()) +
+           bar_of(study.fits(point) ? "ops" : "exposed",
+                  static_cast<double>(result.peak_bytes) / static_cast<double>(largest), bytes_text(result.peak_bytes)) +
+           bar_of("bubble", result.step_seconds / longest, seconds_text(result.step_seconds)) + "</tr>\n";
+  }
+  return out + "</table>\n";
+}
+
 std::string points_table(const Study& study) {
   std::string out = "<table class=\"points\">\n<tr>";
   for (const std::string& axis : study.axes) out += cell("th", axis);
@@ -257,6 +286,7 @@ std::string study_page(const std::string& title, const Study& study) {
                                  escape_html(study.machine), escape_html(study.error.text()),
                                  study.note.empty() ? "" : "; ", escape_html(study.note));
   if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
+  else if (study.kind == Study::Kind::methods) body += section("Memory and time", method_bars(study));
   else if (study.kind != Study::Kind::fit) body += plots(study);
   return html_page(title, plan_css, body + section("All points", points_table(study)));
 }

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 4> kind_names = {"sweep", "scale", "links", "fit"};
+constexpr std::array<std::string_view, 5> kind_names = {"sweep", "methods", "scale", "links", "fit"};
 
 // The first column's widths follow what stands in them.
 std::vector<size_t> axis_widths(const Study& study) {

@@ -1,4 +1,4 @@
-// Predictions beside each other: of a config with other values, on more devices, with other links; of other models. Plain
+// Predictions beside each other: of a config with other values or methods, on more devices, with other links; of other models. Plain
 // data for reports; the planner (planner/studies.h) fills it in.
 #pragma once
 
@@ -20,7 +20,7 @@ struct StudyPoint {
 };
 
 struct Study {
-  enum class Kind : uint8_t { sweep, scale, links, fit } kind;
+  enum class Kind : uint8_t { sweep, methods, scale, links, fit } kind;
   std::string machine = {};
   ExpectedError error = {};
   std::string title = {}, note = {};    // one line each

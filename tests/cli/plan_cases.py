@@ -178,6 +178,27 @@ class Comparisons(PlanCase):
         self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
         self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 
+    def test_methods_that_save_memory(self):
+        page = self.folder / "methods.html"
+        of_method = {point["method"]: point for point in self.plan(
+            CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--methods", "--html", page)["points"]}
+        given = of_method["as given"]["peak_bytes"]
+        moments = of_method["8-bit AdamW"]["peak_bytes"]
+        # Two moments of four bytes become two of one, and a scale of four for 256 of each.
+        self.assertAlmostEqual((given - moments) / of_method["as given"]["total_parameters"], 6 - 2 * 4 / 256, delta=0.02)
+        self.assertEqual(given, self.plan(CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--sweep",
+                                          "batch.accumulation=null")["points"][0]["peak_bytes"])
+        for method in ["3-bit GELU", "8-bit inputs", "projected inputs, 20%", "recompute block"]:
+            self.assertLess(of_method[method]["peak_bytes"], 0.9 * given, method)
+        self.assertGreater(of_method["recompute block"]["step_seconds"], 1.1 * of_method["as given"]["step_seconds"])
+        self.assertEqual(page.read_text(encoding="utf-8").count('class="bar"'), 2 * len(of_method))
+        gated = self.plan(CONFIGS / "llama-7b.json", "--gpus", 8, "--target", "a100-80g", "--methods")["points"]
+        refused = {point["method"]: point["refused"] for point in gated if "refused" in point}
+        self.assertIn("has no effect unless model.activation is gelu", refused["3-bit GELU"])
+        largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods")["points"]}
+        self.assertGreater(largest["8-bit AdamW"]["total_parameters"], 1.3 * largest["as given"]["total_parameters"])
+        self.assertIn("v100-32g has no bf16", largest["pure bf16"]["refused"])
+
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
         self.assertIn("335,141,888", self.succeed("plan", "--estimate", "bert-large"))
@@ -236,6 +257,10 @@ class Messages(PlanCase):
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
+                (["--fit", "h100", "--methods", "--optimizer", "lion"],
+                 "--optimizer has no effect with --methods, which has optimizers of its own"),
+                ([config, "--methods", "--scale", "1..2"], "--scale and --methods: one at a time"),
+                ([config, "--methods"], "--gpus must be given: the devices to plan for"),
                 ([config, "--gpus", 8, "--set", "parallel.tensor=3", "--set", "optimizer.type=adamw-8bit"],
                  "parallel.tensor = 3: must divide"),
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon}"),
@@ -265,6 +290,7 @@ class Pages(PlanCase):
         yield "sweep", [config, "--gpus", 2, "--sweep", "batch.micro=1,2,4,8", "--sweep", "model.num_layers=4,512,1024"]
         yield "scale", [config, "--scale", "1..8"]
         yield "links", [config, "--gpus", 16, "--links", "1,2,4,8"]
+        yield "methods", [config, "--gpus", 2, "--target", "a100-80g", "--methods"]
         yield "fit", ["--fit", "a100-40g"]
 
     def test_each_is_one_file_that_loads_nothing(self):

@@ -1,0 +1,49 @@
+// The methods that train a larger model in the same memory, as settings of a config: what `plan --methods` compares.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain {
+
+struct SavingMethod {
+  std::string_view name;
+  std::array<std::string_view, 4> settings;  // as --set takes them; empty: none
+
+  // `overrides`, and then its own settings.
+  std::vector<std::string> on(std::span<const std::string> overrides) const {
+    std::vector<std::string> all(overrides.begin(), overrides.end());
+    for (const std::string_view setting : settings)
+      if (!setting.empty()) all.emplace_back(setting);
+    return all;
+  }
+};
+
+namespace saving {
+constexpr std::string_view pure = "precision.compute=bf16-pure";
+constexpr std::string_view moments = "optimizer.type=adamw-8bit";
+constexpr std::string_view activation = "memory.activation_bits=3";
+constexpr std::string_view inputs = "memory.saved_inputs=8";
+}  // namespace saving
+
+// The first one is the config as it is.
+constexpr std::array<SavingMethod, 13> saving_methods = {{
+    {"as given", {}},
+    {"8-bit AdamW", {saving::moments}},
+    {"pure bf16", {saving::pure}},
+    {"pure bf16, 8-bit AdamW", {saving::pure, saving::moments}},
+    {"3-bit GELU", {saving::activation}},
+    {"8-bit inputs", {saving::inputs}},
+    {"3-bit GELU, 8-bit inputs", {saving::activation, saving::inputs}},
+    {"projected inputs, 20%", {R"(memory.linear_projection={"kind": "rademacher", "share": 0.2})"}},
+    {"recompute selective", {"memory.recompute=selective"}},
+    {"recompute block", {"memory.recompute=block"}},
+    {"recompute optimal", {"memory.recompute=optimal", "memory.activation_budget=fit"}},
+    {"pure bf16, 8-bit AdamW, 8-bit inputs", {saving::pure, saving::moments, saving::inputs}},
+    {"pure bf16, 8-bit AdamW, recompute block", {saving::pure, saving::moments, "memory.recompute=block"}},
+}};
+
+}  // namespace gptrain
