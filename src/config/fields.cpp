@@ -207,12 +207,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .derived(R"("fp32")")
               .changeable(),
           words<PrecisionConfig, DType>("precision.weight_gradients", &RunConfig::precision,
-                                        &PrecisionConfig::weight_gradients, {{"fp32", DType::f32}, {"bf16", DType::bf16}},
-                                        {},
+                                        &PrecisionConfig::weight_gradients, linears, {},
                                         "what linears in blocks round both factors of their weights' gradients to, whose "
-                                        "sums are fp32; the input is kept so")
-              .only_with({"precision.compute", "precision.compute is fp32",
-                          [](const RunConfig& config) { return config.precision.compute == DType::f32; }})
+                                        "sums are fp32; the input is kept so; bf16 with fp32, fp8 with bf16; default: linears")
+              .derived(R"("fp32")")
               .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
                 IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},

@@ -33,16 +33,23 @@ class MemoryRules : Rules {
       fault("memory.saved_inputs",
             "does not go with memory.recompute = \"selective\", which runs a norm again from an input that must be exact",
             "16");
-    if (sound({"precision.linears"}) && is_fp8(config_.precision.linears))
-      fault("memory.saved_inputs", "has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself",
-            "16");
+    if (const std::string fp8 = fp8_key(); !fp8.empty())
+      fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself", "16");
+  }
+
+  // What asks for inputs of linears in FP8; empty: nothing.
+  std::string fp8_key() const {
+    for (const auto& [path, dtype] : {std::pair{"precision.linears", config_.precision.linears},
+                                      {"precision.weight_gradients", config_.precision.weight_gradients}})
+      if (sound({path}) && is_fp8(dtype)) return path;
+    return {};
   }
 
   void check_linear_projection() {
     const char* const path = "memory.linear_projection";
     if (!sound({path}) || !config_.memory.linear_projection.is_on()) return;
-    if (sound({"precision.linears"}) && is_fp8(config_.precision.linears))
-      fault(path, "has no place with precision.linears = \"fp8\", whose linears save inputs in 8 bits", "{}");
+    if (const std::string fp8 = fp8_key(); !fp8.empty())
+      fault(path, "has no place with " + fp8 + " = \"fp8\", whose linears save inputs in 8 bits", "{}");
     if (!sound({"batch.global", "batch.micro", "batch.accumulation", "parallel.sequence", "parallel.tensor"})) return;
     const int64_t micro = config_.batch.micro, tensor = config_.parallel.tensor;
     if (config_.parallel.sequence && micro > 0 && micro % tensor != 0)

@@ -73,11 +73,31 @@ class MethodRules : Rules {
     if (precision.scales_loss()) check_fp16();
     if (!sound({"precision.linears"})) return;
     if (!is_given("precision.linears")) precision.linears = precision.compute;
-    if (is_fp8(precision.linears)) return check_fp8_linears(show_value(dtype_word));
-    if (precision.linears != precision.compute) {
-      const std::string dtype = show_value(dtype_word);
+    const std::string dtype = show_value(dtype_word);
+    if (is_fp8(precision.linears)) {
+      check_fp8("precision.linears", dtype);
+    } else if (precision.linears != precision.compute) {
       fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", dtype), dtype);
     }
+    settle_weight_gradients(dtype);
+  }
+
+  // `dtype`: what precision.compute is.
+  void settle_weight_gradients(const std::string& dtype) {
+    constexpr const char* path = "precision.weight_gradients";
+    PrecisionConfig& precision = config_.precision;
+    if (!sound({path})) return;
+    DType& factors = precision.weight_gradients;
+    if (!is_given(path)) factors = precision.linears;
+    if (factors == precision.linears) return;
+    if (is_fp8(precision.linears))
+      return fault(path, "has no place with precision.linears = \"fp8\", whose products are all of FP8", "\"fp8\"");
+    if (is_fp8(factors)) return check_fp8(path, dtype);
+    if (factors == DType::bf16 && precision.compute == DType::f32) return;
+    const char* const less = precision.compute == DType::f32    ? " or \"bf16\""
+                             : precision.compute == DType::bf16 ? " or \"fp8\""
+                                                                : "";
+    fault(path, fmt::format("must be {}{} with precision.compute = {}", dtype, less, dtype), dtype);
   }
 
   void check_fp16() {
@@ -93,24 +113,23 @@ class MethodRules : Rules {
     }
   }
 
-  // `dtype`: the value of precision.linears that works without FP8.
-  void check_fp8_linears(const std::string& dtype) {
+  // `path`: the key that asks for FP8; `dtype`: its value that works without.
+  void check_fp8(const std::string& path, const std::string& dtype) {
     if (config_.precision.compute != DType::bf16)
-      return fault("precision.linears", fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
+      return fault(path, fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
-      fault("precision.linears", "needs a GPU, not run.device = cpu", dtype);
-    check_fp8_sizes();
+      fault(path, "needs a GPU, not run.device = cpu", dtype);
+    check_fp8_sizes(path + " = fp8");
   }
 
   // Tensor cores take FP8 matrices whose sizes are multiples of 16, on each of the tensor ranks.
-  void check_fp8_sizes() {
+  void check_fp8_sizes(const std::string& asked) {
     constexpr int64_t multiple = 16;
     const ModelConfig& model = config_.model;
     const int64_t tensor = sound({"parallel.tensor"}) ? config_.parallel.tensor : 1;
     const auto fits = [](int64_t n) { return n % multiple == 0; };
     const auto fits_ranks = [&](int64_t n) { return n % (multiple * tensor) == 0; };
-    const std::string with = tensor > 1 ? fmt::format("precision.linears = fp8 and parallel.tensor = {}", tensor)
-                                        : "precision.linears = fp8";
+    const std::string with = tensor > 1 ? fmt::format("{} and parallel.tensor = {}", asked, tensor) : asked;
     for (const auto& [path, value] :
          {std::pair{"model.hidden_size", model.hidden_size}, {"model.ffn_hidden_size", model.ffn_hidden_size}}) {
       if (!sound({path}) || fits_ranks(value)) continue;
@@ -144,8 +163,7 @@ class MethodRules : Rules {
       const auto fits_rows = [&](int64_t micro) { return fits(micro * length) && sequences % micro == 0; };
       if (!fits(config_.batch.micro * length)) {
         fault("batch.micro",
-              fmt::format("times model.sequence_length = {} must be a multiple of 16 with precision.linears = fp8",
-                          length),
+              fmt::format("times model.sequence_length = {} must be a multiple of 16 with {}", length, asked),
               nearest_integers(config_.batch.micro, 1, sequences, fits_rows));
       }
     }

@@ -115,14 +115,12 @@ struct PrecisionConfig {
   DType residual = DType::f32;  // the residual stream: f32 or compute, which is the default
   DType reduce = DType::f32;    // gradients on their way between data ranks
   DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
-  DType weight_gradients = DType::f32;  // with compute f32: what the factors of weights' gradients are rounded to; or bf16
+  DType weight_gradients = DType::f32;  // factors of gradients of linears' weights in blocks: what linears is, or less
   int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
   int64_t loss_scale_window = 2000;
   bool pure = false;  // "compute": "bf16-pure": bf16, and no fp32 master weights but of norms
 
   bool scales_loss() const { return compute == DType::f16; }
-  // Of the factors of gradients of linears' weights in blocks.
-  DType gradient_factors() const { return compute == DType::f32 ? weight_gradients : compute; }
 };
 
 struct OptimizerConfig {

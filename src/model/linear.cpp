@@ -114,7 +114,7 @@ class PlainLinear : public Linear {
   const LayerContext& context_;
 
  private:
-  DType factor_dtype() const { return context_.shape.precision.gradient_factors(); }
+  DType factor_dtype() const { return context_.shape.precision.weight_gradients; }
   Matrix as_factor(const Matrix& matrix, WorkspaceFrame& frame) const {
     if (matrix.dtype == factor_dtype()) return matrix;
     const Matrix rounded = frame.take(factor_dtype(), matrix.rows, matrix.cols);
@@ -190,6 +190,7 @@ class RowLinear final : public PlainLinear {
 
 std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design) {
   if (is_fp8(context.shape.precision.linears)) return make_fp8_linear(context, layout, design);
+  if (is_fp8(context.shape.precision.weight_gradients)) return make_fp8_weight_linear(context, layout, design);
   if (design.row_parallel) return std::make_unique<RowLinear>(context, layout, design);
   return std::make_unique<ColumnLinear>(context, layout, design);
 }

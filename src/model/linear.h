@@ -76,5 +76,8 @@ class Linear {
 // Declares what the linear keeps. Context and layout outlive it.
 std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
 std::unique_ptr<Linear> make_fp8_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
+// With FP8 products for the gradient of the weight only.
+std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, LayerLayout& layout,
+                                               const LinearDesign& design);
 
 }  // namespace gptrain

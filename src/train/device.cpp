@@ -50,12 +50,13 @@ void require_target(const RunConfig& config, const Target& target, ExitCode code
     faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
                target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp16\"");
   }
-  if (config.precision.weight_gradients == DType::bf16 && !target.bf16_products) {
+  if (config.precision.compute == DType::f32 && config.precision.weight_gradients == DType::bf16 && !target.bf16_products) {
     faults.add("precision.weight_gradients", "bf16",
                target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp32\"");
   }
-  if (is_fp8(config.precision.linears) && !target.fp8_products) {
-    faults.add("precision.linears", "fp8",
+  const bool fp8_linears = is_fp8(config.precision.linears);
+  if ((fp8_linears || is_fp8(config.precision.weight_gradients)) && !target.fp8_products) {
+    faults.add(fp8_linears ? "precision.linears" : "precision.weight_gradients", "fp8",
                target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on",
                target.bf16_products ? "\"bf16\"" : "\"fp16\"");
   }

@@ -179,7 +179,7 @@ class DryRun(CliCase):
                                     (("--world-size", 2, *mixed), (2 + 2) << 18),
                                     (("--world-size", 4, *overrides("parallel.tensor=2")), (4 + 2) << 18),
                                     (("--world-size", 4, *overrides("parallel.tensor=2"), *mixed), (4 + 2 + 2) << 18)]:
-            for target, of_device in [((), 0), (("--target", "h100"), 32 << 20 if 1 not in arguments else 0)]:
+            for target, of_device in [((), 0), (("--target", "h100"), 64 << 20 if 1 not in arguments else 0)]:
                 plan = self.plan(config, *arguments, *target)
                 on_host = plan.get("host_communication_bytes", 0) if target else plan["communication_bytes"]
                 self.assertEqual(on_host, expected, arguments)
@@ -216,6 +216,10 @@ class DryRun(CliCase):
             self.refuse(USAGE, f"gptrain: precision.weight_gradients = bf16: {target} has no bf16: GPUs have it from compute "
                         'capability 8.0 on (try "fp32")\n', "train", config, "--dry-run", "--target", target,
                         *overrides("precision.weight_gradients=bf16"))
+        wide = self.write_config(tiny_config(model={"hidden_size": 32}))
+        self.refuse(USAGE, "gptrain: precision.weight_gradients = fp8: a100-80g has no FP8 matrix products: GPUs have them "
+                    "from compute capability 8.9 on", "train", wide, "--dry-run", "--target", "a100-80g",
+                    *overrides("precision.compute=bf16", "precision.weight_gradients=fp8"))
         self.refuse(USAGE, ["precision.compute = bf16: v100-32g", '8.0 on (try "fp16")\nprecision.linears = fp8: '],
                     "train", self.write_config(tiny_config(model={"hidden_size": 32})), "--dry-run", "--target",
                     "v100-32g", *overrides("precision.compute=bf16", "precision.linears=fp8"))

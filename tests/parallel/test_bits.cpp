@@ -135,21 +135,27 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 // numbers that it matters, a few in a hundred, each goes to the other: that makes about as much as the formats' own
 // rounding, 2.6% (E4M3) and 5.2% (E5M2) in each product. Under powers of two, what a rank does with a scale of its own
 // is hardly to be seen in that, so the scales are looked at, too.
-TEST_CASE("FP8 linears: a tensor has the scale of all of it, however many tensor ranks share it") {
+TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it") {
   const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",   "model.ffn_hidden_size=128",
                           "model.sequence_length=16", "model.num_layers=2",     "batch.global=4",
-                          "run.device=auto",          "precision.compute=bf16", "precision.linears=fp8"};
+                          "run.device=auto",          "precision.compute=bf16"};
+  struct Case {
+    Overrides overrides;
+    size_t tensors;  // of each linear: its weight, its input and its gradient, or the latter two
+  };
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const char* dropout : {"model.dropout=0", "model.dropout=0.1"}) {
-      const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, with(base, {dropout})), 1, 3).state;
+    for (const auto& [overrides, tensors] : {Case{{"precision.linears=fp8"}, 3},
+                                             Case{{"precision.linears=fp8", "model.dropout=0.1"}, 3},
+                                             Case{{"precision.weight_gradients=fp8"}, 2}}) {
+      const Overrides all = with(base, overrides);
+      const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, all), 1, 3).state;
       const auto run = [&](const MeshSizes& mesh, RankScales& scales) {
-        const RunConfig config = config_of(family, mesh, with(base, {dropout}));
+        const RunConfig config = config_of(family, mesh, all);
         return train_on_ranks(config, mesh.world_size(), 1, &start, 100, recording_scales(scales, mesh.world_size()));
       };
       RankScales of_one;
       const Outcome one = run({1, 1, false}, of_one);
-      // Of two blocks the weights', the inputs' and the gradients'.
-      REQUIRE(of_one.front().size() == 2 * 3 * 4);
+      REQUIRE(of_one.front().size() == 2 * 4 * tensors);
       for (const MeshSizes& mesh : {MeshSizes{2, 1, false}, {2, 1, true}, {4, 1, true}}) {
         INFO((family == Family::gpt2 ? "gpt2" : "llama") << " tensor " << mesh.tensor << " sequence " << mesh.sequence);
         RankScales of_many;

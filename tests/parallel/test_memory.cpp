@@ -157,7 +157,7 @@ bool peaks_in_gather(const RunConfig& config) {
   const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
   const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||
                                  config.memory.linear_projection.is_on() ||
-                                 config.precision.gradient_factors() != config.precision.compute;
+                                 config.precision.weight_gradients != config.precision.compute;
   return config.parallel.sequence && (keeps_other_forms || find_pipeline_schedule(order)->splits_backward);
 }
 int64_t own_rows_bytes(const RunConfig& config) {

@@ -67,6 +67,8 @@ TEST_CASE("the bytes that a run touches in each arena are the plan's") {
           {"precision.compute=bf16-pure"},
           {"model.hidden_size=48", "model.ffn_hidden_size=112", "model.sequence_length=20", "run.device=auto",
            "precision.compute=bf16", "precision.linears=fp8"},
+          {"model.hidden_size=48", "model.ffn_hidden_size=112", "model.sequence_length=20", "run.device=auto",
+           "precision.compute=bf16-pure", "precision.weight_gradients=fp8"},
           {"precision.compute=bf16", "precision.residual=fp32", "memory.recompute=every_nth",
            "memory.recompute_interval=2"}}) {
       const RunConfig config = small_config(family, overrides);

@@ -112,6 +112,35 @@ model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.linears = 
         "(try 4)");
 }
 
+TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") {
+  const auto given = [](Overrides overrides) { return parse(overrides).precision.weight_gradients; };
+  CHECK(given({}) == DType::f32);
+  CHECK(given({"precision.weight_gradients=bf16"}) == DType::bf16);
+  CHECK(given({"precision.compute=bf16-pure"}) == DType::bf16);
+  CHECK(given({"precision.compute=fp16", "run.device=auto"}) == DType::f16);
+  CHECK(given({"precision.compute=bf16", "precision.weight_gradients=bf16"}) == DType::bf16);
+  CHECK(given({"precision.compute=bf16", "precision.weight_gradients=fp8", "batch.micro=1"}) == DType::f8e4m3);
+  CHECK(given({"precision.compute=bf16", "precision.linears=fp8", "batch.micro=1"}) == DType::f8e4m3);
+  CHECK(fault({"precision.weight_gradients=fp8"}) ==
+        R"(precision.weight_gradients = "fp8": needs precision.compute = bf16, not "fp32" (try "fp32"))");
+  CHECK(fault({"precision.weight_gradients=fp16"}) ==
+        R"(precision.weight_gradients = "fp16": must be "fp32" or "bf16" with precision.compute = "fp32" (try "fp32"))");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp32"}) ==
+        R"(precision.weight_gradients = "fp32": must be "bf16" or "fp8" with precision.compute = "bf16" (try "bf16"))");
+  CHECK(fault({"precision.compute=fp16", "precision.weight_gradients=bf16", "run.device=auto"}) ==
+        R"(precision.weight_gradients = "bf16": must be "fp16" with precision.compute = "fp16" (try "fp16"))");
+  CHECK(fault({"precision.compute=bf16", "precision.linears=fp8", "precision.weight_gradients=bf16", "batch.micro=1"}) ==
+        R"(precision.weight_gradients = "bf16": has no place with precision.linears = "fp8", whose products are all of FP8 )"
+        R"((try "fp8"))");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "run.device=cpu", "batch.micro=1"}) ==
+        R"(precision.weight_gradients = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "model.ffn_hidden_size=3000", "batch.micro=1"}) ==
+        "model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.weight_gradients = fp8 (try 3008 or 2992)");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "memory.saved_inputs=8", "batch.micro=1"}) ==
+        "memory.saved_inputs = 8: has no place with precision.weight_gradients = \"fp8\", which saves inputs in 8 bits "
+        "itself (try 16)");
+}
+
 std::string with_batch(const std::string& batch) {
   std::string text = base;
   const std::string old = R"({"global": 16, "micro": 8})";
@@ -300,8 +329,6 @@ TEST_CASE("a key that would have no effect is refused") {
         "schedule.min_lr = 0.0: has no effect unless schedule.type is linear, cosine or wsd (try leaving it out)");
   CHECK(fault({"schedule.decay_steps=10", "schedule.type=cosine"}) ==
         "schedule.decay_steps = 10: has no effect unless schedule.type is wsd (try leaving it out)");
-  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=bf16"}) ==
-        R"(precision.weight_gradients = "bf16": has no effect unless precision.compute is fp32 (try leaving it out))");
   CHECK(fault({"memory.activation_bits=8"}) == "memory.activation_bits = 8: must be 16, 4, 3 or 2 (try 4)");
   CHECK(fault({"memory.activation_bits=1"}) == "memory.activation_bits = 1: must be at least 2 and at most 16 (try 2)");
   CHECK(fault({"memory.activation_bits=3", "memory.recompute=selective"}) ==
