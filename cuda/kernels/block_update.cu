@@ -70,8 +70,10 @@ struct BlockMoment {
   }
 };
 
+// G is the type of gradients.
+template <typename G>
 struct BlockBuffers {
-  const float* gradients;
+  const G* gradients;
   float* master;  // null: weights are updated themselves
   float* averages;
   uint8_t* codes[2];
@@ -89,9 +91,10 @@ __device__ float updated_in_block(const Formula& formula, float gradient, float 
 }
 
 // A warp takes a block at a time. C is that of the weights, which may be null where there are masters.
-template <typename Op, typename C>
+template <typename Op, typename G, typename C>
 __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segments, int64_t num_blocks,
-                              typename Op::Formula formula, const StepState* state, BlockBuffers buffers, C* weights) {
+                              typename Op::Formula formula, const StepState* state, BlockBuffers<G> buffers,
+                              C* weights) {
   if (state->skip != 0) return;
   auto& memory = shared<BlockUpdateMemory<typename Op::Formula>>();
   memory.with_sign.fill();
@@ -117,8 +120,8 @@ __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segment
         m.values[k] = memory.with_sign.values[m.codes[at]] * m_scale;
         v.values[k] = memory.without_sign.values[v.codes[at]] * v_scale;
         const float weight = buffers.master != nullptr ? buffers.master[at] : to_float(weights[at]);
-        const float w = updated_in_block<(Op::num_columns > 2)>(own, buffers.gradients[at], weight, m.values[k],
-                                                               v.values[k], buffers.averages, at);
+        const float w = updated_in_block<(Op::num_columns > 2)>(own, to_float(buffers.gradients[at]), weight,
+                                                               m.values[k], v.values[k], buffers.averages, at);
         if (buffers.master != nullptr) {
           buffers.master[at] = w;
           if (weights != nullptr) weights[at] = rounded_to<C>(w);
@@ -134,25 +137,33 @@ __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segment
   }
 }
 
-template <typename C, typename Op>
+template <typename G, typename C, typename Op>
 void launch_block_update(const Op& op, Stream stream) {
-  const BlockBuffers buffers{op.gradients.template as<const float>(),
-                             op.master.template as<float>(),
-                             Op::num_columns > 2 ? op.columns[2].template as<float>() : nullptr,
-                             {op.columns[0].template as<uint8_t>(), op.columns[1].template as<uint8_t>()},
-                             {op.scales[0].template as<float>(), op.scales[1].template as<float>()}};
+  const BlockBuffers<G> buffers{op.gradients.template as<const G>(),
+                                op.master.template as<float>(),
+                                Op::num_columns > 2 ? op.columns[2].template as<float>() : nullptr,
+                                {op.columns[0].template as<uint8_t>(), op.columns[1].template as<uint8_t>()},
+                                {op.scales[0].template as<float>(), op.scales[1].template as<float>()}};
   const int64_t blocks = op.gradients.cols / state_block;
   LaunchShape shape = shape_for((blocks + warps_of_block - 1) / warps_of_block);
   shape.shared_bytes = sizeof(BlockUpdateMemory<typename Op::Formula>);
-  launch(stream, shape, update_blocks<Op, C>, op.segments, op.num_segments, blocks, typename Op::Formula(op), op.state,
+  launch(stream, shape, update_blocks<Op, G, C>, op.segments, op.num_segments, blocks, typename Op::Formula(op), op.state,
          buffers, op.weights.template as<C>());
+}
+
+template <typename G, typename Op>
+void run_block_update_with(const Op& op, Stream stream) {
+  if (!op.weights.given() || op.weights.dtype == DType::f32) return launch_block_update<G, float>(op, stream);
+  if (op.weights.dtype == DType::bf16) return launch_block_update<G, bf16>(op, stream);
+  launch_block_update<G, f16>(op, stream);
 }
 
 template <typename Op>
 void run_block_update(const Op& op, Stream stream) {
-  if (!op.weights.given() || op.weights.dtype == DType::f32) return launch_block_update<float>(op, stream);
-  if (op.weights.dtype == DType::bf16) return launch_block_update<bf16>(op, stream);
-  launch_block_update<f16>(op, stream);
+  if constexpr (Op::takes_bf16_gradients) {
+    if (op.gradients.dtype == DType::bf16) return run_block_update_with<bf16>(op, stream);
+  }
+  run_block_update_with<float>(op, stream);
 }
 
 }  // namespace

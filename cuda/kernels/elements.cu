@@ -43,12 +43,12 @@ __global__ void weighted_sum(Rows<const From> a, double a_factor, Rows<const Fro
   });
 }
 
-template <int N>
-__global__ void add(Rows<const float> from, Rows<float> to, int64_t rows, int64_t cols) {
+template <typename From, int N>
+__global__ void add(Rows<const From> from, Rows<float> to, int64_t rows, int64_t cols) {
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     const auto in = load<N>(from.at(row, column));
     auto out = load<N>(to.at(row, column));
-    for (int i = 0; i < N; ++i) out.at[i] += in.at[i];
+    for (int i = 0; i < N; ++i) out.at[i] += to_float(in.at[i]);
     store(to.at(row, column), out);
   });
 }
@@ -438,8 +438,13 @@ void cuda_run(const WeightedSum& op, Stream stream) {
 void cuda_run(const Add& op, Stream stream) {
   with_width({op.from, op.to}, [&](auto width) {
     constexpr int n = decltype(width)::value;
-    launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), add<n>, Rows<const float>(op.from), Rows<float>(op.to),
-           op.to.rows, op.to.cols);
+    const LaunchShape shape = shape_of_elements(op.to.rows, op.to.cols, n);
+    const Rows<float> to(op.to);
+    if (op.from.dtype == DType::bf16) {
+      launch(stream, shape, add<bf16, n>, Rows<const bf16>(op.from), to, op.to.rows, op.to.cols);
+    } else {
+      launch(stream, shape, add<float, n>, Rows<const float>(op.from), to, op.to.rows, op.to.cols);
+    }
   });
 }
 

@@ -7,6 +7,7 @@
 #include "base/philox.h"
 #include "kernels/values.h"
 #include "launch.h"
+#include "ops/element_update.h"
 #include "ops/gpu_scratch.h"
 
 namespace gptrain {
@@ -63,6 +64,11 @@ __device__ inline auto rounding_words(PhiloxKey key, int64_t index, int64_t upda
   const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
   return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
                       static_cast<uint32_t>(step >> 32)});
+}
+
+// Whether a pack's elements from i on follow one another in the tensor, and draw the words of one counter.
+__device__ inline bool is_one_counter(const IndexMap& map, int64_t i) {
+  return map.index(i) % width == 0 && (map.cols == map.stride || (map.first + i) % map.cols + width <= map.cols);
 }
 
 // The formula in this step: one thread of the block makes it for all, in shared memory.

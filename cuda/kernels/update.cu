@@ -11,17 +11,23 @@
 namespace gptrain {
 namespace {
 
-__global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const float* gradients,
+template <typename G>
+__global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const G* gradients,
                             double* sums) {
   for_each_chunk(segments, num_segments, [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
     double sum = 0;
     const bool packs = in_whole_packs(gradients + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       if (packs && i + width <= end) {
-        for (const float value : load<width>(gradients + i).at) sum += static_cast<double>(value) * value;
+        for (const G element : load<width>(gradients + i).at) {
+          const float value = to_float(element);
+          sum += static_cast<double>(value) * value;
+        }
       } else {
-        for (int64_t rest = i; rest < end && rest < i + width; ++rest)
-          sum += static_cast<double>(gradients[rest]) * gradients[rest];
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
+          const float value = to_float(gradients[rest]);
+          sum += static_cast<double>(value) * value;
+        }
       }
     }
     sum = block_sum(sum, shared<WarpSums>());
@@ -68,9 +74,10 @@ constexpr int column_count = static_cast<int>(Op::num_columns);
 template <typename Op>
 constexpr int column_room = column_count<Op> > 0 ? column_count<Op> : 1;
 
-template <size_t n>
+// G is the type of gradients.
+template <typename G, size_t n>
 struct UpdateBuffers {
-  const float* gradients;
+  const G* gradients;
   float* master;
   float* columns[n > 0 ? n : 1];
 };
@@ -82,9 +89,9 @@ __device__ float updated(const Formula& formula, float gradient, float weight, c
   return formula.updated(gradient, weight, of(column)...);
 }
 
-template <typename Op, typename C, bool has_weights>
+template <typename Op, typename G, typename C, bool has_weights>
 __global__ void update(const UpdateSegment* segments, int64_t num_segments, typename Op::Formula formula,
-                       const StepState* state, UpdateBuffers<Op::num_columns> buffers, C* weights) {
+                       const StepState* state, UpdateBuffers<G, Op::num_columns> buffers, C* weights) {
   if (state->skip != 0) return;
   constexpr size_t n = Op::num_columns;
   constexpr std::make_index_sequence<n> columns;
@@ -105,7 +112,7 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
 #pragma unroll
         for (int k = 0; k < width; ++k) {
           const auto of = [&](size_t c) -> float& { return values[c].at[k]; };
-          w.at[k] = updated(own, g.at[k], w.at[k], of, columns);
+          w.at[k] = updated(own, to_float(g.at[k]), w.at[k], of, columns);
           if constexpr (has_weights) rounded.at[k] = rounded_to<C>(w.at[k]);
         }
         store(buffers.master + i, w);
@@ -115,7 +122,7 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
           const auto of = [&](size_t c) -> float& { return buffers.columns[c][rest]; };
-          buffers.master[rest] = updated(own, buffers.gradients[rest], buffers.master[rest], of, columns);
+          buffers.master[rest] = updated(own, to_float(buffers.gradients[rest]), buffers.master[rest], of, columns);
           if constexpr (has_weights) weights[rest] = rounded_to<C>(buffers.master[rest]);
         }
       }
@@ -124,9 +131,9 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
 }
 
 // Weights without masters.
-template <typename Op>
+template <typename Op, typename G>
 __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segments, typename Op::Formula formula,
-                                const StepState* state, UpdateBuffers<Op::num_columns> buffers, bf16* weights) {
+                                const StepState* state, UpdateBuffers<G, Op::num_columns> buffers, bf16* weights) {
   if (state->skip != 0) return;
   constexpr size_t n = Op::num_columns;
   constexpr std::make_index_sequence<n> columns;
@@ -141,10 +148,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       const int64_t index = map.index(i - segment.offset);
       const auto words = rounding_words(segment.key, index, updates);
-      // A pack's elements follow one another in the tensor, and draw the words of one counter.
-      const bool together = index % width == 0 &&
-                            (map.cols == map.stride || (map.first + i - segment.offset) % map.cols + width <= map.cols);
-      if (packs && together && i + width <= end) {
+      if (packs && is_one_counter(map, i - segment.offset) && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         auto w = load<width>(weights + i);
         Pack<float, width> values[column_room<Op>];
@@ -153,7 +157,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
 #pragma unroll
         for (int k = 0; k < width; ++k) {
           const auto of = [&](size_t c) -> float& { return values[c].at[k]; };
-          const float wide = updated(own, g.at[k], to_float(w.at[k]), of, columns);
+          const float wide = updated(own, to_float(g.at[k]), to_float(w.at[k]), of, columns);
           w.at[k] = stochastic_bf16(wide, words[static_cast<size_t>(k)]);
         }
         store(weights + i, w);
@@ -163,7 +167,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
           const int64_t index_of_rest = map.index(rest - segment.offset);
           const auto of = [&](size_t c) -> float& { return buffers.columns[c][rest]; };
-          const float wide = updated(own, buffers.gradients[rest], to_float(weights[rest]), of, columns);
+          const float wide = updated(own, to_float(buffers.gradients[rest]), to_float(weights[rest]), of, columns);
           const auto own_words = rounding_words(segment.key, index_of_rest, updates);
           weights[rest] = stochastic_bf16(wide, word_of(own_words, index_of_rest % 4));
         }
@@ -172,9 +176,45 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
   });
 }
 
-template <typename Op>
-UpdateBuffers<Op::num_columns> buffers_of(const Op& op) {
-  UpdateBuffers<Op::num_columns> buffers{op.gradients.template as<const float>(), op.master.template as<float>(), {}};
+// The sum of the gradients that are kept, and what a micro-batch adds to it.
+template <bool accumulate>
+__global__ void keep(const KeptSegment* segments, int64_t num_segments, const float* gradients, bf16* kept,
+                     const StepState* state, uint32_t draw) {
+  const auto updates = static_cast<uint32_t>(state->updates);
+  for_each_chunk(segments, num_segments, [&](const KeptSegment& segment, int64_t first, int64_t end, int64_t) {
+    const IndexMap& map = segment.map;
+    const bool packs = in_whole_packs(gradients + first, kept + first);
+    const auto words_of = [&](int64_t index) {
+      const auto counter = static_cast<uint64_t>(index) / 4;
+      return philox(segment.key,
+                    {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), updates, draw});
+    };
+    for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
+      const int64_t index = map.index(i - segment.offset);
+      if (packs && is_one_counter(map, i - segment.offset) && i + width <= end) {
+        const auto words = words_of(index);
+        const auto g = load<width>(gradients + i);
+        Pack<bf16, width> sum;
+        if constexpr (accumulate) sum = load<width>(kept + i);
+#pragma unroll
+        for (int k = 0; k < width; ++k)
+          sum.at[k] = stochastic_bf16(accumulate ? to_float(sum.at[k]) + g.at[k] : g.at[k], words[static_cast<size_t>(k)]);
+        store(kept + i, sum);
+      } else {
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
+          const int64_t index_of_rest = map.index(rest - segment.offset);
+          const auto words = words_of(index_of_rest);
+          const float sum = accumulate ? to_float(kept[rest]) + gradients[rest] : gradients[rest];
+          kept[rest] = stochastic_bf16(sum, word_of(words, index_of_rest % 4));
+        }
+      }
+    }
+  });
+}
+
+template <typename G, typename Op>
+UpdateBuffers<G, Op::num_columns> buffers_of(const Op& op) {
+  UpdateBuffers<G, Op::num_columns> buffers{op.gradients.template as<const G>(), op.master.template as<float>(), {}};
   for (int i = 0; i < column_count<Op>; ++i) buffers.columns[i] = op.columns[static_cast<size_t>(i)].template as<float>();
   return buffers;
 }
@@ -186,22 +226,30 @@ LaunchShape update_shape(const Op& op) {
   return shape;
 }
 
-template <typename C, bool has_weights, typename Op>
+template <typename G, typename C, bool has_weights, typename Op>
 void launch_update(const Op& op, Stream stream) {
-  launch(stream, update_shape(op), update<Op, C, has_weights>, op.segments, op.num_segments, typename Op::Formula(op),
-         op.state, buffers_of(op), op.weights.template as<C>());
+  launch(stream, update_shape(op), update<Op, G, C, has_weights>, op.segments, op.num_segments,
+         typename Op::Formula(op), op.state, buffers_of<G>(op), op.weights.template as<C>());
+}
+
+template <typename G, typename Op>
+void run_update_with(const Op& op, Stream stream) {
+  if (!op.master.given()) {
+    return launch(stream, update_shape(op), update_rounding<Op, G>, op.segments, op.num_segments,
+                  typename Op::Formula(op), op.state, buffers_of<G>(op), op.weights.template as<bf16>());
+  }
+  if (!op.weights.given()) return launch_update<G, float, false>(op, stream);
+  if (op.weights.dtype == DType::f32) return launch_update<G, float, true>(op, stream);
+  if (op.weights.dtype == DType::bf16) return launch_update<G, bf16, true>(op, stream);
+  launch_update<G, f16, true>(op, stream);
 }
 
 template <typename Op>
 void run_update(const Op& op, Stream stream) {
-  if (!op.master.given()) {
-    return launch(stream, update_shape(op), update_rounding<Op>, op.segments, op.num_segments, typename Op::Formula(op),
-                  op.state, buffers_of(op), op.weights.template as<bf16>());
+  if constexpr (Op::takes_bf16_gradients) {
+    if (op.gradients.dtype == DType::bf16) return run_update_with<bf16>(op, stream);
   }
-  if (!op.weights.given()) return launch_update<float, false>(op, stream);
-  if (op.weights.dtype == DType::f32) return launch_update<float, true>(op, stream);
-  if (op.weights.dtype == DType::bf16) return launch_update<bf16, true>(op, stream);
-  launch_update<f16, true>(op, stream);
+  run_update_with<float>(op, stream);
 }
 
 }  // namespace
@@ -210,7 +258,11 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
   auto* const sums = reinterpret_cast<double*>(scratch);
   LaunchShape shape = shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments));
   shape.shared_bytes = sizeof(WarpSums);
-  launch(stream, shape, chunk_norms, op.segments, op.num_segments, op.gradients.as<const float>(), sums);
+  if (op.gradients.dtype == DType::bf16) {
+    launch(stream, shape, chunk_norms<bf16>, op.segments, op.num_segments, op.gradients.as<const bf16>(), sums);
+  } else {
+    launch(stream, shape, chunk_norms<float>, op.segments, op.num_segments, op.gradients.as<const float>(), sums);
+  }
   launch(stream, {(op.partials.cols + threads - 1) / threads, threads, 0}, segment_norms, op.segments, op.num_segments,
          sums, op.partials.as<double>(), op.partials.cols);
 }
@@ -218,6 +270,15 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
 void cuda_run(const PrepareUpdate& op, Stream stream) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
          op.loss_scale_window, op.state);
+}
+
+void cuda_run(const KeepGradients& op, Stream stream) {
+  const auto start = [&](auto kernel) {
+    launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), kernel, op.segments,
+           op.num_segments, op.gradients.as<const float>(), op.kept.as<bf16>(), op.state, op.draw);
+  };
+  if (op.accumulate) return start(keep<true>);
+  start(keep<false>);
 }
 
 #define GPTRAIN_CUDA_UPDATE(Op) \

@@ -11,6 +11,7 @@ namespace gptrain {
 
 void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch);
 void cuda_run(const PrepareUpdate& op, Stream stream);
+void cuda_run(const KeepGradients& op, Stream stream);
 #define GPTRAIN_DECLARE_UPDATE(Op) void cuda_run(const Op& op, Stream stream);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_UPDATE)

@@ -13,6 +13,7 @@ namespace gptrain {
 struct AdamW : ElementUpdate {
   static constexpr std::string_view name = "adamw", averaged_name = "adamw_ema";
   static constexpr size_t num_columns = 2;  // m, v
+  static constexpr bool takes_bf16_gradients = true;
   class Formula;
 
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;

@@ -17,6 +17,7 @@ template <typename Op>
 struct Averaged : Op {
   static constexpr std::string_view name = Op::averaged_name;
   static constexpr size_t num_columns = Op::num_columns + 1;  // those of Op, then the average
+  static constexpr bool takes_bf16_gradients = false;  // an evaluation of the average keeps f32 weights in their place
   static_assert(num_columns <= most_update_columns);
   class Formula;
 

@@ -369,9 +369,14 @@ void check(const CrossEntropy& op) {
 
 void check(const AccumulateLoss& op) { Checker(op.name).matrix("losses", op.losses, DType::f32, 1, op.losses.cols); }
 
+// Whether gradients may be bf16.
+DType gradient_dtype(const Matrix& gradients, bool takes_bf16) {
+  return takes_bf16 && gradients.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+}
+
 void check(const SquaredNorm& op) {
   const Checker checker(op.name);
-  checker.matrix("gradients", op.gradients, DType::f32, 1, op.gradients.cols);
+  checker.matrix("gradients", op.gradients, gradient_dtype(op.gradients, true), 1, op.gradients.cols);
   checker.require(op.num_segments >= 0, "a negative number of segments");
   checker.matrix("partials", op.partials, DType::f64, 1, op.partials.cols);
 }
@@ -383,10 +388,10 @@ void check(const PrepareUpdate& op) {
 }
 
 // All but the columns.
-void check_updated(std::string_view name, const ElementUpdate& op) {
+void check_updated(std::string_view name, const ElementUpdate& op, bool takes_bf16_gradients) {
   const Checker checker(name);
   const int64_t elements = op.gradients.cols;
-  checker.matrix("gradients", op.gradients, DType::f32, 1, elements);
+  checker.matrix("gradients", op.gradients, gradient_dtype(op.gradients, takes_bf16_gradients), 1, elements);
   if (op.master.given()) {
     checker.matrix("master", op.master, DType::f32, 1, elements);
   } else {
@@ -404,8 +409,8 @@ void check_columns(std::string_view name, const ElementUpdate& op, size_t first,
     checker.matrix("a column of state", op.columns[i], DType::f32, 1, op.gradients.cols);
 }
 
-void check_update(std::string_view name, const ElementUpdate& op, size_t num_columns) {
-  check_updated(name, op);
+void check_update(std::string_view name, const ElementUpdate& op, size_t num_columns, bool takes_bf16_gradients) {
+  check_updated(name, op, takes_bf16_gradients);
   check_columns(name, op, 0, num_columns);
 }
 
@@ -418,10 +423,10 @@ void check_tensor_sums(std::string_view name, const Matrix& sums) {
 void check_sums_of(std::string_view, const ElementUpdate&) {}
 void check_sums_of(std::string_view name, const TensorUpdate& op) { check_tensor_sums(name, op.sums); }
 
-#define GPTRAIN_CHECK_UPDATE(Op)                 \
-  void check(const Op& op) {                     \
-    check_update(Op::name, op, Op::num_columns); \
-    check_sums_of(Op::name, op);                 \
+#define GPTRAIN_CHECK_UPDATE(Op)                                           \
+  void check(const Op& op) {                                               \
+    check_update(Op::name, op, Op::num_columns, Op::takes_bf16_gradients); \
+    check_sums_of(Op::name, op);                                           \
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
 #undef GPTRAIN_CHECK_UPDATE
@@ -430,7 +435,7 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
   void check(const Op& op) {                                                             \
     const Checker checker(Op::name);                                                     \
     const int64_t elements = op.gradients.cols;                                          \
-    check_updated(Op::name, op);                                                         \
+    check_updated(Op::name, op, Op::takes_bf16_gradients);                               \
     checker.require(elements % state_block == 0, "the range does not end with a block"); \
     for (size_t i = 0; i < op.scales.size(); ++i) {                                      \
       checker.matrix("codes", op.columns[i], DType::u8, 1, elements);                    \
@@ -441,10 +446,10 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CHECK_UPDATE)
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CHECK_BLOCK_UPDATE)
 #undef GPTRAIN_CHECK_BLOCK_UPDATE
 
-#define GPTRAIN_CHECK_TENSOR_NORMS(Op)                          \
-  void check(const Op& op) {                                    \
-    check_update(Op::name, op.update, Op::Update::num_columns); \
-    check_tensor_sums(Op::name, op.sums);                       \
+#define GPTRAIN_CHECK_TENSOR_NORMS(Op)                                 \
+  void check(const Op& op) {                                           \
+    check_update(Op::name, op.update, Op::Update::num_columns, false); \
+    check_tensor_sums(Op::name, op.sums);                              \
   }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CHECK_TENSOR_NORMS)
 #undef GPTRAIN_CHECK_TENSOR_NORMS
@@ -473,8 +478,15 @@ void check(const WeightedSum& op) {
 
 void check(const Add& op) {
   const Checker checker(op.name);
-  checker.matrix("from", op.from, DType::f32, op.to.rows, op.to.cols);
+  checker.matrix("from", op.from, op.from.dtype == DType::bf16 ? DType::bf16 : DType::f32, op.to.rows, op.to.cols);
   checker.matrix("to", op.to, DType::f32, op.to.rows, op.to.cols);
+}
+
+void check(const KeepGradients& op) {
+  const Checker checker(op.name);
+  checker.require(op.num_segments >= 0, "a negative number of segments");
+  checker.matrix("gradients", op.gradients, DType::f32, 1, op.gradients.cols);
+  checker.matrix("kept", op.kept, DType::bf16, 1, op.gradients.cols);
 }
 
 void check(const AddSums& op) {

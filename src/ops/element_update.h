@@ -66,10 +66,11 @@ constexpr size_t most_update_columns = 3;
 // high(e / 4), low(u), high(u)}), u = state->updates: the same on every layout and backend, and after a resume.
 struct ElementUpdate {
   using Segment = UpdateSegment;
+  static constexpr bool takes_bf16_gradients = false;
   const Segment* segments = nullptr;  // device memory
   int64_t num_segments = 0;
   const StepState* state = nullptr;
-  Matrix gradients;  // [1, elements] f32
+  Matrix gradients;  // [1, elements] f32; where the op takes_bf16_gradients, also bf16
   Matrix master;     // [1, elements] f32, or not given
   std::array<Matrix, most_update_columns>
       columns;  // [1, elements] f32 each, in and out; the first num_columns are given

@@ -31,6 +31,7 @@
   X(WeightedSum)                   \
   X(Add)                           \
   X(AddSums)                       \
+  X(KeepGradients)                 \
   GPTRAIN_FOR_EACH_FP8_OP(X)       \
   X(EncodeBlocks)                  \
   X(DecodeBlocks)                  \

@@ -223,6 +223,10 @@ Footprint footprint(const AddSums& op, const Target&) {
   return {.bytes_moved = moved({op.sums, op.gradient}) + (op.accumulate ? moved({op.gradient}) : 0)};
 }
 
+Footprint footprint(const KeepGradients& op, const Target&) {
+  return {.bytes_moved = moved({op.gradients, op.kept}) + (op.accumulate ? moved({op.kept}) : 0)};
+}
+
 Footprint footprint(const Amax& op, const Target&) { return {.bytes_moved = moved({op.x, op.amax})}; }
 
 Footprint footprint(const Quantize& op, const Target& target) {

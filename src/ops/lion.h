@@ -11,6 +11,7 @@ namespace gptrain {
 struct Lion : ElementUpdate {
   static constexpr std::string_view name = "lion", averaged_name = "lion_ema";
   static constexpr size_t num_columns = 1;  // m
+  static constexpr bool takes_bf16_gradients = true;
   class Formula;
 
   double beta1 = 0, beta2 = 0, weight_decay = 0;

@@ -20,6 +20,7 @@
 #include "base/rotary.h"
 #include "ops/block_codes.h"
 #include "ops/fp8_ops.h"
+#include "ops/keep_gradients.h"
 #include "ops/projection.h"
 #include "ops/step_state.h"
 #include "ops/updates.h"
@@ -321,7 +322,7 @@ struct SquaredNorm {
   };
   const Segment* segments;  // device memory
   int64_t num_segments;
-  Matrix gradients;  // [1, elements] f32
+  Matrix gradients;  // [1, elements] f32 or bf16
   Matrix partials;   // [1, n] f64 out
 };
 
@@ -343,7 +344,7 @@ struct Cast {
   Matrix from, to;
 };
 
-// to += from. Same shape, f32.
+// to += from, which is f32 or bf16. Same shape; to is f32.
 struct Add {
   static constexpr std::string_view name = "add";
   Matrix from;

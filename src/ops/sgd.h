@@ -12,6 +12,7 @@ namespace gptrain {
 struct Sgd : ElementUpdate {
   static constexpr std::string_view name = "sgd", averaged_name = "sgd_ema";
   static constexpr size_t num_columns = 1;  // m
+  static constexpr bool takes_bf16_gradients = true;
   class Formula;
 
   double momentum = 0, weight_decay = 0;

@@ -126,6 +126,8 @@ std::string shape_text(const Add& op) { return elements_text(op.to); }
 
 std::string shape_text(const AddSums& op) { return elements_text(op.gradient); }
 
+std::string shape_text(const KeepGradients& op) { return elements_text(op.gradients); }
+
 std::string shape_text(const Amax& op) {
   return fmt::format("N={} cols={} {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype));
 }

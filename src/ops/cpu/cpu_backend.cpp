@@ -261,6 +261,11 @@ void CpuBackend::run(const AddSums& op) {
   cpu_add_sums(op);
 }
 
+void CpuBackend::run(const KeepGradients& op) {
+  prepare(op);
+  cpu_keep_gradients(op, context_);
+}
+
 void CpuBackend::run(const Amax& op) {
   prepare(op);
   cpu_amax(op);

@@ -62,6 +62,7 @@ void cpu_cast(const Cast& op, const CpuContext& context);
 void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context);
 void cpu_add(const Add& op, const CpuContext& context);
 void cpu_add_sums(const AddSums& op);
+void cpu_keep_gradients(const KeepGradients& op, const CpuContext& context);
 void cpu_encode_blocks(const EncodeBlocks& op, const CpuContext& context);
 void cpu_decode_blocks(const DecodeBlocks& op, const CpuContext& context);
 void cpu_projection_matrix(const ProjectionMatrix& op, const CpuContext& context);

@@ -45,10 +45,9 @@ int64_t cpu_scratch_bytes(const PrepareUpdate&, int) { return 0; }
 
 void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
   auto* const sums = reinterpret_cast<double*>(context.scratch);
-  const auto* const gradients = op.gradients.as<const float>();
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
-                   sums[index] = context.kernels->sum_of_squares(gradients + first, end - first);
+                   sums[index] = context.kernels->sum_of_squares(op.gradients, first, end);
                  });
   auto* const partials = op.partials.as<double>();
   std::fill_n(partials, op.partials.cols, 0.0);
@@ -78,6 +77,15 @@ void cpu_prepare_update(const PrepareUpdate& op) {
     state.loss_scale.good_steps = next.good_steps;
   }
   if (state.skip == 0) state.updates += 1;
+}
+
+int64_t cpu_scratch_bytes(const KeepGradients&, int) { return 0; }
+
+void cpu_keep_gradients(const KeepGradients& op, const CpuContext& context) {
+  for_each_chunk(context.num_threads, op.segments, op.num_segments,
+                 [&](const KeptSegment& segment, int64_t first, int64_t end, int64_t) {
+                   context.kernels->keep_gradients(op, segment, first, end);
+                 });
 }
 
 // `kernel` is the instruction set's.

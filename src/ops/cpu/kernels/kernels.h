@@ -24,7 +24,10 @@ void projection_matrix(const ProjectionMatrix& op, int64_t first_row, int64_t en
 void sample_rows(const SampleRows& op, int64_t first_row, int64_t end_row);
 void cross_entropy_statistics(const CrossEntropyStatistics& op, int64_t first_row, int64_t end_row);
 void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
-double sum_of_squares(const float* values, int64_t count);
+// Of elements [first, end) of one row, f32 or bf16.
+double sum_of_squares(const Matrix& values, int64_t first, int64_t end);
+// Elements [first, end) of the flat buffers, all of one segment.
+void keep_gradients(const KeepGradients& op, const KeptSegment& segment, int64_t first, int64_t end);
 #define GPTRAIN_DECLARE_UPDATE(Op) \
   void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)

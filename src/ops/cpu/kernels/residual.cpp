@@ -75,10 +75,13 @@ void weighted_sum(const WeightedSum& op, float a_factor, int64_t row, int64_t fi
 }
 
 void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column) {
-  const float* from = row_of<float>(op.from, row);
   float* to = row_of<float>(op.to, row);
+  const auto add_row = [&](const auto* from) {
 #pragma omp simd
-  for (int64_t i = first_column; i < end_column; ++i) to[i] += from[i];
+    for (int64_t i = first_column; i < end_column; ++i) to[i] += load(from + i);
+  };
+  if (op.from.dtype == DType::bf16) return add_row(row_of<bf16>(op.from, row));
+  add_row(row_of<float>(op.from, row));
 }
 
 }  // namespace gptrain::GPTRAIN_ISA

@@ -27,6 +27,7 @@ const KernelTable table{
     .cross_entropy_statistics = cross_entropy_statistics,
     .cross_entropy = cross_entropy,
     .sum_of_squares = sum_of_squares,
+    .keep_gradients = keep_gradients,
 #define GPTRAIN_UPDATE_ENTRY(Op) .update_##Op = update,
     GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
 #undef GPTRAIN_UPDATE_ENTRY

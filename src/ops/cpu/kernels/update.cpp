@@ -8,23 +8,23 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-template <bool has_weights, typename Formula, typename C, typename... Columns>
-void update_masters(const Formula& formula, const float* gradients, float* master, C* weights, int64_t count,
+template <bool has_weights, typename Formula, typename G, typename C, typename... Columns>
+void update_masters(const Formula& formula, const G* gradients, float* master, C* weights, int64_t count,
                     Columns*... columns) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float w = formula.updated(gradients[i], master[i], columns[i]...);
+    const float w = formula.updated(load(gradients + i), master[i], columns[i]...);
     master[i] = w;
     if constexpr (has_weights) store(weights + i, w);
   }
 }
 
-template <typename Formula, typename... Columns>
-void update_rounding(const Formula& formula, const float* gradients, bf16* weights, const uint32_t* words,
-                     int64_t count, Columns*... columns) {
+template <typename Formula, typename G, typename... Columns>
+void update_rounding(const Formula& formula, const G* gradients, bf16* weights, const uint32_t* words, int64_t count,
+                     Columns*... columns) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float w = formula.updated(gradients[i], load(weights + i), columns[i]...);
+    const float w = formula.updated(load(gradients + i), load(weights + i), columns[i]...);
     weights[i] = stochastic_bf16(w, words[i]);
   }
 }
@@ -32,14 +32,13 @@ void update_rounding(const Formula& formula, const float* gradients, bf16* weigh
 // Elements whose words are drawn at a time: small enough for the L1 cache.
 constexpr int64_t rounding_span = 1024;
 
-// Elements [first, end) of the flat buffers, which have no masters, in runs that follow one another in the tensor.
-// Columns begin with the first of them.
-template <typename Formula, typename... Columns>
-void update_without_masters(const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula,
-                            int64_t first, int64_t end, Columns*... columns) {
+// Calls body(at, count, words) for runs of elements [first, end) of the flat buffers that follow one another in the
+// tensor. Their random words have `low` and `high` as the last two words of their counters.
+template <typename Segment, typename Body>
+void for_rounded_runs(const Segment& segment, int64_t first, int64_t end, uint32_t low, uint32_t high,
+                      const Body& body) {
   constexpr int64_t same_high_half = int64_t{4} << 32;  // elements whose counters differ in the low half only
   const IndexMap& map = segment.map;
-  const auto updates = static_cast<uint64_t>(op.state->updates);
   for (int64_t at = first; at < end;) {
     const int64_t index = map.index(at - segment.offset);
     int64_t count = end - at < rounding_span ? end - at : rounding_span;
@@ -50,22 +49,27 @@ void update_without_masters(const ElementUpdate& op, const UpdateSegment& segmen
     const int64_t left = same_high_half - index % same_high_half;
     count = count < left ? count : left;
     const PhiloxCounters counters{segment.key.k0, segment.key.k1, static_cast<uint32_t>(index / same_high_half),
-                                  static_cast<uint32_t>(updates), static_cast<uint32_t>(updates >> 32)};
+                                  low, high};
     uint32_t words[rounding_span + 4 * philox_counters];
     for (int64_t n = 0; n < index % 4 + count; n += 4 * philox_counters)
       philox_words(words + n, counters, static_cast<uint32_t>((index + n) / 4));
-    update_rounding(formula, row_of<float>(op.gradients, 0) + at, row_of<bf16>(op.weights, 0) + at, words + index % 4,
-                    count, columns + (at - first)...);
+    body(at, count, words + index % 4);
     at += count;
   }
 }
 
-// The same, with masters or without.
-template <typename Formula, typename... Columns>
-void update_elements(const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula, int64_t first,
-                     int64_t end, Columns*... columns) {
-  if (op.master.rows == 0) return update_without_masters(op, segment, formula, first, end, columns...);
-  const float* gradients = row_of<float>(op.gradients, 0) + first;
+// Elements [first, end) of the flat buffers, with masters or without. Gradients and columns begin with the first of them.
+template <typename Formula, typename G, typename... Columns>
+void update_with(const G* gradients, const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula,
+                 int64_t first, int64_t end, Columns*... columns) {
+  if (op.master.rows == 0) {
+    const auto updates = static_cast<uint64_t>(op.state->updates);
+    return for_rounded_runs(segment, first, end, static_cast<uint32_t>(updates), static_cast<uint32_t>(updates >> 32),
+                            [&](int64_t at, int64_t count, const uint32_t* words) {
+                              update_rounding(formula, gradients + (at - first), row_of<bf16>(op.weights, 0) + at,
+                                              words, count, columns + (at - first)...);
+                            });
+  }
   float* master = row_of<float>(op.master, 0) + first;
   if (op.weights.rows == 0) {
     return update_masters<false>(formula, gradients, master, static_cast<float*>(nullptr), end - first, columns...);
@@ -74,6 +78,16 @@ void update_elements(const ElementUpdate& op, const UpdateSegment& segment, cons
     using C = decltype(type);
     update_masters<true>(formula, gradients, master, row_of<C>(op.weights, 0) + first, end - first, columns...);
   });
+}
+
+template <typename Op, typename... Columns>
+void update_elements(const Op& op, const UpdateSegment& segment, const typename Op::Formula& formula, int64_t first,
+                     int64_t end, Columns*... columns) {
+  if constexpr (Op::takes_bf16_gradients) {
+    if (op.gradients.dtype == DType::bf16)
+      return update_with(row_of<bf16>(op.gradients, 0) + first, op, segment, formula, first, end, columns...);
+  }
+  update_with(row_of<float>(op.gradients, 0) + first, op, segment, formula, first, end, columns...);
 }
 
 template <typename Op, size_t... column>
@@ -156,11 +170,34 @@ void measure_range(const Op& op, const typename Op::Formula& formula, int64_t fi
 
 }  // namespace
 
-double sum_of_squares(const float* values, int64_t count) {
+double sum_of_squares(const Matrix& values, int64_t first, int64_t end) {
   double sum = 0;
+  const auto add_up = [&](const auto* from) {
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    for (int64_t i = first; i < end; ++i) sum += static_cast<double>(load(from + i)) * static_cast<double>(load(from + i));
+  };
+  if (values.dtype == DType::bf16) {
+    add_up(row_of<bf16>(values, 0));
+  } else {
+    add_up(row_of<float>(values, 0));
+  }
   return sum;
+}
+
+void keep_gradients(const KeepGradients& op, const KeptSegment& segment, int64_t first, int64_t end) {
+  for_rounded_runs(segment, first, end, static_cast<uint32_t>(op.state->updates), op.draw,
+                   [&](int64_t at, int64_t count, const uint32_t* words) {
+                     const float* gradients = row_of<float>(op.gradients, 0) + at;
+                     bf16* kept = row_of<bf16>(op.kept, 0) + at;
+                     if (op.accumulate) {
+#pragma omp simd
+                       for (int64_t i = 0; i < count; ++i)
+                         kept[i] = stochastic_bf16(load(kept + i) + gradients[i], words[i]);
+                     } else {
+#pragma omp simd
+                       for (int64_t i = 0; i < count; ++i) kept[i] = stochastic_bf16(gradients[i], words[i]);
+                     }
+                   });
 }
 
 #define GPTRAIN_UPDATE(Op)                                                                                          \
