@@ -38,6 +38,7 @@ enum class RandomUse : uint32_t {
   sampling = 6,           // (token), text generation
   update_rounding = 7,    // (tensor, element, update)
   linear_projection = 8,  // (sample, token, row of the projection), one key per layer and linear
+  gradient_rounding = 9,  // (tensor, element, update, sum)
 };
 
 // A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated

@@ -200,6 +200,14 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
               .changeable(),
+          words<PrecisionConfig, DType>("precision.gradients", &RunConfig::precision, &PrecisionConfig::gradients,
+                                        {{"fp32", DType::f32}, {"bf16", DType::bf16}}, refused_reduce,
+                                        "what a rank keeps of the gradients of a step; bf16: what each micro-batch adds, "
+                                        "in fp32, is rounded stochastically; data ranks sum in fp32, of a head's tied "
+                                        "table two stages in bf16")
+              .only_with({"precision.compute", "precision.compute is bf16-pure",
+                          [](const RunConfig& config) { return config.precision.pure; }})
+              .changeable(),
           words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears,
                                         {},
                                         "matrix products of the linears in transformer blocks; fp8, on GPUs that have "

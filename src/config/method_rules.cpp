@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <fmt/format.h>
 #include <utility>
@@ -30,9 +31,20 @@ class MethodRules : Rules {
     if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
     check_mup();
     if (optimizer.type == OptimizerKind::adamw_8bit) check_replicated_blocks();
+    check_kept_gradients();
     if (optimizer.type != OptimizerKind::muon) return;
     if (!is_given("optimizer.momentum")) optimizer.momentum = 0.95;
     if (!is_given("optimizer.nesterov")) optimizer.nesterov = optimizer.momentum > 0;
+  }
+
+  // Which updates read gradients in bf16. Where the average of weights is validated, fp32 weights lie in their place.
+  void check_kept_gradients() {
+    const OptimizerConfig& optimizer = config_.optimizer;
+    if (!sound({"precision.gradients", "optimizer.ema"}) || config_.precision.gradients == DType::f32) return;
+    const auto& types = types_with_bf16_gradients;
+    if (std::find(types.begin(), types.end(), optimizer.type) == types.end())
+      fault("precision.gradients", "needs optimizer.type = adamw, adamw-8bit, lion or sgd", "\"fp32\"");
+    if (optimizer.ema > 0) fault("precision.gradients", "needs optimizer.ema = 0", "\"fp32\"");
   }
 
   // The learning rates of muP follow from how an update's size depends on that of the gradients: these have updates of

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -114,6 +115,7 @@ struct PrecisionConfig {
   DType compute = DType::f32;   // f32, bf16 or f16: weights, activations and matrix products
   DType residual = DType::f32;  // the residual stream: f32 or compute, which is the default
   DType reduce = DType::f32;    // gradients on their way between data ranks
+  DType gradients = DType::f32;  // with `pure`: what a rank keeps of them, f32 or bf16
   DType linears = DType::f32;   // products of the linears in blocks: compute, which is the default, or f8e4m3 for FP8
   DType weight_gradients = DType::f32;  // factors of gradients of linears' weights in blocks: what linears is, or less
   int64_t loss_scale = 65'536;  // f16: of the first step, a power of two
@@ -122,6 +124,10 @@ struct PrecisionConfig {
 
   bool scales_loss() const { return compute == DType::f16; }
 };
+
+// Whose updates read gradients that are bf16, without an average of the weights.
+inline constexpr std::array types_with_bf16_gradients = {OptimizerKind::adamw, OptimizerKind::adamw_8bit,
+                                                         OptimizerKind::lion, OptimizerKind::sgd};
 
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;

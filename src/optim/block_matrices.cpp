@@ -116,7 +116,8 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
   const ParameterStore& parameters = context_.parameters;
   const int64_t unit = context_.spec.tensors[static_cast<size_t>(matrix.tensor)].unit;
   const UpdateRange range = parameters.update_range(unit);
-  return range.gradients - parameters.summed_gradients().as<float>() + part.in_unit - range.first;
+  const auto* const gradients = reinterpret_cast<const float*>(range.gradients);
+  return gradients - parameters.summed_gradients().as<const float>() + part.in_unit - range.first;
 }
 
 // What comes from the peers for the matrix that this rank works on, and what goes back to them. Those that hold the same

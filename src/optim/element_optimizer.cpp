@@ -31,13 +31,6 @@ int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
   return std::clamp<int64_t>(before - range.first, 0, range.elements);
 }
 
-// Where elements of a box lie in the tensor, from the box's element `first` on.
-IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first) {
-  if (tensor.shape.size() == 1) return {.origin = box.offset[0], .first = first};
-  const int64_t stride = tensor.shape[1];
-  return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
-}
-
 // Offsets are from the unit's range in the update, or, where norms or what comes last is updated apart, from where the
 // tensors begin that are updated together.
 void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
@@ -107,7 +100,7 @@ ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t 
   };
   const UpdateRange range = parameters.update_range(unit);
   ElementUpdate update{.state = context.state,
-                       .gradients = row(range.gradients, DType::f32),
+                       .gradients = row(range.gradients, parameters.sharding().gradients),
                        .master = row(range.master, DType::f32),
                        .columns = {},
                        .weights = row(range.weights, parameters.sharding().compute)};

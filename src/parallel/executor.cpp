@@ -10,7 +10,7 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       program_(program),
       parameters_(parameters),
       place_(place),
-      exchange_(parameters, *place.groups, *place.backend),
+      exchange_(parameters, *place.groups, *place.backend, place.kept),
       links_(program.schedule.options.stages, *place.groups),
       update_(update) {}
 
@@ -68,8 +68,8 @@ LayerCall Executor::call_of(const Action& action) const {
                 .d_output = at(action, Operand::d_output),
                 .d_input = at(action, Operand::d_input),
                 .table_begun = options.tied_head && options.stages.last(),
-                // From ZeRO 2 on a unit's gradients leave after every micro-batch.
-                .accumulate = options.zero < 2 && action.micro_batch > 0,
+                // Those that are made apart leave after every micro-batch.
+                .accumulate = !options.makes_gradients_apart() && action.micro_batch > 0,
                 .fp8_weights = at(action, Operand::prepared_weights),
                 .prepare_weights = false,
                 .workspace = place_.workspace};
@@ -143,7 +143,9 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::reduce:
       return exchange_.begin_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
-      return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch == 0);
+      return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
+    case ActionKind::keep_gradients:
+      return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
     case ActionKind::send_output:
     case ActionKind::await_output_sent:
     case ActionKind::receive_input:

@@ -34,7 +34,6 @@ class ActionObserver {
   virtual void after(const Action& action) = 0;
 };
 
-
 // Where the executors of a rank work; all of it is the caller's.
 struct Workplace {
   std::array<std::byte*, num_memory_classes> arenas{};
@@ -43,6 +42,7 @@ struct Workplace {
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;
   UnitTickets* gathers = nullptr;         // by unit
+  const KeptGradients* kept = nullptr;   // null where gradients are kept as they are made
   MicroBatchUploads* uploads = nullptr;  // null where the backend's memory is the host's
 };
 

@@ -11,11 +11,11 @@ namespace gptrain {
 // One arena each, taken once at start.
 enum class MemoryClass : uint8_t {
   weights,        // in the compute dtype; with fp32 and bf16-pure what updates go to
-  gradients,      // f32
+  gradients,      // f32, or with precision.gradients bf16
   master,         // f32 master weights of mixed precision
   optimizer,      // the columns of the optimizer's state; "moments" in reports, whose keys keep their names
   gathered,       // whole weights of units whose pieces are gathered (ZeRO 3)
-  buckets,        // whole gradients of units whose pieces are kept (ZeRO 2 and 3), and of sums in bf16
+  buckets,        // whole gradients of units of which pieces are kept (ZeRO 2 and 3), or bf16; and of sums in bf16
   fp8_weights,    // copies of blocks' weights for FP8 linears
   activations,    // the residual stream and its gradients, and what units keep between actions
   workspace,      // tensors inside one action, and ops' scratch

@@ -54,8 +54,9 @@ void ParameterExchange::sum_tied() {
     const int64_t first = std::max(sum.first, held.first);
     const int64_t end = std::min(sum.first + sum.count, held.first + held.elements);
     if (first < end) {
+      const DType dtype = parameters_.sharding().gradients;
       lane.all_reduce(groups_.group(LaneKind::gradients, kind_of(sum.group)),
-                      held.gradients + first - held.first, end - first, DType::f32);
+                      held.gradients + (first - held.first) * dtype_bytes(dtype), end - first, dtype);
     }
   }
   lane.wait_all();
@@ -67,6 +68,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   auto* const gradients = reinterpret_cast<float*>(of.whole);
   const Sharding& sharding = parameters_.sharding();
   ticket = Lane::done;
+  if (kept_ != nullptr) kept_->add_kept_to(unit, of.whole);
   for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
     if (sum.group == ReductionGroup::tied) continue;
     Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group));
@@ -110,15 +112,20 @@ void ParameterExchange::widen(int64_t unit, const Gradients& of) {
       Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
 }
 
-void ParameterExchange::await_sum(int64_t unit, const Gradients& of, bool first) {
+void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {
+  kept_->add_own(unit, of.whole, micro_batch);
+}
+
+void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
   groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(unit)]);
   if (parameters_.sharding().narrows_gradients()) widen(unit, of);
+  if (kept_ != nullptr) return kept_->add_sum(unit, of.whole, micro_batch);
   if (parameters_.sharding().zero < 2) return;
   const int64_t piece = parameters_.piece_elements(unit);
   auto* const gradients = reinterpret_cast<float*>(of.whole);
   const Matrix from(gradients + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
-  const Matrix to(parameters_.gradients_piece(unit), DType::f32, 1, piece);
-  if (first) {
+  const Matrix to = parameters_.gradients_piece(unit);
+  if (micro_batch == 0) {
     backend_.run(Cast{.from = from, .to = to});
   } else {
     backend_.run(Add{.from = from, .to = to});

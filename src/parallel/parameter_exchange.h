@@ -7,6 +7,7 @@
 
 #include "ops/backend.h"
 #include "parallel/groups.h"
+#include "parallel/kept_gradients.h"
 #include "parallel/parameters.h"
 
 namespace gptrain {
@@ -21,11 +22,12 @@ using UnitTickets = std::vector<Lane::Ticket>;
 
 class ParameterExchange {
  public:
-  // Borrows everything.
-  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend)
+  // Borrows everything. `kept` is null where gradients are kept as they are made.
+  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend, const KeptGradients* kept)
       : parameters_(parameters),
         groups_(groups),
         backend_(backend),
+        kept_(kept),
         sums_(static_cast<size_t>(parameters.num_units()), Lane::done) {}
 
   // A unit's gradients, f32, and room for them in the dtype that they travel in, where that is narrower.
@@ -35,9 +37,10 @@ class ParameterExchange {
   };
   // Begins to sum the gradients over the groups that the layout names.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the sum. With ZeRO 2 and 3 adds this rank's piece to that of the micro-batches before, or with `first`
-  // begins that sum with it.
-  void await_sum(int64_t unit, const Gradients& of, bool first);
+  // Waits for the sum. With ZeRO 2 and 3 adds this rank's piece to that of the micro-batches before, if there are some.
+  void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);
+  // Adds a micro-batch's gradients to what this rank keeps of those before.
+  void keep(int64_t unit, const Gradients& of, int64_t micro_batch);
   // Sums the gradients of a table that the first and the last stage hold.
   void sum_tied();
 
@@ -48,6 +51,7 @@ class ParameterExchange {
   const ParameterStore& parameters_;
   RankGroups& groups_;
   Backend& backend_;
+  const KeptGradients* kept_;
   UnitTickets sums_;
 };
 

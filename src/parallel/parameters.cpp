@@ -62,6 +62,12 @@ void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t star
 
 }  // namespace
 
+IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first) {
+  if (tensor.shape.size() == 1) return {.origin = box.offset[0], .first = first};
+  const int64_t stride = tensor.shape[1];
+  return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
+}
+
 int64_t StatePiece::count() const { return element_count(shape); }
 
 int64_t StatePiece::column_bytes(const StateColumn& column) const {
@@ -77,7 +83,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.keeps_norms_apart() ? norm_offsets(layout).back() : 0;
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
-          .gradients = (zero >= 2 ? piece : whole) * f32_bytes,
+          .gradients = (zero >= 2 ? piece : whole) * dtype_bytes(sharding.gradients),
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
           .state = state_bytes(columns, layout, zero >= 1)};
 }
@@ -106,7 +112,8 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   UnitParameters whole{
       .weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
       .norms = nullptr,
-      .gradients = sharding_.zero >= 2 ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
+      .gradients = sharding_.makes_gradients_apart() ? whole_gradients
+                                                     : buffers_.gradients + range(unit).offset * f32_bytes};
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
   } else if (!sharding_.keeps_norms_apart()) {
@@ -135,12 +142,12 @@ std::byte* ParameterStore::weights_piece(int64_t unit) const {
 
 int64_t ParameterStore::offset_in_summed(int64_t unit) const { return offset_of_piece(unit, sharding_.zero >= 2); }
 
-float* ParameterStore::gradients_piece(int64_t unit) const {
-  return as_floats(buffers_.gradients, offset_in_summed(unit));
+Matrix ParameterStore::gradients_piece(int64_t unit) const {
+  return summed_gradients().column_range(offset_in_summed(unit), piece_elements(unit));
 }
 
 Matrix ParameterStore::summed_gradients() const {
-  return {buffers_.gradients, DType::f32, 1,
+  return {buffers_.gradients, sharding_.gradients, 1,
           sharding_.zero >= 2 ? layout_.elements / layout_.pieces : layout_.elements};
 }
 
@@ -153,7 +160,7 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
   const bool is_master = sharding_.compute == DType::f32;
   return {.first = whole_unit ? 0 : piece_first(unit),
           .elements = whole_unit ? range(unit).elements : piece_elements(unit),
-          .gradients = as_floats(buffers_.gradients, in_gradients),
+          .gradients = buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
           .master = has_master  ? as_floats(buffers_.master, in_state)
                     : is_master ? as_floats(buffers_.weights, in_weights)
                                 : nullptr,
@@ -259,7 +266,11 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
       float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
       piece.weight = narrow ? nullptr : master + at;
       piece.narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr;
-      piece.gradient = held.gradients + at;
+      if (sharding_.gradients == DType::f32) {
+        piece.gradient = reinterpret_cast<float*>(held.gradients) + at;
+      } else {
+        piece.narrow_gradient = reinterpret_cast<bf16*>(held.gradients) + at;
+      }
     }
     state.push_back(std::move(piece));
   });

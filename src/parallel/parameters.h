@@ -9,6 +9,7 @@
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
 #include "model/model.h"
+#include "ops/element_update.h"
 #include "parallel/state_columns.h"
 
 namespace gptrain {
@@ -22,7 +23,8 @@ namespace gptrain {
 // bytes less for each parameter, of 18. What is not narrowed, and why:
 // - Norms, whose ops read f32 (see NormUse), are some ten thousandths of the parameters. Near 1, bf16 numbers are
 //   2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
-// - Gradients are f32, as in the other precisions: the sum over micro-batches is rounded once, when it is used.
+// - Gradients are f32, as in the other precisions: the sum over micro-batches is rounded once, when it is used. With
+//   `gradients` bf16 that is narrowed, too (see KeptGradients): 2 bytes less, and a whole unit's in f32 while it is made.
 struct Sharding {
   int64_t zero = 0;
   int64_t data_size = 1;
@@ -30,8 +32,11 @@ struct Sharding {
   DType compute = DType::f32;
   DType reduce = DType::f32;  // gradients on their way over the data axis
   bool pure = false;          // compute is bf16, and only norms have masters
+  DType gradients = DType::f32;  // that the rank keeps, of a step so far: f32, or with `pure` bf16
 
   bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
+  // Whether a unit's gradients of a micro-batch are made in f32 beside what the rank keeps.
+  bool makes_gradients_apart() const { return zero >= 2 || gradients != DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }  // else the weights are what updates go to
   // Norms in f32 lie in one buffer for all ranks of the data axis, beside the weights: masters in pieces, and `pure`.
   bool keeps_norms_apart() const { return compute != DType::f32 && (zero >= 1 || pure); }
@@ -40,7 +45,7 @@ struct Sharding {
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
   int64_t weights = 0;    // compute dtype; and f32 norms, where they are kept apart
-  int64_t gradients = 0;  // f32
+  int64_t gradients = 0;  // Sharding::gradients
   int64_t master = 0;     // f32; 0 with f32 weights and without masters
   int64_t state = 0;      // the optimizer's columns, one after the other
 };
@@ -58,9 +63,9 @@ struct ParameterBuffers {
 struct UpdateRange {
   int64_t first;     // elements from the unit's start
   int64_t elements;  // of the range
-  float* gradients;
-  float* master;  // null without masters
-  std::byte* weights;  // compute dtype; null where the master is the weight
+  std::byte* gradients;  // Sharding::gradients
+  float* master;         // null without masters
+  std::byte* weights;    // compute dtype; null where the master is the weight
 };
 
 // Elements of one tensor that a rank holds: a box of the global tensor, in one piece in memory.
@@ -71,7 +76,9 @@ struct StatePiece {
   float* weight = nullptr;
   bf16* narrow_weight = nullptr;
   std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes; null where one has no values for it
-  float* gradient = nullptr;        // of the last step, summed, before clipping
+  // Of the last step, summed, before clipping: in the dtype that they are kept in. The other is null.
+  float* gradient = nullptr;
+  bf16* narrow_gradient = nullptr;
   // Of columns with a value for each block: those of the tensor that the rank has come with one piece. It has no elements
   // where none of them is the rank's to write. Blocks are numbered as in TensorShard.
   int64_t first_block = 0, num_blocks = 0;
@@ -79,6 +86,9 @@ struct StatePiece {
   int64_t count() const;
   int64_t column_bytes(const StateColumn& column) const;  // 0 where it has no values here
 };
+
+// Where elements of a box lie in the tensor, from the box's element `first` on.
+IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first);
 
 // This rank's part of a unit's norms: elements [first, first + count) of the unit. `master` is theirs, also where only
 // norms have masters: then it lies in the buffer of all of them.
@@ -98,17 +108,17 @@ class ParameterStore {
   const ParameterLayout& layout() const { return layout_; }
   int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
-  // The whole unit as its ops see it. Where the rank holds pieces only, its weights (ZeRO 3) lie in `gathered` and its
-  // gradients (ZeRO 2 and 3) in `whole_gradients`, of UnitRange::elements each.
+  // The whole unit as its ops see it. Where the rank holds pieces only, its weights (ZeRO 3) lie in `gathered`, and
+  // where they are made apart, its gradients in `whole_gradients`, of UnitRange::elements each.
   UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
-  // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients.
+  // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients, one row.
   std::byte* weights_piece(int64_t unit) const;
   // Norms in f32 of a unit that are kept apart from its weights: their number (0 where they are not kept apart), this
   // rank's part, and as many zeros in host memory.
   int64_t apart_norm_elements(int64_t unit) const;
   NormPiece norm_piece(int64_t unit) const;
   const float* zeros() const { return zeros_.data(); }
-  float* gradients_piece(int64_t unit) const;
+  Matrix gradients_piece(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
   // What this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
@@ -117,7 +127,7 @@ class ParameterStore {
   const StateColumns& columns() const { return columns_; }
   std::byte* column(size_t column, int64_t unit) const;
 
-  // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it.
+  // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it, in elements.
   Matrix summed_gradients() const;
   int64_t offset_in_summed(int64_t unit) const;
 

@@ -207,6 +207,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
     const Work sum = work(ActionKind::reduce, 1);
     costs[part] = {.sum = sum.collectives,
                    .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
+                   .keep = work(ActionKind::keep_gradients, 1).ops,
                    .gather = work(ActionKind::gather, 1).collectives,
                    .update = work(ActionKind::update, piece).ops};
     if (const auto unit = static_cast<size_t>(part_units[part]); unit < measured.size())
@@ -229,7 +230,8 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
                           .data_size = layout.data,
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
-                          .pure = config.precision.pure};
+                          .pure = config.precision.pure,
+                          .gradients = config.precision.gradients};
   const StateColumns columns = optimizer_columns(config.optimizer);
   UnitBytes bytes{};
   for (size_t part = 0; part < num_unit_parts; ++part) {
@@ -239,7 +241,8 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     const ParameterLayout of_unit = make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
-    if (sharding.zero >= 2) bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
+    if (sharding.makes_gradients_apart())
+      bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
     if (sharding.zero == 3)
       bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
   }

@@ -41,6 +41,7 @@ struct MicroBatchCosts {
 struct UpdateCost {
   double sum = 0;       // of gradients over the data ranks: each time
   double sum_ops = 0;   // ops that belong to a sum
+  double keep = 0;      // of a micro-batch's gradients, where a rank adds them up alone and narrower than they are made
   double gather = 0;    // of weights
   double update = 0;
   double measure = 0;   // a pass before all updates, where the optimizer looks at whole tensors first (Optimizer::measure)
@@ -49,7 +50,7 @@ using UpdateCosts = std::array<UpdateCost, num_unit_parts>;
 
 struct PartBytes {
   int64_t parameters = 0;        // weights, gradients, master weights, optimizer state
-  int64_t whole_gradients = 0;   // of one unit, where they are a buffer of their own (ZeRO 2 and 3)
+  int64_t whole_gradients = 0;   // of one unit, where they are a buffer of their own (makes_gradients_apart)
   int64_t whole_weights = 0;     // likewise (ZeRO 3)
 };
 using UnitBytes = std::array<PartBytes, num_unit_parts>;

@@ -257,7 +257,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
     sum.backward += count * cost.backward;
     sum.exposed_tensor += count * cost.exposed_tensor;
     gradients += count * update[part].sum;
-    sum_ops += count * update[part].sum_ops;
+    sum_ops += count * (layout.zero < 2 ? update[part].keep : update[part].sum_ops);
   };
   int64_t recomputed = 0;
   if (mixes(layout)) {
@@ -274,7 +274,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   sum.backward_input += gradient;
   sum.backward += gradient;
   sum.exposed_tensor += input + gradient;
-  if (layout.zero < 2) gradients = sum_ops = 0;
+  if (layout.zero < 2) gradients = 0;
   double before_forward = 0, before_backward = 0;  // gathers
   double later = 0;                                // of the sums
   if (layout.zero >= 2) {

@@ -149,11 +149,15 @@ namespace {
 
 struct Precision {
   std::string_view name;
-  std::string_view compute;  // as in configs
-  bool fp8 = false;          // linears
+  std::string_view compute;    // as in configs
+  std::string_view more = "";  // a setting
 };
-constexpr std::array<Precision, 5> precisions = {
-    {{"fp32", "fp32"}, {"bf16", "bf16"}, {"fp16", "fp16"}, {"bf16-pure", "bf16-pure"}, {"bf16, fp8 linears", "bf16", true}}};
+constexpr std::array<Precision, 6> precisions = {{{"fp32", "fp32"},
+                                                  {"bf16", "bf16"},
+                                                  {"fp16", "fp16"},
+                                                  {"bf16-pure", "bf16-pure"},
+                                                  {"bf16-pure, bf16 gradients", "bf16-pure", "precision.gradients=bf16"},
+                                                  {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
 // What a family's model is trained with: what the study says of it, and its settings.
@@ -224,7 +228,7 @@ void add_fits(Study& study, const Machine& machine, const std::string& family, c
       FitRow row{.values = {optimizer, std::string(precision.name), std::string(recompute)},
                  .settings = {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
                               fmt::format("memory.recompute={}", recompute)}};
-      if (precision.fp8) row.settings.emplace_back("precision.linears=fp8");
+      if (!precision.more.empty()) row.settings.emplace_back(precision.more);
       // A precision that the device has not is refused once.
       const bool refused = !refusal_of(family, row, target, gpus).empty();
       if (refused) row.values.back() = "-";

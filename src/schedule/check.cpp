@@ -111,6 +111,7 @@ class Checker {
       return;
     const bool of_parameters = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights ||
                                a.kind == ActionKind::reduce || a.kind == ActionKind::await_gradients ||
+                               a.kind == ActionKind::keep_gradients ||
                                a.kind == ActionKind::sum_tied || a.kind == ActionKind::update;
     require(a.unit < 0 || (of_parameters ? schedule_.options.holds(a.unit) : schedule_.options.stages.runs(a.unit)),
             "the unit is not on stage {}", schedule_.options.stages.stage);
@@ -193,6 +194,7 @@ class Checker {
   void check_order(const Action& a) {
     const int32_t zero = schedule_.options.zero;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
+                               a.kind != ActionKind::keep_gradients &&
                                a.kind != ActionKind::sum_tied && a.kind != ActionKind::update;
     if (reads_weights && (zero == 1 || zero == 2)) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
@@ -214,6 +216,14 @@ class Checker {
       case ActionKind::reduce:
         for (int32_t m = zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m)
           require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
+        for (int32_t m = 0; schedule_.options.keeps_narrow && zero < 2 && m < a.micro_batch; ++m)
+          require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are kept", m);
+        return;
+      case ActionKind::keep_gradients:
+        require(zero < 2 && a.micro_batch + 1 < schedule_.options.micro_batches, "it is the ranks' sum that is kept");
+        require(has_all_gradients(a.micro_batch, a.unit), "before the gradients of micro-batch {}", a.micro_batch);
+        require(a.micro_batch == 0 || done(ActionKind::keep_gradients, a.micro_batch - 1, a.unit),
+                "before those of micro-batch {} are kept", a.micro_batch - 1);
         return;
       case ActionKind::await_gradients:
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");

@@ -57,7 +57,7 @@ std::vector<ParameterTraffic::Claim>::iterator ParameterTraffic::find_claim(int3
 }
 
 int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
-  if (schedule_.options.zero < 2) return -1;
+  if (!schedule_.options.makes_gradients_apart()) return -1;
   const auto claimed = find_claim(unit, micro_batch);
   if (claimed != claims_.end()) return claimed->buffer;
   make_room_for_sum_of(unit);
@@ -68,10 +68,11 @@ int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
 }
 
 void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
-  const bool last = micro_batch + 1 == schedule_.options.micro_batches;
-  if (schedule_.options.zero < 2 && !last) return;
-  Action action{.kind = ActionKind::reduce, .micro_batch = micro_batch, .unit = unit};
-  if (schedule_.options.narrow_sums) {
+  const ScheduleOptions& options = schedule_.options;
+  const bool sums = options.zero >= 2 || micro_batch + 1 == options.micro_batches;
+  if (!sums && !options.makes_gradients_apart()) return;
+  Action action{.kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
+  if (sums && options.narrow_sums) {
     make_room_for_sum_of(unit);
     action[Operand::narrow_gradients] = static_cast<int32_t>(schedule_.buffers.size());
     schedule_.buffers.push_back({.kind = BufferKind::narrow_gradients, .micro_batch = micro_batch, .unit = unit});
@@ -82,7 +83,9 @@ void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
     claims_.erase(claimed);
   }
   schedule_.actions.push_back(action);
+  if (!sums) return;
   sums_.push_back({unit, micro_batch, action[Operand::whole_gradients], action[Operand::narrow_gradients]});
+  if (options.sums_alone) await(sums_.size() - 1);
 }
 
 void ParameterTraffic::await_all_gradients() {

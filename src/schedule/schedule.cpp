@@ -19,6 +19,7 @@ std::string_view action_name(ActionKind kind) {
                                                                     "await_weights",
                                                                     "reduce",
                                                                     "await_gradients",
+                                                                    "keep_gradients",
                                                                     "send_output",
                                                                     "await_output_sent",
                                                                     "receive_input",
@@ -120,7 +121,7 @@ bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand op
     case Operand::weights:
       return schedule.options.zero == 3;
     case Operand::whole_gradients:
-      return schedule.options.zero >= 2;
+      return schedule.options.makes_gradients_apart();
     case Operand::prepared_weights:
       return unit.prepares_weights;
     case Operand::narrow_gradients:
@@ -186,6 +187,8 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
       return sum_access(operand, true);
     case ActionKind::await_gradients:
       return sum_access(operand, false);
+    case ActionKind::keep_gradients:
+      return operand == Operand::whole_gradients ? Access::read : Access::none;
     default:
       return Access::none;
   }

@@ -30,6 +30,7 @@ enum class ActionKind : uint8_t {
   await_weights,    // unit u: waits until they are there
   reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
   await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
+  keep_gradients,   // unit u: adds a micro-batch's gradients to the rank's, which are kept in a narrower dtype
   // Transfers between stages: the first of two begins one, the second waits until it is over.
   send_output,         // unit u: its output to the stage of unit u + 1
   await_output_sent,
@@ -72,7 +73,7 @@ enum class BufferKind : uint8_t {
   stream_gradient,   // the gradient of the stream that leaves the unit
   weights,           // whole weights, gathered from pieces (ZeRO 3)
   prepared_weights,  // copies of weights that products read in their place (FP8)
-  whole_gradients,   // gradients of the whole unit, of which the rank keeps a piece (ZeRO 2 and 3)
+  whole_gradients,   // gradients of the whole unit, of which the rank keeps a piece (ZeRO 2 and 3), or a narrower copy
   narrow_gradients,  // gradients in the narrower dtype that they travel in
   count
 };
@@ -137,7 +138,11 @@ struct ScheduleOptions {
   bool narrow_sums = false;  // gradients are summed in a narrower dtype than they are kept in
   bool tied_head = false;
   bool joint_backward = false;  // `backward` in place of its two halves, where the pipeline's schedule has them together
+  bool keeps_narrow = false;  // gradients are kept in a narrower dtype than they are made in
+  bool sums_alone = false;    // no other rank has gradients for a sum: it is awaited where it begins
 
+  // Whether a micro-batch's gradients are made beside those that are kept.
+  bool makes_gradients_apart() const { return zero >= 2 || keeps_narrow; }
   // Whether this stage holds the unit's parameters: it runs the unit, or is the last one, whose loss reads the table of
   // a tied head.
   bool holds(int32_t unit) const {

@@ -47,6 +47,10 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
   }
   if (config.precision.compute == DType::bf16 && !config.precision.pure)
     add("precision.compute = \"bf16-pure\"", [](RunConfig& run) { run.precision.pure = true; });
+  const auto& types = types_with_bf16_gradients;
+  if (config.precision.pure && config.precision.gradients == DType::f32 && config.optimizer.ema == 0 &&
+      std::find(types.begin(), types.end(), config.optimizer.type) != types.end())
+    add("precision.gradients = \"bf16\"", [](RunConfig& run) { run.precision.gradients = DType::bf16; });
   if (config.memory.loss_chunk_tokens > small_chunk ||
       (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
     add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),

@@ -52,18 +52,22 @@ Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
           groups.copy_rank(),
           config.precision.compute,
           config.precision.reduce,
-          config.precision.pure};
+          config.precision.pure,
+          config.precision.gradients};
 }
 
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   const UnitChoices& choices = design.choices;
+  const bool keeps_narrow = design.sharding.gradients != DType::f32;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(design.layout.units.size()),
                           .stages = design.stages,
                           .zero = static_cast<int32_t>(design.sharding.zero),
                           .narrow_sums = design.sharding.narrows_gradients(),
                           .tied_head = design.config.model.tied_head,
-                          .joint_backward = design.tensor.size > 1};
+                          .joint_backward = design.tensor.size > 1,
+                          .keeps_narrow = keeps_narrow,
+                          .sums_alone = keeps_narrow && design.sharding.data_size == 1 && design.tensor.size == 1};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
@@ -89,10 +93,10 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
     of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
     // What the schedule has no use for is nothing, so that ranks that differ in it alone have equal programs.
     const bool gathers = design.sharding.zero == 3;
-    const bool keeps_pieces = design.sharding.zero >= 2;
+    const bool apart = design.sharding.makes_gradients_apart();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
-    of(BufferKind::whole_gradients).push_back(keeps_pieces ? align_up(elements * dtype_bytes(DType::f32)) : 0);
+    of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
     of(BufferKind::narrow_gradients)
         .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
   }
@@ -241,7 +245,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   memory[MemoryClass::state] = align_up(sizeof(StepState)) +
                                StepAgreement::table_bytes(design.spec, design.shards, store) +
-                               optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store);
+                               optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store) +
+                               KeptGradients::table_bytes(design.spec, design.shards, store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

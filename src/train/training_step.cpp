@@ -9,47 +9,13 @@
 #include "base/philox.h"
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
+#include "train/choosing_pass.h"
 
 namespace gptrain {
 namespace {
 
 constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
 constexpr int64_t fill_bytes = int64_t{4} << 20;
-
-// Leaves out what is not a unit's own work: collectives between data ranks, the norm and the update.
-class ComputeOnly final : public ActionObserver {
- public:
-  bool before(const Action& action) override {
-    switch (action.kind) {
-      case ActionKind::load:
-      case ActionKind::forward:
-      case ActionKind::forward_again:
-      case ActionKind::recompute:
-      case ActionKind::loss:
-      case ActionKind::evaluate:
-      case ActionKind::backward_input:
-      case ActionKind::backward_weight:
-      case ActionKind::backward:
-        return true;
-      default:
-        return false;
-    }
-  }
-  void after(const Action&) override {}
-};
-
-// Micro-batches of token 0, for steps whose values nobody looks at.
-class NoTokens final : public MicroBatchSource {
- public:
-  explicit NoTokens(const StepShape& shape)
-      : memory_(static_cast<size_t>(shape.micro_batch().bytes())),
-        view_(MicroBatch::at(memory_.data(), shape.micro_batch())) {}
-  const MicroBatch& next() override { return view_; }
-
- private:
-  std::vector<std::byte> memory_;
-  MicroBatch view_;
-};
 
 }  // namespace
 
@@ -90,6 +56,12 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   optimizer_ =
       optimizer.make(config.optimizer, context, config.run.seed,
                      tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_));
+  if (design_->sharding.gradients != DType::f32) {
+    std::byte* const after = tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_) +
+                             optimizer.table_bytes(design_->spec, design_->shards, *parameters_);
+    kept_ = std::make_unique<KeptGradients>(design_->spec, design_->shards, *parameters_, config.run.seed,
+                                            config.batch.accumulation, after, state_, backend_);
+  }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
@@ -103,6 +75,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .backend = &backend_,
                         .groups = &groups_,
                         .gathers = &gathers_,
+                        .kept = kept_.get(),
                         .uploads = uploads_.get()};
   executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
   evaluation_executor_ =

@@ -137,6 +137,7 @@ class TrainingStep {
   std::unique_ptr<Model> model_, evaluation_model_;
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<KeptGradients> kept_;  // null where gradients are kept as they are made
   std::unique_ptr<StepUpdate> update_;  // the two of them
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };

@@ -187,6 +187,14 @@ class Pure(CheckpointCase):
         for pattern in [r"(?m)^weight/embedding\.token +\[257, 8\] +bf16 +1$", r"(?m)^exp_avg/embedding\.token .* f32 +1$",
                         r"(?m)^weight/blocks\.0\.norm1\.weight +\[8\] +f32 +1$"]:
             self.assertRegex(text, pattern)
+        # The random bits of gradients' sums, too, are those of a run without a break.
+        narrow = [*pure, *overrides("precision.gradients=bf16", "run.out=narrow")]
+        self.train(self.config, *narrow, "--steps", "3")
+        self.train(self.config, *narrow, "--resume")
+        self.train(self.config, *narrow, *overrides("run.out=unbroken"))
+        self.assert_same_steps(self.records("narrow"), self.records("unbroken"))
+        self.assert_same_checkpoint(self.checkpoint(6, "narrow"), self.checkpoint(6, "unbroken"))
+        self.assertNotEqual(self.records("narrow")[-1]["loss"], self.records("whole")[-1]["loss"])
         self.refuse(USAGE, ['precision.compute: "bf16-pure" in the checkpoint, "bf16" in the config'],
                     "train", self.config, "--resume", *overrides("run.out=whole", "precision.compute=bf16"))
         generated = self.succeed("generate", "--checkpoint", "whole", "--prompt", "ab", "--tokens", "9")

@@ -40,6 +40,7 @@ FAULTS = [
     ("data.skip_samples", "4", "must be an array of ranges of samples (try"),
     ("run.validate_ema", "true", "has no effect unless optimizer.ema is greater than 0 and data.validation names a source"),
     ("run.rollback", "4.0", "must be an object (try"),
+    ("precision.gradients", '"bf16"', "has no effect unless precision.compute is bf16-pure (try leaving it out)"),
     ("optimizer.lr", "0", "must be greater than 0 and at most 10 (try"),
     ("optimizer.lr", '"high"', "must be a number (try"),
     ("optimizer.betas", "[0.9]", "must be an array of two numbers (try [0.9,0.95])"),

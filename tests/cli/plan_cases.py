@@ -170,11 +170,12 @@ class Comparisons(PlanCase):
         self.assertEqual([point["memory.recompute"] for point in words], ["none", "block"])
         self.assertGreater(links[0]["step_seconds"], links[-1]["step_seconds"])
         fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
-        self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16, fp8 linears"])
+        self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16-pure, bf16 gradients", "bf16, fp8 linears"])
         self.assertTrue(all(point.get("fits", True) for point in fit))
         self.assertEqual({point["optimizer"] for point in fit}, {"adamw"})
         both = self.plan("--fit", "a100-40g", "--optimizer", "lamb,sgd")["points"]
-        self.assertEqual([point["optimizer"] for point in both], ["lamb"] * 10 + ["sgd"] * 10)
+        self.assertEqual([point["optimizer"] for point in both], ["lamb"] * 11 + ["sgd"] * 13)
+        self.assertIn("precision.gradients", both[9]["refused"])
         self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
         self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 

@@ -200,6 +200,7 @@ TEST_CASE("a step on the device has the events of its plan, copies too") {
                             {1, 2, {"parallel.zero=2", "precision.compute=bf16", "optimizer.type=lamb"}},
                             {2, 1, {"precision.compute=bf16", "optimizer.type=muon"}},
                             {1, 2, {"parallel.zero=1", "optimizer.type=adamw-8bit"}},
+                            {1, 2, {"parallel.zero=0", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
                             {2, 1, {"parallel.sequence=true", "memory.recompute=block"}}};
   for (const Layout& layout : layouts) {
     INFO(layout.name());

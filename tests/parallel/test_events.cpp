@@ -40,6 +40,7 @@ const Layout layouts[] = {
     {Family::llama, 1, 2, {"parallel.zero=3", "precision.compute=bf16", "memory.recompute=block"}},
     {Family::llama, 2, 1, {"memory.recompute=selective", "parallel.sequence=true", "model.sequence_length=18"}},
     {Family::gpt2, 1, 2, {"memory.recompute=selective", "parallel.zero=3", "precision.compute=bf16"}},
+    {Family::gpt2, 1, 2, {"parallel.zero=1", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
     {Family::llama, 2, 2, {"parallel.zero=3", "parallel.sequence=true", "model.sequence_length=18"}},
     {Family::gpt2, 1, 1, {"memory.recompute=block"}, 2},
     {Family::llama, 2, 1, {"parallel.zero=0", "precision.compute=bf16"}, 2},

@@ -13,6 +13,7 @@
 #include "checkpoint/folder.h"
 #include "comm/world.h"
 #include "model_fixture.h"
+#include "parameter_formula.h"
 #include "poisoning_backend.h"
 #include "ranks.h"
 #include "train/inference.h"
@@ -28,79 +29,14 @@ using namespace gptrain::testing;
 
 namespace {
 
-int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
-  return (count + multiple - 1) / multiple * multiple;
-}
-
-// Elements of a rank's units, from the model's sizes alone: t tensor ranks, d data ranks.
-struct Elements {
-  int64_t embedding, block, head;                    // of the whole unit
-  int64_t embedding_norms, block_norms, head_norms;  // of which norms
-  int64_t block_vectors;                             // norms and biases
-  int64_t num_layers;
-  int64_t unit_multiple;  // what units start at multiples of
-
-  int64_t all() const { return padded(embedding, unit_multiple) + num_layers * padded(block, unit_multiple) + head; }
-  int64_t norms() const { return embedding_norms + num_layers * block_norms + head_norms; }
-  // One slot for each of embedding and head, two for blocks.
-  int64_t slots() const { return embedding + head + 2 * block; }
-};
-
-Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
-  const int64_t h = m.hidden_size, f = m.ffn_hidden_size / t;
-  const int64_t heads = m.num_heads / t;
-  const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: replicas
-  const int64_t qkv = (heads + 2 * kv_heads) * m.head_size;
-  const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
-  const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;
-  const int64_t biases = m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
-  const int64_t norm = padded(h) * (m.bias && m.norm == NormKind::layernorm ? 2 : 1);
-  const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size) : 0;
-  Elements e{};
-  e.num_layers = m.num_layers;
-  e.block_norms = 2 * norm + head_norms;
-  e.block_vectors = e.block_norms + biases;
-  e.head_norms = norm;
-  e.embedding = padded(vocabulary) + (m.positions == PositionKind::learned ? padded(m.sequence_length * h) : 0);
-  e.block =
-      e.block_norms + padded(qkv * h) + padded(h * heads * m.head_size) + padded(ffn_in * h) + padded(h * f) + biases;
-  e.head = e.head_norms + (m.tied_head ? 0 : padded(vocabulary));
-  for (int64_t* unit : {&e.embedding, &e.block, &e.head}) *unit = padded(*unit, segment_multiple * d);
-  e.unit_multiple = unit_multiple * d;
-  return e;
-}
-
-// Bytes of a rank's parameters by class: everything is divided by the data size that the stage shares.
-MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
-  const Elements e = elements_of(config.model, config.parallel.tensor, data_size);
-  const int64_t zero = data_size > 1 ? config.parallel.zero : 0;
-  const bool mixed = config.precision.compute != DType::f32;
-  const int64_t compute_bytes = mixed ? 2 : 4;
-  const auto share = [&](int64_t from_stage) { return zero >= from_stage ? e.all() / data_size : e.all(); };
-  MemoryPlan plan;
-  plan[MemoryClass::weights] = compute_bytes * share(3) + (mixed && zero >= 1 ? 4 * e.norms() : 0);
-  plan[MemoryClass::gradients] = 4 * share(2);
-  plan[MemoryClass::master] = mixed ? 4 * share(1) : 0;
-  plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::lars ? 4 : 8) * share(1);
-  if (config.optimizer.type == OptimizerKind::muon) {
-    // The second moments of what is in no matrix of a block, which the first piece of a block begins with.
-    const int64_t pieces = zero >= 1 ? data_size : 1;
-    const int64_t of_blocks = e.num_layers * std::min(e.block_vectors, e.block / pieces);
-    plan[MemoryClass::optimizer] = 4 * share(1) + 4 * ((e.embedding + e.head) / pieces + of_blocks);
-  }
-  plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
-  const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
-  plan[MemoryClass::buckets] = (zero >= 2 ? 4 * e.slots() : 0) + (narrowed ? 2 * e.slots() : 0);
-  return plan;
-}
-
 constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::gradients, MemoryClass::master,
                                              MemoryClass::optimizer, MemoryClass::gathered,  MemoryClass::buckets};
 
 const std::vector<std::string> precisions[] = {
     {"precision.compute=fp32", "optimizer.type=lars"}, {"precision.compute=bf16"},
     {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"},
-    {"precision.compute=bf16", "optimizer.type=muon"}};
+    {"precision.compute=bf16", "optimizer.type=muon"},
+    {"precision.compute=bf16-pure", "precision.gradients=bf16"}};
 
 struct Layout {
   int64_t tensor, data, zero;
@@ -146,7 +82,10 @@ RunConfig config_of(Family family, const Layout& layout, std::vector<std::string
 int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   int64_t end = 0;
   for (const StatePiece& piece : step.state()) {
-    end = std::max(end, reinterpret_cast<const std::byte*>(piece.gradient + piece.count()) - arena.data());
+    const auto* const last = piece.gradient != nullptr
+                                 ? reinterpret_cast<const std::byte*>(piece.gradient + piece.count())
+                                 : reinterpret_cast<const std::byte*>(piece.narrow_gradient + piece.count());
+    end = std::max(end, last - arena.data());
   }
   return end;
 }
@@ -278,12 +217,14 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
     for (std::vector<std::string> overrides : precisions) {
       if (family == Family::llama && overrides.front() == "precision.compute=fp32")
         overrides.push_back("precision.weight_gradients=bf16");
+      const bool narrow_gradients = overrides.back() == "precision.gradients=bf16";
       overrides.push_back("model.dropout=0.1");
-      overrides.push_back(family == Family::llama ? "optimizer.ema=0.9"
-                                                  : fmt::format("memory.activation_bits={}", 2 + bits++ % 3));
+      overrides.push_back(family == Family::gpt2 ? fmt::format("memory.activation_bits={}", 2 + bits++ % 3)
+                          : narrow_gradients     ? "optimizer.type=lion"
+                                                 : "optimizer.ema=0.9");
       for (const Layout& layout : layouts()) {
         const int64_t world_size = layout.tensor * layout.data;
-        if (world_size == 1 || world_size > 6) continue;
+        if ((world_size == 1 && !narrow_gradients) || world_size > 6) continue;
         INFO(layout.name() << " " << overrides.front());
         std::vector<std::string> all = overrides;
         // Whole sequences: two of them have no thirds.

@@ -411,9 +411,9 @@ TEST_CASE("the same bits every time, in whatever order threads run") {
 
 // AdamW's first step hardly depends on how sums are rounded; with other random bits a third of the weights would
 // differ.
-TEST_CASE("weights without masters are rounded by the CPU's random bits") {
+TEST_CASE("weights without masters, and gradients in bf16, are rounded by the CPU's random bits") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const RunConfig config = small_config(family, {"precision.compute=bf16-pure"});
+    const RunConfig config = small_config(family, {"precision.compute=bf16-pure", "precision.gradients=bf16"});
     Trainer on_cuda(config, cuda()), on_cpu(config, cpu());
     CHECK(on_cuda.took_what_was_planned());
     CHECK(on_cuda.state() == on_cpu.state());

@@ -71,6 +71,7 @@ const std::map<std::string, Sample> samples = {
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},
     {"precision.reduce", {R"("bf16")", {}}},
+    {"precision.gradients", {R"("bf16")", {"precision.compute=bf16-pure"}}},
     {"precision.linears", {R"("fp8")", {"precision.compute=bf16"}}},
     {"precision.weight_gradients", {R"("bf16")", {}}},
     {"precision.loss_scale", {"1024", {"precision.compute=fp16"}}},

@@ -1,4 +1,6 @@
 // Faults between keys, derived values, and what may change on resume.
+#include <fmt/format.h>
+
 #include "config/elastic.h"
 #include "support.h"
 
@@ -77,6 +79,22 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
   CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})) ==
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
+}
+
+TEST_CASE("gradients are kept in bf16 with bf16-pure, and for updates that read them") {
+  const auto with = [](Overrides more) {
+    more.insert(more.begin(), {"precision.compute=bf16-pure", "precision.gradients=bf16"});
+    return more;
+  };
+  for (const char* type : {"adamw", "adamw-8bit", "lion", "sgd"})
+    CHECK(parse(with({fmt::format("optimizer.type={}", type)})).precision.gradients == DType::bf16);
+  for (const char* type : {"lamb", "lars", "muon"})
+    CHECK(fault(with({fmt::format("optimizer.type={}", type)})) ==
+          R"(precision.gradients = "bf16": needs optimizer.type = adamw, adamw-8bit, lion or sgd (try "fp32"))");
+  CHECK(fault(with({"optimizer.ema=0.9"})) == R"(precision.gradients = "bf16": needs optimizer.ema = 0 (try "fp32"))");
+  CHECK(fault({"precision.compute=bf16", "precision.gradients=bf16"}) ==
+        R"(precision.gradients = "bf16": has no effect unless precision.compute is bf16-pure (try leaving it out))");
+  CHECK(resume_conflicts(parse({"precision.compute=bf16-pure"}), parse(with({}))).empty());
 }
 
 TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every tensor rank") {

@@ -306,6 +306,29 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   CHECK(text.find("2.50 epochs") != std::string::npos);
 }
 
+TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six bytes, and two scales for each 256") {
+  const auto plan_with = [](const char* gradients) {
+    return plan_step(preset_config("llama-7b", {"precision.compute=bf16-pure", gradients, "optimizer.type=adamw-8bit"}),
+                     cpu_target());
+  };
+  const StepPlan plan = plan_with("precision.gradients=bf16"), wide = plan_with("precision.gradients=fp32");
+  int64_t large = 0, norms = 0;
+  for (const TensorSpec& tensor : plan.design->spec.tensors) (tensor.has_block_state() ? large : norms) += tensor.count();
+  REQUIRE(large + norms == plan.design->spec.parameters());
+  const auto state_bytes = [](const MemoryPlan& memory) {
+    return memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
+           memory[MemoryClass::optimizer];
+  };
+  // Norms have masters and moments in f32 besides.
+  CHECK(state_bytes(plan.memory().arenas) == 6 * large + 8 * large / 256 + (2 + 2 + 4 + 8) * norms);
+  CHECK(state_bytes(wide.memory().arenas) - state_bytes(plan.memory().arenas) == 2 * (large + norms));
+  // On a rank alone one unit after the other has its gradients in f32 for a while.
+  int64_t largest = 0;
+  for (const UnitRange& unit : plan.design->layout.units) largest = std::max(largest, unit.elements);
+  CHECK(wide.memory().arenas[MemoryClass::buckets] == 0);
+  CHECK(plan.memory().arenas[MemoryClass::buckets] == 4 * largest);
+}
+
 TEST_CASE("a plan that does not fit names what is missing and what would help") {
   const auto shortage_on = [](const RunConfig& config, Target target, int64_t gib, int64_t world_size = 1) {
     const StepPlan plan = plan_step(config, target, world_size);

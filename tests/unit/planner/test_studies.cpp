@@ -71,7 +71,7 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
 TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
   const Machine machine = a100();
   const Study study = fit_models(machine, "gpt", {"adamw"}, 1);
-  REQUIRE(study.points.size() == 10);
+  REQUIRE(study.points.size() == 13);
   std::vector<int64_t> sizes;
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;
@@ -79,21 +79,22 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
     CHECK(static_cast<double>(point.result->peak_bytes) > 0.8 * static_cast<double>(study.room_bytes));
     sizes.push_back(point.parameters);
   }
-  // fp32, bf16 and bf16-pure, each without, with selective, and with whole recomputation; FP8 an A100 has not.
-  REQUIRE(sizes.size() == 9);
-  for (const size_t i : {0, 3, 6}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
-  CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5]));
-  CHECK(study.points[9].refused.find("FP8") != std::string::npos);
+  // fp32, bf16, bf16-pure and that with bf16 gradients, each without, with selective, and with whole recomputation; FP8 an
+  // A100 has not.
+  REQUIRE(sizes.size() == 12);
+  for (const size_t i : {0, 3, 6, 9}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
+  CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5] && sizes[11] > sizes[8]));
+  CHECK(study.points[12].refused.find("FP8") != std::string::npos);
 }
 
 TEST_CASE("with one moment instead of two larger models fit") {
   const Machine machine = a100();
   const Study study = fit_models(machine, "gpt", {"adamw", "lion"}, 1);
-  REQUIRE(study.points.size() == 20);
-  for (size_t i = 0; i < 9; ++i) {
+  REQUIRE(study.points.size() == 26);
+  for (size_t i = 0; i < 12; ++i) {
     CHECK(study.points[i].values.front() == "adamw");
-    CHECK(study.points[10 + i].values.front() == "lion");
-    CHECK(study.points[10 + i].parameters > study.points[i].parameters);
+    CHECK(study.points[13 + i].values.front() == "lion");
+    CHECK(study.points[13 + i].parameters > study.points[i].parameters);
   }
 }
 

@@ -1,0 +1,102 @@
+#include "parallel/kept_gradients.h"
+
+#include <algorithm>
+
+#include "model/record.h"
+#include "model/spec/init.h"
+
+namespace gptrain {
+namespace {
+
+// Adds those of elements [first, first + elements) of the unit.
+void add_kept_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+                       uint64_t seed, int64_t unit, int64_t first, int64_t elements,
+                       std::vector<KeptSegment>& segments) {
+  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+  for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+    const auto tensor = static_cast<size_t>(i);
+    for (const ShardBox& box : shards[tensor].boxes) {
+      const int64_t in_unit = layout.segments[tensor].offset - range.offset + box.local_offset;
+      const int64_t from = std::max(first, in_unit);
+      const int64_t to = std::min(first + elements, in_unit + box.count());
+      if (from < to)
+        segments.push_back({.offset = from - first,
+                            .count = to - from,
+                            .key = tensor_key(spec.tensors[tensor], seed, RandomUse::gradient_rounding),
+                            .map = index_map(spec.tensors[tensor], box, from - in_unit)});
+    }
+  }
+}
+
+}  // namespace
+
+// A rank that updates whole units has one range of each, else its piece; with ZeRO 1 it has both.
+int64_t KeptGradients::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                   const ParameterStore& parameters) {
+  const Sharding& sharding = parameters.sharding();
+  if (sharding.gradients == DType::f32) return 0;
+  std::vector<KeptSegment> segments;
+  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+    const UpdateRange updated = parameters.update_range(unit);
+    add_kept_segments(spec, shards, parameters.layout(), 0, unit, updated.first, updated.elements, segments);
+    if (sharding.zero == 1)
+      add_kept_segments(spec, shards, parameters.layout(), 0, unit, 0,
+                        parameters.layout().units[static_cast<size_t>(unit)].elements, segments);
+  }
+  return align_up(static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
+}
+
+KeptGradients::KeptGradients(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                             const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
+                             const StepState* state, Backend& backend)
+    : sharding_(parameters.sharding()),
+      micro_batches_(micro_batches),
+      segments_(reinterpret_cast<const KeptSegment*>(table)),
+      state_(state),
+      backend_(backend) {
+  std::vector<KeptSegment> segments;
+  const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* kept) {
+    const size_t first_segment = segments.size();
+    add_kept_segments(spec, shards, parameters.layout(), seed, unit, first, elements, segments);
+    return Range{first, elements, kept, first_segment, segments.size()};
+  };
+  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+    const UpdateRange updated = parameters.update_range(unit);
+    summed_.push_back(range_of(unit, updated.first, updated.elements, updated.gradients));
+    if (sharding_.zero == 0) own_.push_back(summed_.back());
+    if (sharding_.zero == 1)
+      own_.push_back(range_of(unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
+                              updated.gradients - updated.first * dtype_bytes(sharding_.gradients)));
+  }
+  backend.upload(table, segments.data(), static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
+}
+
+void KeptGradients::add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const {
+  if (range.first_segment == range.end_segment) return;
+  backend_.run(KeepGradients{
+      .segments = segments_ + range.first_segment,
+      .num_segments = static_cast<int64_t>(range.end_segment - range.first_segment),
+      .state = state_,
+      .gradients = Matrix(whole + range.first * dtype_bytes(DType::f32), DType::f32, 1, range.elements),
+      .kept = Matrix(range.kept, sharding_.gradients, 1, range.elements),
+      .accumulate = accumulate,
+      .draw = static_cast<uint32_t>(draw)});
+}
+
+void KeptGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {
+  add(own_[static_cast<size_t>(unit)], whole, micro_batch > 0, sharding_.data_rank * micro_batches_ + micro_batch);
+}
+
+void KeptGradients::add_kept_to(int64_t unit, std::byte* whole) const {
+  if (sharding_.zero >= 2 || micro_batches_ == 1) return;
+  const Range& own = own_[static_cast<size_t>(unit)];
+  if (own.elements > 0)
+    backend_.run(Add{.from = Matrix(own.kept, sharding_.gradients, 1, own.elements),
+                     .to = Matrix(whole, DType::f32, 1, own.elements)});
+}
+
+void KeptGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const {
+  add(summed_[static_cast<size_t>(unit)], whole, sharding_.zero >= 2 && micro_batch > 0, micro_batch);
+}
+
+}  // namespace gptrain
