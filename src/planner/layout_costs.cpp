@@ -50,12 +50,13 @@ int64_t first_rank(const Mesh& mesh, size_t stage) {
 
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
 
-// Of the unit's buffers of the middle micro-batch those that are alive in an action.
+// Of the unit's buffers of the middle micro-batch those that are alive in an action, but for gradients of weights, which
+// one unit after the other has.
 int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
   int64_t bytes = 0;
   for (const Buffer& buffer : program.schedule.buffers) {
     if (buffer.unit == unit && buffer.micro_batch == middle_micro_batch && buffer.first <= action &&
-        buffer.last >= action)
+        buffer.last >= action && buffer.kind != BufferKind::whole_gradients)
       bytes += program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(unit)];
   }
   return bytes;
