@@ -351,6 +351,12 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
 
   const std::string too_large = shortage_on(config, cpu_target(), 4);
   CHECK(has(too_large, "\"bf16-pure\": "));
+  CHECK(!has(too_large, "precision.gradients"));
+  for (const char* optimizer : {"adamw-8bit", "lamb"}) {
+    const RunConfig pure = preset_config(
+        "gpt2-1.5b", {"precision.compute=bf16-pure", "optimizer.type=" + std::string(optimizer)});
+    CHECK(has(shortage_on(pure, cpu_target(), 4), "precision.gradients = \"bf16\": ") == (optimizer[0] == 'a'));
+  }
   CHECK(has(too_large, "choose a smaller model"));
 }
 
