@@ -27,6 +27,8 @@ METHODS = {
     "bf16-pure": ["precision.compute=bf16-pure"],
     "adamw-8bit": ["optimizer.type=adamw-8bit"],
     "bf16-pure, adamw-8bit": ["precision.compute=bf16-pure", "optimizer.type=adamw-8bit"],
+    "6 bytes a parameter": ["precision.compute=bf16-pure", "precision.gradients=bf16", "optimizer.type=adamw-8bit",
+                            "batch.micro=2"],
     "gelu in 4 bits": ["memory.activation_bits=4"],
     "gelu in 3 bits": ["memory.activation_bits=3"],
     "gelu in 2 bits": ["memory.activation_bits=2"],
