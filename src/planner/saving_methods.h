@@ -24,17 +24,19 @@ struct SavingMethod {
 
 namespace saving {
 constexpr std::string_view pure = "precision.compute=bf16-pure";
+constexpr std::string_view gradients = "precision.gradients=bf16";
 constexpr std::string_view moments = "optimizer.type=adamw-8bit";
 constexpr std::string_view activation = "memory.activation_bits=3";
 constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
 // The first one is the config as it is.
-constexpr std::array<SavingMethod, 13> saving_methods = {{
+constexpr std::array<SavingMethod, 14> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
     {"pure bf16", {saving::pure}},
     {"pure bf16, 8-bit AdamW", {saving::pure, saving::moments}},
+    {"6 bytes a parameter", {saving::pure, saving::moments, saving::gradients}},
     {"3-bit GELU", {saving::activation}},
     {"8-bit inputs", {saving::inputs}},
     {"3-bit GELU, 8-bit inputs", {saving::activation, saving::inputs}},
@@ -42,8 +44,9 @@ constexpr std::array<SavingMethod, 13> saving_methods = {{
     {"recompute selective", {"memory.recompute=selective"}},
     {"recompute block", {"memory.recompute=block"}},
     {"recompute optimal", {"memory.recompute=optimal", "memory.activation_budget=fit"}},
-    {"pure bf16, 8-bit AdamW, 8-bit inputs", {saving::pure, saving::moments, saving::inputs}},
-    {"pure bf16, 8-bit AdamW, recompute block", {saving::pure, saving::moments, "memory.recompute=block"}},
+    {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},
+    {"6 bytes a parameter, recompute block",
+     {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},
 }};
 
 }  // namespace gptrain
