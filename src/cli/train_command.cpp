@@ -109,7 +109,7 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
 std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
   std::vector<StageForecast> stages;
   for (const StagePlan& stage : plan.stages)
-    stages.push_back({stage.num_layers, stage.memory.arenas.total(), stage.in_flight});
+    stages.push_back({stage.num_layers, stage.memory.arenas.total(), stage.in_flight, stage.num_offloaded});
   return stages;
 }
 

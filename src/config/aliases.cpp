@@ -104,6 +104,8 @@ std::span<const Aliases> key_aliases() {
         "checkpoint_activations", "gradient_checkpointing"}},
       {"memory.saved_inputs", {"saved_input_bits", "quantize_activations", "compress_activations"}},
       {"memory.activation_budget", {"activation_memory_budget"}},
+      {"memory.offload_activations",
+       {"activation_offload", "activation_offloading", "cpu_offload_activations", "cpu_offloading", "offload_layers"}},
       {"memory.activation_bits", {"few_bit_activations", "activation_compression"}},
       {"checkpoint.every_steps",
        {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every"}},

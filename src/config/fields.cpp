@@ -44,7 +44,7 @@ Builder activation_budget_field() {
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = uint64_t{1} << 50;
-  rule.word = fit;
+  rule.words = {fit};
   builder.rule = rule;
   builder.get = [](const RunConfig& config) {
     const int64_t bytes = config.memory.activation_budget;
@@ -57,6 +57,33 @@ Builder activation_budget_field() {
       .only_with({"memory.recompute", "memory.recompute is optimal",
                   [](const RunConfig& config) { return config.memory.recompute == RecomputeKind::optimal; }})
       .changeable();
+}
+
+// A number of blocks, or a word.
+Builder offload_activations_field() {
+  static const std::vector<std::pair<std::string, int64_t>> words = {
+      {"none", no_offload}, {"hidden", hidden_offload}, {"all", all_offload}};
+  Builder builder;
+  builder.path = "memory.offload_activations";
+  builder.description =
+      "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
+      "as many as hide behind compute, all, or a number";
+  IntegerOrWordRule rule;
+  rule.integer.min = 1;
+  rule.integer.max = 10'000;
+  for (const auto& [word, value] : words) rule.words.push_back(word);
+  builder.rule = rule;
+  builder.get = [](const RunConfig& config) {
+    for (const auto& [word, value] : words)
+      if (config.memory.offload_activations == value) return Json(word);
+    return Json(config.memory.offload_activations);
+  };
+  builder.set = [](RunConfig& config, const Json& json) {
+    if (!json.is_string()) config.memory.offload_activations = json.get<int64_t>();
+    for (const auto& [word, value] : words)
+      if (json == word) config.memory.offload_activations = value;
+  };
+  return builder.usually(R"("hidden")").changeable();
 }
 
 constexpr const char* pure = "bf16-pure";
@@ -384,6 +411,7 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
               .only_with(every_nth)
               .changeable(),
           activation_budget_field(),
+          offload_activations_field(),
           field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
                 "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits of a "
                 "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")

@@ -14,6 +14,7 @@ class MemoryRules : Rules {
     check_activation_bits();
     check_saved_inputs();
     check_linear_projection();
+    check_offload();
   }
 
  private:
@@ -58,6 +59,16 @@ class MemoryRules : Rules {
                         "parallel.tensor = {}",
                         micro, tensor),
             "{}");
+  }
+
+  void check_offload() {
+    const char* const path = "memory.offload_activations";
+    const int64_t blocks = config_.memory.offload_activations;
+    if (!sound({path}) || blocks == no_offload) return;
+    if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::optimal)
+      fault(path, "does not go with memory.recompute = \"optimal\", which plans with what lies on the device", "\"none\"");
+    if (sound({"model.num_layers"}) && blocks > config_.model.num_layers)
+      fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }
 };
 

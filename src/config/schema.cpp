@@ -28,7 +28,7 @@ Json rule_schema(const TextRule& rule) { return {{"type", "string"}, {"minLength
 Json rule_schema(const WordRule& rule) { return {{"enum", rule.words}}; }
 
 Json rule_schema(const IntegerOrWordRule& rule) {
-  return {{"anyOf", Json::array({rule_schema(rule.integer), {{"enum", Json::array({rule.word})}}})}};
+  return {{"anyOf", Json::array({rule_schema(rule.integer), {{"enum", rule.words}}})}};
 }
 
 Json rule_schema(const NumberPairRule& rule) {

@@ -107,7 +107,10 @@ void check(const WordRule& rule, const Subject& subject) {
 
 void check(const IntegerOrWordRule& rule, const Subject& subject) {
   if (subject.value.is_number()) return check(rule.integer, subject);
-  if (subject.value != rule.word) subject.fault(fmt::format("must be an integer or \"{}\"", rule.word), subject.example);
+  if (std::find(rule.words.begin(), rule.words.end(), subject.value) != rule.words.end()) return;
+  if (rule.words.size() == 1)
+    return subject.fault(fmt::format("must be an integer or \"{}\"", rule.words.front()), subject.example);
+  subject.fault(fmt::format("must be an integer or one of {}", join(rule.words, ", ")), subject.example);
 }
 
 void check(const NumberPairRule& rule, const Subject& subject) {

@@ -42,10 +42,10 @@ struct WordRule {
   std::vector<RefusedWord> refused;
 };
 
-// An integer, or one word in its place.
+// An integer, or a word in its place.
 struct IntegerOrWordRule {
   IntegerRule integer;
-  std::string word;
+  std::vector<std::string> words;
 };
 
 struct NumberPairRule {

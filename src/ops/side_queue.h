@@ -57,6 +57,8 @@ class SideQueue {
 
   // Memory of the host from and to which these copies are fast. Error(device): it cannot be had.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;
+  // Likewise, of memory that nothing but queued copies reads and writes.
+  virtual std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) { return allocate_host(bytes); }
 
   // `check` is called now and then, by the backend's thread, while that waits for ops, until the queue is destroyed.
   // What it throws ends the wait: that of ops that follow work which will never end.

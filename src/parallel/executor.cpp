@@ -155,6 +155,14 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::receive_d_output:
     case ActionKind::await_d_output:
       return transfer(action);
+    case ActionKind::offload:
+      return place_.offloads->offload(action.unit, action.micro_batch, program_.record(action, place_.arenas));
+    case ActionKind::await_offloaded:
+      return place_.offloads->await_offloaded(action.unit, action.micro_batch);
+    case ActionKind::fetch:
+      return place_.offloads->fetch(action.unit, action.micro_batch, program_.record(action, place_.arenas));
+    case ActionKind::await_fetched:
+      return place_.offloads->await_fetched(action.unit, action.micro_batch);
     case ActionKind::sum_tied:
       return exchange_.sum_tied();
     case ActionKind::norm:

@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "parallel/groups.h"
 #include "parallel/micro_batch_uploads.h"
+#include "parallel/offload_lanes.h"
 #include "parallel/parameter_exchange.h"
 #include "parallel/parameters.h"
 #include "parallel/program.h"
@@ -44,6 +45,7 @@ struct Workplace {
   UnitTickets* gathers = nullptr;         // by unit
   const KeptGradients* kept = nullptr;   // null where gradients are kept as they are made
   MicroBatchUploads* uploads = nullptr;  // null where the backend's memory is the host's
+  OffloadLanes* offloads = nullptr;       // null where the schedule has none
 };
 
 // Borrows everything it is given. `update` may be null for schedules without norm and updates.

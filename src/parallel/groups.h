@@ -55,6 +55,10 @@ enum class LaneKind : uint8_t {
 constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
 constexpr std::array<std::string_view, num_lanes> lane_names = {
     "tensor", "gradients", "weights", "send_next", "receive_previous", "send_previous", "receive_next"};
+// What ops may wait for: the lanes, and the copies of what is offloaded.
+constexpr size_t copy_lane = num_lanes;
+constexpr size_t num_waited_lanes = num_lanes + 1;
+constexpr std::string_view waited_lane_name(size_t lane) { return lane == copy_lane ? "copies" : lane_names[lane]; }
 
 // A group that works on a lane.
 struct LaneGroup {

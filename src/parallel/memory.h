@@ -24,12 +24,14 @@ enum class MemoryClass : uint8_t {
   state,          // StepState, norm partials, segment tables
   snapshot,       // the host's copy of what the rank writes to a checkpoint, while it is written
   samples,        // the rank's part of the model that writes run.sample_every_steps' texts, on the host meanwhile
+  offloaded,      // what offloaded blocks save of micro-batches, on the host
   count
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
     "weights",     "gradients",   "master",    "moments", "gathered",      "buckets", "fp8_weights",
-    "activations", "workspace", "data",    "communication", "state",   "snapshot", "samples"};
+    "activations", "workspace", "data",    "communication", "state",   "snapshot", "samples",
+    "offloaded"};
 
 // Whose memory it is. Where a device's memory is the host's, all is the device's.
 enum class MemoryPlace : uint8_t {

@@ -18,6 +18,8 @@ MemoryClass memory_class(BufferKind kind) {
     case BufferKind::whole_gradients:
     case BufferKind::narrow_gradients:
       return MemoryClass::buckets;
+    case BufferKind::offloaded:
+      return MemoryClass::offloaded;
     default:
       return MemoryClass::activations;
   }
@@ -29,6 +31,33 @@ std::byte* Program::address(const Action& action, Operand operand,
   if (index < 0) return nullptr;
   const auto buffer = static_cast<size_t>(index);
   return arenas[static_cast<size_t>(memory_class(schedule.buffers[buffer].kind))] + offsets[buffer];
+}
+
+std::vector<Program::RecordPart> Program::record(const Action& action,
+                                                  const std::array<std::byte*, num_memory_classes>& arenas) const {
+  std::vector<RecordPart> parts;
+  std::byte* host = address(action, Operand::host, arenas);
+  for (const Operand operand : record_operands) {
+    if (action[operand] < 0) continue;
+    const Buffer& buffer = schedule.buffers[static_cast<size_t>(action[operand])];
+    const int64_t size = bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(buffer.unit)];
+    if (size > 0) parts.push_back({address(action, operand, arenas), host, size});
+    host += align_up(size);
+  }
+  return parts;
+}
+
+int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit) {
+  const OperandSet record = record_of(traits);
+  const auto of = [&](BufferKind kind, int32_t owner) {
+    return align_up(bytes[static_cast<size_t>(kind)][static_cast<size_t>(owner)]);
+  };
+  int64_t sum = 0;
+  if (record.contains(Operand::input)) sum += of(BufferKind::stream, unit - 1);
+  if (record.contains(Operand::kept)) sum += of(BufferKind::kept, unit);
+  if (record.contains(Operand::saved_for_input)) sum += of(BufferKind::saved_for_input, unit);
+  if (record.contains(Operand::saved_for_weight)) sum += of(BufferKind::saved_for_weight, unit);
+  return sum;
 }
 
 std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes) {

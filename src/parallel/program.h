@@ -26,7 +26,18 @@ struct Program {
   // Where the buffer that the action names as the operand lies; null where it names none.
   std::byte* address(const Action& action, Operand operand,
                      const std::array<std::byte*, num_memory_classes>& arenas) const;
+
+  // A part of the record that an action copies, and its place on the host.
+  struct RecordPart {
+    std::byte* device;
+    std::byte* host;
+    int64_t bytes;
+  };
+  std::vector<RecordPart> record(const Action& action, const std::array<std::byte*, num_memory_classes>& arenas) const;
 };
+
+// That the unit's record takes on the host.
+int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit);
 
 // Gives every buffer a place in which no other that is alive at the same time lies.
 std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes);

@@ -3,10 +3,12 @@
 #include <algorithm>
 
 #include "model/spec/spec.h"
+#include "ops/op_event.h"
 #include "optim/optimizer.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
+#include "train/offload_plan.h"
 #include "train/plan_step.h"
 
 namespace gptrain {
@@ -106,6 +108,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.schedule = PipelineOrder::one_f_one_b;
   small.is_balanced = false;
   small.rank_order = {};
+  small.offload = no_offload;
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model.num_layers = small_layers;
@@ -119,6 +122,19 @@ const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, Recompu
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
+}
+
+// Of a record.
+void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const {
+  const Program& program = *plan.design->training;
+  costs.record_bytes = record_bytes(program.bytes, program.schedule.traits(middle_block), middle_block);
+  costs.copy_seconds = times.seconds_of(copy_event(download_name, costs.record_bytes, true));
+  double forward = 0;
+  for (const LoggedAction& action : plan.log.actions) {
+    if (action.kind == ActionKind::forward && action.unit == middle_block && action.micro_batch == middle_micro_batch)
+      forward = nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target_);
+  }
+  costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes));
 }
 
 MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const {
@@ -152,6 +168,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
       costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
   }
   costs.message_bytes = program.bytes[static_cast<size_t>(BufferKind::stream)][0];
+  add_copies(plan, times, costs);
   const StepMemory& memory = plan.memory();
   costs.workspace_bytes = memory.arenas[MemoryClass::workspace];
   costs.outside_bytes = memory.outside[MemoryClass::communication];

@@ -11,6 +11,7 @@
 #include "ops/target.h"
 #include "planner/event_times.h"
 #include "report/layout_search.h"
+#include "train/plan_step.h"
 
 namespace gptrain {
 
@@ -35,6 +36,9 @@ struct MicroBatchCosts {
   int64_t message_bytes = 0;          // that a stage sends the next one
   int64_t workspace_bytes = 0;        // of a rank that has all parts
   int64_t outside_bytes = 0;          // as of StepMemory::outside, on the device
+  int64_t record_bytes = 0;           // of a block that is offloaded
+  double copy_seconds = 0;            // of that, one way
+  double hidden_share = 0;            // of blocks: those whose copies hide, by nominal rates
 };
 
 // Of one unit and step, by ZeRO stage, on the links of one mesh.
@@ -80,6 +84,7 @@ class LayoutCosts {
   // Three layers of the model on one stage, with the layout's tensor ranks and as many data ranks.
   RunConfig small_config(const RunLayout& layout, int64_t data) const;
   MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const;
+  void add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const;
   UpdateCosts make_update(const RunLayout& layout, size_t stage) const;
   std::vector<size_t> stages_alike(const RunLayout& layout) const;
   UnitBytes make_bytes(const RunLayout& layout) const;

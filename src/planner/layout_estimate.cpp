@@ -178,15 +178,20 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
                                           const InFlight& counts, size_t stage) {
   const std::vector<int32_t>& own = lies.of_stage[stage];
   const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
-  int64_t sum = 0;
+  int64_t sum = 0, most_layers = 0;
   for (size_t i = 0; i < own.size(); ++i) {
     const auto chunk = static_cast<size_t>(own[i]);
     const int64_t recomputed = recomputed_layers(layout, lies, chunk);
     const int64_t of_chunk =
         recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
-    sum += (all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i])) * of_chunk;
+    const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
+    const int64_t away = offloaded_layers(layout, *held.any, lies.layers[chunk], true);
+    sum += micro_batches * (of_chunk - away * (recomputed > 0 ? held.recomputed_bytes : held.plain_bytes));
     sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
+    most_layers = std::max(most_layers, lies.layers[chunk]);
   }
+  // One record is read while the next one comes back.
+  if (layout.offload == all_offload) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
   return sum;
 }
 
@@ -213,6 +218,15 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks
   if (most <= room_ || most <= least) return 0;
   const double share = static_cast<double>(most - room_) / static_cast<double>(most - least);
   return std::min(layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(layers))));
+}
+
+int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
+                                          bool at_most) const {
+  if (layout.offload >= 0) return std::min(layout.offload, layers);
+  if (layout.offload == all_offload) return layers;
+  const double hidden = costs.hidden_share * static_cast<double>(layers);
+  constexpr double more = 1.1;  // the stage's first and last passes leave time, too
+  return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
 }
 
 int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const Chunks& lies, const Held& of_blocks, size_t stage) {
@@ -287,14 +301,16 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
       before_backward = passes.backward_gathers[place] * update[block].gather;
     }
   }
+  // So does the link to the host.
+  const double copies = static_cast<double>(offloaded_layers(layout, plain, lies.layers[chunk], false)) * plain.copy_seconds;
   // A link carries one message at a time.
   const double transfer = costs.message.transfer;
   PassTimes times;
-  times.forward = std::max(beside(sum.forward, std::max(before_forward, later), slow_down_), transfer);
-  times.backward_input = std::max(beside(sum.backward_input, before_backward, slow_down_), transfer);
+  times.forward = std::max({beside(sum.forward, std::max(before_forward, later), slow_down_), transfer, copies});
+  times.backward_input = std::max({beside(sum.backward_input, before_backward, slow_down_), transfer, copies});
   times.backward_weight = beside(sum.backward_weight + sum_ops, gradients - later, slow_down_);
   times.backward =
-      std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer);
+      std::max({beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer, copies});
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
   costs.chunks.push_back(times);

@@ -88,6 +88,8 @@ class LayoutEstimator {
   // Layers of the chunk that are run again; where that is made to fit, as many as it takes.
   int64_t recomputed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, size_t stage);
+  // Of the layers: those that are offloaded, of `hidden` about, or at most.
+  int64_t offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers, bool at_most) const;
   int64_t parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const;
   Held held(const RunLayout& layout, const Chunks& chunks);
   int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held,

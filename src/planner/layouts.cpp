@@ -76,6 +76,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.memory.recompute = layout.recompute;
   changed.memory.recompute_interval = layout.recompute_interval;
   changed.memory.activation_budget = 0;
+  changed.memory.offload_activations = layout.offload;
   return changed;
 }
 
@@ -92,12 +93,13 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .micro = config.batch.micro,
           .accumulation = config.batch.accumulation,
           .recompute = config.memory.recompute,
-          .recompute_interval = config.memory.recompute_interval};
+          .recompute_interval = config.memory.recompute_interval,
+          .offload = config.memory.offload_activations};
 }
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, LayoutValue>, 12> layout_values = {{
+constexpr std::array<std::pair<std::string_view, LayoutValue>, 13> layout_values = {{
     {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
     {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
@@ -110,6 +112,7 @@ constexpr std::array<std::pair<std::string_view, LayoutValue>, 12> layout_values
     {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
     {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
     {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
+    {"memory.offload_activations", [](const RunLayout& layout) { return layout.offload; }},
 }};
 
 }  // namespace

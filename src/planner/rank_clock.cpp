@@ -43,9 +43,11 @@ const EventBlock& RankClock::events(size_t block) const {
 }
 
 std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const LoggedAction& action) {
+  constexpr int32_t fetches = -4;
+  constexpr int32_t offloads = -3;
   constexpr int32_t gathers = -2;
   constexpr int32_t sums = -1;
-  if (action.kind < ActionKind::gather || action.kind > ActionKind::await_d_output) return {};
+  if (action.kind < ActionKind::gather || action.kind > ActionKind::await_fetched) return {};
   switch (action.kind) {
     case ActionKind::gather:
       return {Work{gathers, action.unit, -1}, true};
@@ -55,6 +57,14 @@ std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const LoggedA
       return {Work{sums, action.unit, -1}, true};
     case ActionKind::await_gradients:
       return {Work{sums, action.unit, -1}, false};
+    case ActionKind::offload:
+      return {Work{offloads, action.unit, action.micro_batch}, true};
+    case ActionKind::await_offloaded:
+      return {Work{offloads, action.unit, action.micro_batch}, false};
+    case ActionKind::fetch:
+      return {Work{fetches, action.unit, action.micro_batch}, true};
+    case ActionKind::await_fetched:
+      return {Work{fetches, action.unit, action.micro_batch}, false};
     default:
       break;
   }
@@ -89,6 +99,16 @@ void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
   copies_.add(spending_of(event), seconds);
   time.end_seconds = copies_.time;
   if (!event.beside_ops) ops_ = copies_;
+}
+
+RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time) {
+  Moment& lane = kind == ActionKind::offload ? to_host_ : to_device_;
+  lane.await(ops_);
+  time.start_seconds = lane.time;
+  lane.add(spending_of(event), seconds);
+  time.end_seconds = lane.time;
+  if (!event.beside_ops) ops_.await(lane);
+  return {lane, copy_lane, action_name(kind)};
 }
 
 RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
@@ -129,6 +149,8 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   std::optional<Pending> awaited;
   Pending* begun = nullptr;
   bool is_transfer = false;
+  const bool is_copy_of_record =
+      at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
   if (at != nullptr) {
     const auto [work, begins] = work_of(*at);
     is_transfer = work && work->front() >= 0;
@@ -136,7 +158,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     if (work && !begins) {
       const auto found = pending_.find(*work);
       if (found != pending_.end()) awaited = found->second;
-      if (found != pending_.end() && is_transfer) pending_.erase(found);
+      if (found != pending_.end() && work->back() >= 0) pending_.erase(found);
     }
   }
   if (not_before != nullptr) {
@@ -165,6 +187,8 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     } else if (event.kind == Event::Kind::collective) {
       in_part_[i] = run_collective(event, seconds[i], at, time);
       if (begun != nullptr) *begun = in_part_[i];
+    } else if (event.kind == Event::Kind::copy && is_copy_of_record) {
+      *begun = run_copy_of_record(event, seconds[i], at->kind, time);
     } else if (event.kind == Event::Kind::copy) {
       run_copy(event, seconds[i], time);
     } else {
@@ -179,7 +203,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
 
 Moment RankClock::end() const {
   Moment end = ops_;
-  end.await(copies_);
+  for (const Moment* const lane : {&copies_, &to_host_, &to_device_}) end.await(*lane);
   for (const Moment& lane : lanes_) end.await(lane);
   return end;
 }

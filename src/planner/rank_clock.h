@@ -33,8 +33,8 @@ struct Moment {
 // Goes through a step action by action. Ops run one after another. A collective begins when it is called and the one
 // before on its lane is over; what waits for it waits until then. Ops beside a collective of the tensor, gradients or
 // weights lane are slowed down. Where lanes take turns, such a collective begins after those of the other lanes, too. A
-// copy beside the ops begins when the one before is over, and is awaited by the next copy among the ops. Peers are ready
-// at once, but as `not_before` says.
+// copy beside the ops begins when the one before is over, and is awaited by the next copy among the ops; what is
+// offloaded has a lane each way. Peers are ready at once, but as `not_before` says.
 class RankClock {
  public:
   // The log outlives the clock.
@@ -51,8 +51,8 @@ class RankClock {
   std::pair<double, size_t> transfer() const;
 
   // That ops waited for collectives of each lane, transfers between stages left out, and the longest of those waits.
-  const std::array<double, num_lanes>& exposed_seconds() const { return exposed_; }
-  const std::array<LongestWait, num_lanes>& longest_waits() const { return longest_; }
+  const std::array<double, num_waited_lanes>& exposed_seconds() const { return exposed_; }
+  const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return longest_; }
 
  private:
   // What an action begins and another one awaits: kind of work, unit, micro-batch.
@@ -70,6 +70,7 @@ class RankClock {
   void wait_for(const Pending& pending, const LoggedAction* action, bool counts);
   void run_op(const Event& event, double seconds);
   void run_copy(const Event& event, double seconds, TimeSpan& time);
+  Pending run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time);
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
 
@@ -79,13 +80,13 @@ class RankClock {
   const bool lanes_take_turns_;
   std::vector<std::vector<double>> seconds_;  // by block of the log, then `before`, `after`; by event
   size_t part_ = 0;
-  Moment ops_, copies_;
+  Moment ops_, copies_, to_host_, to_device_;
   std::array<Moment, num_lanes> lanes_{};
   std::map<Work, Pending> pending_;
   std::vector<Pending> in_part_;  // by event
   double postponed_ = 0;          // of sums of gradients
-  std::array<double, num_lanes> exposed_{};
-  std::array<LongestWait, num_lanes> longest_{};
+  std::array<double, num_waited_lanes> exposed_{};
+  std::array<LongestWait, num_waited_lanes> longest_{};
 };
 
 // The times of a planned step for a profile. not_before: by action, as PlannedStage has it; empty: nothing is waited

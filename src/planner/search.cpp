@@ -29,7 +29,7 @@ constexpr int64_t most_actions = 6'000'000;      // that these have together
 constexpr int most_fitting = 4;                  // layouts of a class that are estimated
 constexpr int most_tries = 24;                   // plans of memory for that
 constexpr int most_weighed = 8;                  // where the smallest peak of a class is looked for, of a rank each
-constexpr size_t num_classes = 9;
+constexpr size_t num_classes = 10;
 
 // A layout's values of the keys that a search names, in the order of layout_keys.
 std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
@@ -41,7 +41,8 @@ std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
           static_cast<int64_t>(layout.rank_order),
           layout.zero,
           layout.micro,
-          16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval};
+          16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval,
+          layout.offload};
 }
 
 int64_t num_passes(const RunLayout& layout) {
@@ -178,6 +179,7 @@ class Search {
         for_each_layout(config_, group, [&](const RunLayout& layout) {
           consider(layout);
           if (layout.recompute == RecomputeKind::block) consider_optimal(layout);
+          consider_offload(layout);
         });
       }
     }
@@ -211,6 +213,17 @@ class Search {
     if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
     layout.recompute = RecomputeKind::optimal;
     consider(layout);
+  }
+
+  // Copies to the host are of use where a layout does not fit without; where those that hide are enough, no more are made.
+  void consider_offload(RunLayout layout) {
+    const bool mixes = layout.recompute == RecomputeKind::every_nth;
+    if (options_.objective == Objective::memory || mixes || target_.kind != Target::Kind::gpu) return;
+    for (const int64_t offload : {hidden_offload, all_offload}) {
+      if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
+      layout.offload = offload;
+      consider(layout);
+    }
   }
 
   void estimate(Candidate& candidate) {

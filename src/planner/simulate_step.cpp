@@ -109,7 +109,7 @@ class Walk {
   int32_t stage() const { return stages_.stage; }
   const RankClock& clock() const { return clock_; }
   // Of the lanes between stages, by lane.
-  const std::array<double, num_lanes>& exposed_transfers() const { return exposed_transfers_; }
+  const std::array<double, num_waited_lanes>& exposed_transfers() const { return exposed_transfers_; }
 
   // Goes on to the next action; false: it waits for another stage. `links`: by stage and way.
   bool advance(std::vector<std::array<Link, num_ways>>& links) {
@@ -186,7 +186,7 @@ class Walk {
   RankClock clock_;
   PlannedStage& out_;
   size_t next_ = 0;
-  std::array<double, num_lanes> exposed_transfers_{};
+  std::array<double, num_waited_lanes> exposed_transfers_{};
 };
 
 }  // namespace
@@ -216,7 +216,7 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
     if (!walk.done()) throw std::logic_error(fmt::format("stage {} waits for ever in the plan", walk.stage()));
     end.await(walk.finish());
     double transfers = 0;
-    for (size_t lane = 0; lane < num_lanes; ++lane) {
+    for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
       transfers += walk.exposed_transfers()[lane];
       step.exposed_seconds[lane] += share * (walk.clock().exposed_seconds()[lane] + walk.exposed_transfers()[lane]);
       const LongestWait& wait = walk.clock().longest_waits()[lane];

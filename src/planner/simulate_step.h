@@ -21,9 +21,9 @@ struct SimulatedStep {
   std::array<double, num_spendings> critical{};
   // By lane, of the mean stage: what no work hides. Of transfers between stages it is their own length, not the time
   // until the other stage has something to send.
-  std::array<double, num_lanes> exposed_seconds{};
+  std::array<double, num_waited_lanes> exposed_seconds{};
   double bubble_seconds = 0;  // of the mean stage: waiting for other stages, transfers left out
-  std::array<LongestWait, num_lanes> longest_waits{};
+  std::array<LongestWait, num_waited_lanes> longest_waits{};
 };
 
 // Plays the stages' logs beside each other. A transfer begins when both of its ends have, and the one before it on its

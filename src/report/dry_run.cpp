@@ -1,5 +1,6 @@
 #include "report/dry_run.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
@@ -100,6 +101,16 @@ std::string column_names(const OptimizerConfig& config) {
   return names;
 }
 
+// "9 of 48 blocks are offloaded"
+std::string offload_text(const DryRunInput& input) {
+  std::vector<std::string> counts;
+  for (const StageForecast& stage : input.stages) counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
+  const bool alike = std::all_of(counts.begin(), counts.end(), [&](const std::string& text) { return text == counts.front(); });
+  if (alike) counts.resize(1);
+  const std::string_view of_which = input.stages.size() == 1 ? "" : alike ? " of each stage" : " of the stages";
+  return fmt::format("{} blocks{} are offloaded", join(counts, ", "), of_which);
+}
+
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
@@ -124,6 +135,7 @@ std::string memory_section(const DryRunInput& input) {
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                   format_bytes(static_cast<double>(on_host[c])));
   }
+  if (input.config.memory.offload_activations != no_offload) text += "  " + offload_text(input) + ".\n";
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
 }
@@ -274,11 +286,11 @@ std::string forecast_section(const DryRunInput& input) {
               flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
     text += text_row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
-  for (size_t lane = 0; lane < num_lanes; ++lane) {
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const double seconds = forecast.exposed_seconds[lane];
     if (seconds < 1e-4 * forecast.step_seconds) continue;
     const LongestWait& wait = forecast.longest_waits[lane];
-    text += text_row(fmt::format("exposed {}", lane_names[lane]), format_duration(seconds),
+    text += text_row(fmt::format("exposed {}", waited_lane_name(lane)), format_duration(seconds),
                 wait.seconds > 0 ? wait_text(wait) : "");
   }
   std::vector<std::string> parts;
@@ -304,12 +316,12 @@ Json forecast_json(const DryRunInput& input) {
             {"hfu", speed.hfu},
             {"bubble_seconds", forecast.bubble_seconds}};
   Json& exposed = json["exposed_seconds"] = Json::object();
-  for (size_t lane = 0; lane < num_lanes; ++lane) {
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];
-    exposed[std::string(lane_names[lane])] = forecast.exposed_seconds[lane];
+    exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
     json["longest_waits"].push_back(
-        {{"lane", lane_names[lane]}, {"collective", wait.operation}, {"unit", wait.unit}, {"seconds", wait.seconds}});
+        {{"lane", waited_lane_name(lane)}, {"collective", wait.operation}, {"unit", wait.unit}, {"seconds", wait.seconds}});
   }
   for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
   json["gpu_hours"] = speed.gpu_hours;
@@ -518,6 +530,9 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
+  if (input.config.memory.offload_activations != no_offload) {
+    for (const StageForecast& stage : input.stages) json["offloaded_blocks"].push_back(stage.offloaded);
+  }
   if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);
   if (input.forecast) json.update(forecast_json(input));
   json.update(checkpoint_json(input.checkpoint));

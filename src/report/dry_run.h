@@ -46,6 +46,7 @@ struct StageForecast {
   int64_t layers = 0;
   int64_t peak_bytes = 0;  // of the rank that takes the most
   int64_t in_flight = 0;   // as StagePlan has it
+  int64_t offloaded = 0;   // layers whose saved activations wait on the host
 };
 
 struct DryRunInput {
@@ -58,7 +59,7 @@ struct DryRunInput {
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
-  std::vector<StageForecast> stages = {};        // of a pipeline
+  std::vector<StageForecast> stages = {};        // one without a pipeline
   std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
   std::optional<StepForecast> forecast = {};     // likewise
   std::optional<RecomputeForecast> recomputation = {};  // where it is optimal

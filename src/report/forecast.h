@@ -25,8 +25,8 @@ struct StepForecast {
   ExpectedError error = {};
   double step_seconds = 0;
   double bubble_seconds = 0;                           // of the mean stage: waiting for other stages
-  std::array<double, num_lanes> exposed_seconds{};     // of the mean stage, by lane: communication that no work hides
-  std::array<LongestWait, num_lanes> longest_waits{};
+  std::array<double, num_waited_lanes> exposed_seconds{};     // of the mean stage, by lane: communication that no work hides
+  std::array<LongestWait, num_waited_lanes> longest_waits{};
   // What the longest chain of work of the step is spent on, the most first: names and seconds, which add up to the step.
   std::vector<std::pair<std::string_view, double>> critical_path;
   // Of a run in which nodes fail: the best time between two checkpoints, and the share of the time that steps have then.

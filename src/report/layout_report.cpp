@@ -22,12 +22,12 @@ std::string short_key(const std::string& key) { return key.substr(key.find('.') 
 // What a step's time goes to beside ops, by name. An estimate counts transfers between stages as waiting for them.
 std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
   std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
-  for (size_t lane = 0; lane < num_lanes; ++lane) {
-    if (lane > static_cast<size_t>(LaneKind::weights)) {
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
+    if (lane > static_cast<size_t>(LaneKind::weights) && lane != copy_lane) {
       waits.front().second += result.exposed_seconds[lane];
       continue;
     }
-    waits.emplace_back(fmt::format("exposed {}", lane_names[lane]), result.exposed_seconds[lane]);
+    waits.emplace_back(fmt::format("exposed {}", waited_lane_name(lane)), result.exposed_seconds[lane]);
   }
   return waits;
 }
@@ -82,7 +82,8 @@ Json layout_json(const RunLayout& layout) {
           {"zero", layout.zero},
           {"micro", layout.micro},
           {"accumulation", layout.accumulation},
-          {"recompute", layout_keys(layout).back().second}};
+          {"recompute", layout_keys(layout)[8].second},
+          {"offload_activations", layout_keys(layout)[9].second}};
 }
 
 Json result_json(const LayoutResult& result) {
@@ -94,7 +95,7 @@ Json result_json(const LayoutResult& result) {
             {"bubble_seconds", result.bubble_seconds},
             {result.is_peak_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
   Json& exposed = json["exposed_seconds"] = Json::object();
-  for (size_t lane = 0; lane < num_lanes; ++lane) exposed[std::string(lane_names[lane])] = result.exposed_seconds[lane];
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
   if (!result.is_exact) return json;
   json["mfu"] = result.mfu;
   json["gpu_hours"] = result.gpu_hours;
@@ -123,7 +124,8 @@ std::string layout_text(const RunLayout& layout) {
   parts.push_back(fmt::format("data {}", layout.data));
   parts.push_back(fmt::format("zero {}", layout.zero));
   parts.push_back(fmt::format("micro {}", layout.micro));
-  parts.push_back(fmt::format("recompute {}", keys.back().second));
+  parts.push_back(fmt::format("recompute {}", keys[8].second));
+  if (keys[9].second != "none") parts.push_back(fmt::format("offload {}", keys[9].second));
   return join(parts, ", ");
 }
 

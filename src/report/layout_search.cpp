@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "config/run_config.h"
+
 namespace gptrain {
 namespace {
 
@@ -21,6 +23,11 @@ std::string recompute_word(const RunLayout& layout) {
   return "";
 }
 
+std::string offload_word(const RunLayout& layout) {
+  if (layout.offload > 0) return fmt::format("{}", layout.offload);
+  return layout.offload == no_offload ? "none" : layout.offload == hidden_offload ? "hidden" : "all";
+}
+
 }  // namespace
 
 std::string ExpectedError::text() const {
@@ -38,7 +45,8 @@ std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& la
           {"parallel.rank_order", std::string(rank_order_names[static_cast<size_t>(layout.rank_order)])},
           {"parallel.zero", fmt::format("{}", layout.zero)},
           {"batch.micro", fmt::format("{}", layout.micro)},
-          {"memory.recompute", recompute_word(layout)}};
+          {"memory.recompute", recompute_word(layout)},
+          {"memory.offload_activations", offload_word(layout)}};
 }
 
 }  // namespace gptrain

@@ -27,6 +27,7 @@ struct RunLayout {
   int64_t accumulation = 1;  // micro-batches
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // of every_nth
+  int64_t offload = 0;             // memory.offload_activations, as MemoryConfig has it
 
   int64_t world_size() const { return tensor * pipeline * data; }
   bool operator==(const RunLayout&) const = default;
@@ -49,7 +50,7 @@ struct LayoutResult {
   bool is_exact = false;
   double step_seconds = 0;
   double bubble_seconds = 0;                        // of the mean stage
-  std::array<double, num_lanes> exposed_seconds{};  // likewise
+  std::array<double, num_waited_lanes> exposed_seconds{};  // likewise
   int64_t peak_bytes = 0;                           // of the largest rank
   bool is_peak_exact = false;                       // otherwise it takes at least that
   double tokens_per_second = 0;

@@ -125,12 +125,17 @@ size_t widest_label(const std::vector<ProfileRow>& rows) {
 // Rows of the trace.
 constexpr size_t actions_row = 0;
 constexpr size_t first_lane_row = 4;
+constexpr size_t offload_row = first_lane_row + num_lanes;  // copies of what is offloaded, to the host
+constexpr size_t fetch_row = offload_row + 1;               // and back
+constexpr size_t num_rows = fetch_row + 1;
 
-size_t profile_row(const Event& event) {
+size_t trace_row(const Event& event, const LoggedAction* action) {
   switch (event.kind) {
     case Event::Kind::op:
       return 1;
     case Event::Kind::copy:
+      if (action != nullptr && action->kind == ActionKind::offload) return offload_row;
+      if (action != nullptr && action->kind == ActionKind::fetch) return fetch_row;
       return 2;
     case Event::Kind::wait:
       return 3;
@@ -142,7 +147,9 @@ size_t profile_row(const Event& event) {
 
 std::string row_name(size_t row) {
   constexpr std::array names = {"actions", "ops", "copies", "waits"};
-  return row < first_lane_row ? names[row] : fmt::format("lane {}", lane_names[row - first_lane_row]);
+  if (row < first_lane_row) return names[row];
+  if (row >= offload_row) return row == offload_row ? "lane offload" : "lane fetch";
+  return fmt::format("lane {}", lane_names[row - first_lane_row]);
 }
 
 class TraceWriter {
@@ -158,12 +165,12 @@ class TraceWriter {
         write_event(action_name(part.action->kind), actions_row, part.time,
                     {{"unit", part.action->unit}, {"micro_batch", part.action->micro_batch}});
       }
-      for (size_t i = 0; i < part.events.size(); ++i) write_event(part.events[i], part.times[i]);
+      for (size_t i = 0; i < part.events.size(); ++i) write_event(part.events[i], part.times[i], part.action);
     });
   }
 
  private:
-  void write_event(const Event& event, const TimeSpan& time) {
+  void write_event(const Event& event, const TimeSpan& time, const LoggedAction* action) {
     if (event.kind == Event::Kind::wait && time.seconds() == 0) return;
     Json arguments{{"shape", event.shape},
                    {"model_flops", flops_json(event.model_flops)},
@@ -173,7 +180,7 @@ class TraceWriter {
       arguments["sent_bytes"] = event.sent_bytes;
       arguments["group"] = group_names[static_cast<size_t>(event.place.group)];
     }
-    write_event(event.name, profile_row(event), time, std::move(arguments));
+    write_event(event.name, trace_row(event, action), time, std::move(arguments));
   }
 
   void write_event(std::string_view name, size_t row, const TimeSpan& time, Json arguments) {
@@ -209,7 +216,7 @@ class TraceWriter {
   const StepProfile& profile_;
   const TextSink& write_;
   bool is_first_ = true;
-  std::array<bool, first_lane_row + num_lanes> named_{};
+  std::array<bool, num_rows> named_{};
 };
 
 // The times that a step's events have themselves.

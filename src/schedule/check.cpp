@@ -95,6 +95,8 @@ class Checker {
         return {BufferKind::prepared_weights, -1, a.unit};
       case Operand::whole_gradients:
         return {BufferKind::whole_gradients, m, owner};
+      case Operand::host:
+        return {BufferKind::offloaded, m, a.unit};
       case Operand::narrow_gradients:
       case Operand::count:
         break;
@@ -149,7 +151,11 @@ class Checker {
 
   static bool is_async(ActionKind kind) {
     return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
-           kind == ActionKind::await_gradients;
+           kind == ActionKind::await_gradients || is_copy(kind);
+  }
+  static bool is_copy(ActionKind kind) {
+    return kind == ActionKind::offload || kind == ActionKind::await_offloaded || kind == ActionKind::fetch ||
+           kind == ActionKind::await_fetched;
   }
 
   void leave_content(const Action& a) {
@@ -160,6 +166,8 @@ class Checker {
       Content& left = content(a[operand]);
       if (const std::optional<Transfer> transfer = transfer_of(a.kind)) {
         leave_transfer(*transfer, a[operand]);
+      } else if (is_copy(a.kind)) {
+        leave_copy(a.kind, use, a[operand]);
       } else if (a.kind == ActionKind::gather) {
         left = Content::under_way;
       } else if (a.kind == ActionKind::await_weights) {
@@ -187,6 +195,21 @@ class Checker {
       require(left == (transfer.begins ? Content::nothing : Content::under_way), "its receive {}",
               transfer.begins ? "has begun before" : "has not begun");
       left = transfer.begins ? Content::under_way : Content::whole;
+    }
+  }
+
+  // From the side that is read nothing is taken, but until the copy is over nobody may write there.
+  void leave_copy(ActionKind kind, Access use, int32_t buffer) {
+    const bool begins = kind == ActionKind::offload || kind == ActionKind::fetch;
+    Content& left = content(buffer);
+    if (use == Access::read) {
+      require(left == Content::whole, "what it copies is not there");
+      require(sending_[static_cast<size_t>(buffer)] != begins, "its copy has {}", begins ? "begun before" : "not begun");
+      sending_[static_cast<size_t>(buffer)] = begins;
+    } else {
+      require(left == (begins ? Content::nothing : Content::under_way), "its copy {}",
+              begins ? "has begun before" : "has not begun");
+      left = begins ? Content::under_way : Content::whole;
     }
   }
 
@@ -289,7 +312,7 @@ class Checker {
   const Schedule& schedule_;
   const int32_t head_;
   std::vector<Content> content_;               // by buffer
-  std::vector<bool> sending_;                  // by buffer: between a send and the action that awaits it
+  std::vector<bool> sending_;                  // by buffer: between a send or copy and the action that awaits it
   std::vector<int32_t> last_weight_gradient_;  // by unit: the last micro-batch
   std::vector<bool> done_;                     // by kind, micro-batch and unit
   std::string fault_;

@@ -25,6 +25,7 @@ enum class Operand : uint8_t {
   whole_gradients,
   prepared_weights,
   narrow_gradients,
+  host,  // the copy of what an offloaded unit saves
   count
 };
 constexpr size_t num_operands = static_cast<size_t>(Operand::count);

@@ -40,6 +40,7 @@ struct UnitChoice {
   // Right before the unit's backward pass, all units from this one on are run again up to what this unit saves. Negative:
   // what the last forward pass has left is there.
   int32_t again_from = -1;
+  bool offloaded = false;  // what its forward pass leaves waits on the host (schedule/offload.h); no chain chooses that
 
   bool operator==(const UnitChoice&) const = default;
 };

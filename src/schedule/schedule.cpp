@@ -28,6 +28,10 @@ std::string_view action_name(ActionKind kind) {
                                                                     "await_d_input_sent",
                                                                     "receive_d_output",
                                                                     "await_d_output",
+                                                                    "offload",
+                                                                    "await_offloaded",
+                                                                    "fetch",
+                                                                    "await_fetched",
                                                                     "sum_tied",
                                                                     "norm",
                                                                     "update"};
@@ -38,7 +42,7 @@ std::string_view buffer_name(BufferKind kind) {
   constexpr std::array<std::string_view, num_buffer_kinds> names = {
       "batch",           "stream",          "kept",    "saved_for_input",  "saved_for_weight",
       "gradients",       "stream_gradient", "weights", "prepared_weights", "whole_gradients",
-      "narrow_gradients"};
+      "narrow_gradients", "offloaded"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -46,7 +50,7 @@ std::string_view operand_name(Operand operand) {
   constexpr std::array<std::string_view, num_operands> names = {
       "batch",           "input",    "output",  "kept",    "saved_for_input", "saved_for_weight",
       "gradients",       "d_output", "d_input", "weights", "whole_gradients", "prepared_weights",
-      "narrow_gradients"};
+      "narrow_gradients", "host"};
   return names[static_cast<size_t>(operand)];
 }
 
@@ -115,6 +119,20 @@ Access sum_access(Operand operand, bool begins) {
   return Access::none;
 }
 
+// Of a copy of the unit's record.
+Access copy_access(const UnitTraits& unit, ActionKind kind, Operand operand) {
+  const bool to_host = kind == ActionKind::offload || kind == ActionKind::await_offloaded;
+  const bool begins = kind == ActionKind::offload || kind == ActionKind::fetch;
+  const bool of_host = operand == Operand::host;
+  if (!of_host && !record_of(unit).contains(operand)) return Access::none;
+  if (of_host != to_host) return Access::read;
+  return begins ? Access::write : Access::read_write;
+}
+
+constexpr bool is_copy_of_record(ActionKind kind) {
+  return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
+}
+
 // Whether the schedule has such parameters for the unit.
 bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
   switch (operand) {
@@ -165,6 +183,21 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
   }
 }
 
+OperandSet record_of(const UnitTraits& unit) {
+  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
+  OperandSet record;
+  for (const Operand operand : record_operands) {
+    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
+    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
+                         use(UnitPass::backward_input).reads.contains(operand) ||
+                         use(UnitPass::backward_weight).reads.contains(operand);
+    const OperandUse& forward = use(UnitPass::forward);
+    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
+    if (is_there && is_read && !is_made_again) record.add(operand);
+  }
+  return record;
+}
+
 Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand) {
   if (kind == ActionKind::load) return operand == Operand::batch ? Access::write : Access::none;
   if (unit < 0) return Access::none;
@@ -174,6 +207,7 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
     return transfer->begins ? Access::write : Access::read_write;
   }
   const UnitTraits& traits = schedule.traits(unit);
+  if (is_copy_of_record(kind)) return copy_access(traits, kind, operand);
   const std::optional<Passes> passes = passes_of_kind(kind);
   if (passes.has_value() && operand <= Operand::d_input) return access_by_unit(traits, *passes, operand);
   if (!has_parameters(schedule, traits, operand)) return Access::none;

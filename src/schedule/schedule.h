@@ -40,6 +40,11 @@ enum class ActionKind : uint8_t {
   await_d_input_sent,
   receive_d_output,    // unit u: the gradient of its output
   await_d_output,
+  // Copies of an offloaded unit's record: the first of two begins one, the second waits until it is over.
+  offload,  // to the host
+  await_offloaded,
+  fetch,  // back, to other memory of the device
+  await_fetched,
   sum_tied,            // unit 0: its gradients over the first and the last stage, which both hold a tied head's table
   norm,             // global gradient norm; decides clipping and skipping
   update,           // unit u: optimizer
@@ -75,6 +80,7 @@ enum class BufferKind : uint8_t {
   prepared_weights,  // copies of weights that products read in their place (FP8)
   whole_gradients,   // gradients of the whole unit, of which the rank keeps a piece (ZeRO 2 and 3), or a narrower copy
   narrow_gradients,  // gradients in the narrower dtype that they travel in
+  offloaded,         // on the host: what the unit's forward pass leaves for its backward pass
   count
 };
 constexpr size_t num_buffer_kinds = static_cast<size_t>(BufferKind::count);
@@ -120,10 +126,17 @@ struct UnitTraits {
   // until they are made once more.
   int32_t again_from = -1;
   bool prepares_weights = false;  // has prepared_weights
+  bool offloaded = false;         // its record lies on the host between its forward and its backward pass
   UnitUses uses{};                // of what its own passes read and write
 
   bool operator==(const UnitTraits&) const = default;
 };
+
+// What a unit's forward pass finds or leaves on the device that its backward pass reads: the record that is copied where
+// the unit is offloaded. Not of a unit that begins to be run again before its own input.
+OperandSet record_of(const UnitTraits& unit);
+inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
+                                                           Operand::saved_for_weight};  // that it may have
 
 // What the order of actions depends on.
 struct ScheduleOptions {

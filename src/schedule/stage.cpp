@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "schedule/offload.h"
 #include "schedule/parameter_traffic.h"
 #include "schedule/schedule.h"
 #include "schedule/transfers.h"
@@ -50,6 +51,7 @@ class Stage {
       if (schedule_.options.zero == 1 || schedule_.options.zero == 2)
         schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
     }
+    add_offloading(schedule_);
     return finished();
   }
 

@@ -54,7 +54,9 @@ class PlanObserver : public ActionObserver {
   // others add, and the first action to name copies of weights makes them.
   size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
-    const int32_t unit = action.unit < 0 ? -1 : design_.first_alike[static_cast<size_t>(action.unit)];
+    // What is copied of a unit is its own affair: of equal ones some may be run again.
+    const bool is_copy = action.kind >= ActionKind::offload && action.kind <= ActionKind::await_fetched;
+    const int32_t unit = action.unit < 0 || is_copy ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
                                                           schedule.buffers[static_cast<size_t>(prepared)].first)];
@@ -176,6 +178,8 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
       if (tensor_rank == 0) {
         program = step.design->training;
         world.stages.push_back(stage_plan(step.design->stages, rank));
+        for (int32_t unit = 0; unit < program->schedule.num_units(); ++unit)
+          world.stages.back().num_offloaded += step.design->stages.runs(unit) && program->schedule.traits(unit).offloaded;
       }
       if (rank == 0) {
         world.spec = step.design->spec;

@@ -29,6 +29,7 @@ struct StagePlan {
   int64_t rank = 0;  // that takes the most memory
   StepMemory memory;
   int64_t num_layers = 0;   // of all its chunks
+  int64_t num_offloaded = 0;  // blocks
   int64_t in_flight = 0;    // chunks of micro-batches between their forward and their last backward pass, at most
 };
 

@@ -10,6 +10,7 @@
 #include "base/fp8.h"
 #include "config/faults.h"
 #include "ops/fused_product.h"
+#include "train/offload_plan.h"
 
 namespace gptrain {
 namespace {
@@ -365,7 +366,12 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
 
 UnitChoices recompute_choices(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
                               std::optional<int64_t> room) {
-  if (config.memory.recompute != RecomputeKind::optimal) return fixed_choices(config);
+  if (config.memory.recompute != RecomputeKind::optimal) {
+    RunConfig fixed = config;
+    if (config.memory.offload_activations == hidden_offload)
+      fixed.memory.offload_activations = hidden_blocks(config, target, world_size, stage);
+    return fixed_choices(fixed);
+  }
   const RecomputePlanner planner(config, target, world_size, stage);
   const bool fits = config.memory.activation_budget == 0;
   const int64_t budget = !fits ? config.memory.activation_budget

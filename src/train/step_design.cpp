@@ -10,6 +10,7 @@
 #include "optim/step_agreement.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
+#include "train/offload_plan.h"
 #include "train/step_readback.h"
 
 namespace gptrain {
@@ -78,7 +79,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   return options;
 }
 
-BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
+BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model) {
   BufferBytes bytes;
   const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
   for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
@@ -99,6 +100,8 @@ BufferBytes buffer_bytes(const StepDesign& design, const Model& model) {
     of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
     of(BufferKind::narrow_gradients)
         .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
+    const UnitTraits& traits = units[static_cast<size_t>(unit)];
+    of(BufferKind::offloaded).push_back(traits.offloaded ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
   }
   return bytes;
 }
@@ -186,17 +189,19 @@ int64_t landing_bytes(const RunConfig& config, const Target& target) {
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
   traits.recomputed = choice.again_from >= 0 && traits.kind == UnitKind::block;
   traits.again_from = traits.recomputed && choice.again_from < unit ? choice.again_from : -1;
+  traits.offloaded = choice.offloaded && traits.kind == UnitKind::block;
 }
 
 UnitChoices fixed_choices(const RunConfig& config) {
   UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
   const RecomputeKind kind = config.memory.recompute;
   if (kind == RecomputeKind::optimal) throw std::logic_error("what is optimal is not chosen yet");
-  if (kind == RecomputeKind::none) return choices;
+  if (config.memory.offload_activations == hidden_offload) throw std::logic_error("what hides is not chosen yet");
+  if (kind == RecomputeKind::none) return offload(config, std::move(choices), config.memory.offload_activations);
   const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
   for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
     choices[static_cast<size_t>(layer) + 1] = {kind == RecomputeKind::selective, static_cast<int32_t>(layer) + 1};
-  return choices;
+  return offload(config, std::move(choices), config.memory.offload_activations);
 }
 
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
@@ -222,7 +227,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     const Model model = planned_model(design, design.training_shape, backend);
     design.first_alike = find_alike(model);
     const ScheduleOptions options = schedule_options(design, model);
-    BufferBytes bytes = buffer_bytes(design, model);
+    BufferBytes bytes = buffer_bytes(design, options.units, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
     design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes));
   }
@@ -230,12 +235,14 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     const Model model = planned_model(design, design.evaluation_shape, backend);
     ScheduleOptions options = schedule_options(design, model);
     options.micro_batches = 1;
-    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, model));
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model));
   }
   MemoryPlan& memory = design.memory.arenas;
   for (size_t c = 0; c < num_memory_classes; ++c)
     memory.on(MemoryPlace::device)[c] = std::max(design.training->memory.on(MemoryPlace::device)[c],
                                                  design.evaluation->memory.on(MemoryPlace::device)[c]);
+  std::swap(memory[MemoryClass::offloaded],
+            memory.on(host_place(target))[static_cast<size_t>(MemoryClass::offloaded)]);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -270,7 +277,7 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   design.choices.resize(design.spec.units.size());
   ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
-  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, model));
+  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
   return design;

@@ -48,11 +48,12 @@ struct StepDesign {
 
 // The design for the rank of `groups`. `like` is the program of a rank of the same stage, or null. Where this rank's
 // program would be equal, the design shares that one, and no second one is made. `choices`, of all units of the model,
-// say what is run again; null: as memory.recompute says, which then is not `optimal` (train/recompute_plan.h).
+// say what is run again and offloaded; null: fixed_choices, or none.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
                        const std::shared_ptr<const Program>& like = nullptr, const UnitChoices* choices = nullptr);
 
-// As memory.recompute says, where it is not `optimal`: of all units of the model.
+// As memory.recompute and memory.offload_activations say, where they are not `optimal` and `hidden`: of all units of the
+// model.
 UnitChoices fixed_choices(const RunConfig& config);
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
 

@@ -29,8 +29,15 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
+  constexpr auto offloaded = static_cast<size_t>(MemoryClass::offloaded);
+  const int64_t offloaded_bytes = memory.arenas.on(host_place(backend.target()))[offloaded];
+  if (offloaded_bytes > 0) offloads_ = std::make_unique<OffloadLanes>(backend_);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const auto memory_class = static_cast<MemoryClass>(c);
+    if (c == offloaded && offloads_ != nullptr) {
+      arenas_[c] = offloads_->allocate(offloaded_bytes);
+      continue;
+    }
     arenas_[c] = backend_.allocate(memory.arenas[memory_class] - memory.outside[memory_class]);
   }
   const int64_t scratch = align_up(memory.scratch_bytes);
@@ -76,7 +83,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .groups = &groups_,
                         .gathers = &gathers_,
                         .kept = kept_.get(),
-                        .uploads = uploads_.get()};
+                        .uploads = uploads_.get(),
+                        .offloads = offloads_.get()};
   executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
@@ -119,7 +127,10 @@ uint32_t TrainingStep::norms_checksum() const {
 
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
-  for (size_t c = 0; c < num_memory_classes; ++c) taken[static_cast<MemoryClass>(c)] += arenas_[c]->bytes();
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const bool is_hosts = static_cast<MemoryClass>(c) == MemoryClass::offloaded;
+    taken.on(is_hosts ? host_place(backend_.target()) : MemoryPlace::device)[c] += arenas_[c]->bytes();
+  }
   if (snapshot_) taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
 }

@@ -399,6 +399,23 @@ TEST_CASE("the bytes that each rank touches are its plan's where what is run aga
   }
 }
 
+TEST_CASE("the bytes that each rank touches are its plan's where blocks are offloaded") {
+  for (size_t i = 0; i < 4; ++i) {
+    const Pipeline alone{"1f1b", 1, 1};
+    const Pipeline& pipeline = i == 0 ? alone : pipelines[2 * i - 1];
+    const Layout layout{i % 2 == 0 ? 1 : 2, 2 * pipeline.stages, i % 2 == 0 ? 3 : 1, false};
+    std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1", "batch.micro=1", "batch.global=8",
+                                          i % 2 == 0 ? "memory.recompute=selective" : "memory.recompute=none",
+                                          i < 2 ? "memory.offload_activations=all" : "memory.offload_activations=1"};
+    const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
+    overrides.insert(overrides.end(), precision.begin(), precision.end());
+    if (pipeline.stages > 1) overrides = in_stages(pipeline, overrides);
+    const RunConfig config = config_of(i < 2 ? Family::gpt2 : Family::llama, layout, overrides);
+    INFO(pipeline.schedule << " " << pipeline.stages << " stages, " << layout.name());
+    check_touched_on_all(config, layout.tensor * layout.data);
+  }
+}
+
 TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on stage i, to the byte") {
   const auto cpu = make_cpu_backend(1);
   for (const int64_t stages : {2, 3, 4}) {

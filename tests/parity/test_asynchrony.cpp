@@ -96,13 +96,17 @@ class ForgetfulQueue final : public SideQueue {
 
 class ForgetfulBackend final : public ForwardingBackend {
  public:
-  ForgetfulBackend(Backend& inner, Forgotten forgotten) : ForwardingBackend(inner), forgotten_(forgotten) {}
+  // Of one of the queues that are made, by number.
+  ForgetfulBackend(Backend& inner, Forgotten forgotten, int queue)
+      : ForwardingBackend(inner), forgotten_(forgotten), queue_(queue) {}
   std::unique_ptr<SideQueue> make_side_queue() override {
-    return std::make_unique<ForgetfulQueue>(inner_.make_side_queue(), forgotten_);
+    return std::make_unique<ForgetfulQueue>(inner_.make_side_queue(), made_++ == queue_ ? forgotten_ : Forgotten::nothing);
   }
 
  private:
   const Forgotten forgotten_;
+  const int queue_;
+  int made_ = 0;
 };
 
 bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
@@ -117,10 +121,10 @@ bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
 // Ends before the sources that it reads: its last copies may end with it.
 class Trainer {
  public:
-  explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing)
+  explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing, int queue = 0)
       : config_(config),
         device_(make_cuda_backend(0)),
-        backend_(*device_, forgotten),
+        backend_(*device_, forgotten, queue),
         rank_(config),
         step_(plan_step(config, backend_.target()).design, backend_, rank_.groups) {
     step_.initialize();
@@ -233,6 +237,25 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
   }
   // Before anybody looks at the results, the step's time is asked for.
   CHECK_THROWS_AS(results(Forgotten::await_ops), std::logic_error);
+}
+
+TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its copies is needed") {
+  RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "memory.loss_chunk_tokens=32"});
+  const std::vector<double> rates(4, 1e-3);
+  const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
+    config.memory.offload_activations = offload;
+    KeptBatches batches(config, all_kept);
+    Trainer trainer(config, forgotten, queue);
+    return trainer.ahead(batches, rates);
+  };
+  const auto expected = results(no_offload, Forgotten::nothing, 0);
+  for (const int64_t offload : {int64_t{1}, int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  for (const int lane : {1, 2}) {  // to the host, and back
+    for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
+      INFO(lane << " " << static_cast<int>(forgotten));
+      CHECK_FALSE(same(results(all_offload, forgotten, lane), expected));
+    }
+  }
 }
 
 TEST_CASE("steps that are skipped are found so one step later") {

@@ -78,6 +78,7 @@ class Trainer {
     step_.weights_changed();
   }
   std::string take_warnings() { return backend_->take_warnings(); }
+  const MemoryPlan& planned() const { return design_->memory.arenas; }
   bool took_what_was_planned() const { return step_.taken() == design_->memory.arenas; }
   void save(const std::filesystem::path& out, int64_t updates = 3) {
     RunConfig config = config_;
@@ -201,6 +202,34 @@ TEST_CASE("what runs again gives the same bits, but where a product would give t
       CHECK(run(RecomputeKind::optimal) == none);
       const bool gives_activation = family == Family::gpt2 && std::string(precision).ends_with("bf16");
       CHECK(run(RecomputeKind::selective) == Approx(none).epsilon(gives_activation ? 1e-3 : 0));
+    }
+  }
+}
+
+TEST_CASE("what is offloaded gives the same bits, and takes what was planned of the device and of the host") {
+  for (const char* const recompute : {"memory.recompute=none", "memory.recompute=selective", "memory.recompute=block"}) {
+    for (const char* const precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      const auto run = [&](const std::string& blocks) {
+        Trainer trainer(small_config(Family::gpt2, {recompute, precision, "model.num_layers=5", "batch.micro=2",
+                                                    "memory.offload_activations=" + blocks}),
+                        cuda());
+        CHECK(trainer.took_what_was_planned());
+        trainer.run();
+        const MemoryPlan memory = trainer.planned();
+        const int64_t on_host = memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)];
+        return std::tuple(trainer.run().loss, memory[MemoryClass::activations], on_host);
+      };
+      INFO(recompute << " " << precision);
+      const auto [kept, all_bytes, nothing] = run("none");
+      CHECK(nothing == 0);
+      const auto [some, fewer_bytes, some_on_host] = run("3");
+      const auto [all, least_bytes, most_on_host] = run("all");
+      CHECK(some == kept);
+      CHECK(all == kept);
+      CHECK(std::get<0>(run("hidden")) == kept);
+      CHECK(fewer_bytes < all_bytes);
+      CHECK(least_bytes < fewer_bytes);
+      CHECK(some_on_host * 5 == most_on_host * 3);
     }
   }
 }

@@ -24,7 +24,7 @@ class HostMemory final : public DeviceMemory {
 // Nothing is ever queued, so nothing is waited for.
 class PlanSideQueue final : public SideQueue {
  public:
-  explicit PlanSideQueue(EventLog* log) : log_(log) {}
+  PlanSideQueue(PlanBackend& backend, EventLog* log) : backend_(backend), log_(log) {}
 
   void mark_ops(int) override {}
   void follow_ops(int) override {}
@@ -41,6 +41,7 @@ class PlanSideQueue final : public SideQueue {
   void queue_download(void*, const void*, int64_t bytes) override { note(copy_event(download_name, bytes, true)); }
   void copy_among_ops(void*, const void*, int64_t bytes) override { note(copy_event(copy_among_ops_name, bytes)); }
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<HostMemory>(bytes); }
+  std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) override { return backend_.allocate(bytes); }
   void while_waiting(std::function<void()>) override {}
 
  private:
@@ -48,6 +49,7 @@ class PlanSideQueue final : public SideQueue {
     if (log_ != nullptr && log_->on()) log_->add(std::move(event));
   }
 
+  PlanBackend& backend_;
   EventLog* const log_;
 };
 
@@ -62,7 +64,7 @@ std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
 }
 
 std::unique_ptr<SideQueue> PlanBackend::make_side_queue() {
-  return target_.kind == Target::Kind::gpu ? std::make_unique<PlanSideQueue>(log_) : nullptr;
+  return target_.kind == Target::Kind::gpu ? std::make_unique<PlanSideQueue>(*this, log_) : nullptr;
 }
 
 void PlanBackend::note(std::string_view copy, int64_t bytes) {

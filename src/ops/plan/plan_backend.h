@@ -28,7 +28,7 @@ class PlanBackend : public Backend {
   void upload(void*, const void*, int64_t bytes) override { note(upload_name, bytes); }
   void download(void*, const void*, int64_t bytes) override { note(download_name, bytes); }
   void synchronize() override {}
-  // Of a GPU. Its memory of the host is real.
+  // Of a GPU. Its memory of the host is real, but for what copies alone use.
   std::unique_ptr<SideQueue> make_side_queue() override;
   // Those of the target's own backend that follow from shapes alone.
   std::string take_warnings() override;

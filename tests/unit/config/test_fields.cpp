@@ -96,6 +96,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.recompute", {R"("block")", {}}},
     {"memory.recompute_interval", {"3", {"memory.recompute=every_nth"}}},
     {"memory.activation_budget", {"1000000", {"memory.recompute=optimal"}}},
+    {"memory.offload_activations", {R"("hidden")", {}}},
     {"memory.activation_bits", {"3", {}}},
     {"memory.saved_inputs", {"8", {}}},
     {"memory.linear_projection", {R"({"kind":"rows","share":0.5,"sites":["ffn_out"]})", {}}},

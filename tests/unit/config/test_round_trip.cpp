@@ -40,6 +40,8 @@ TEST_CASE("keys that have an effect only under some value come back") {
   check_round_trip(parse({"memory.recompute=every_nth", "memory.recompute_interval=3"}));
   check_round_trip(parse({"memory.recompute=optimal"}));
   check_round_trip(parse({"memory.recompute=optimal", "memory.activation_budget=1000000"}));
+  for (const char* const value : {"none", "hidden", "all", "1"})
+    check_round_trip(parse({std::string("memory.offload_activations=") + value}));
   check_round_trip(parse({"model.positions=rope", "model.rope_theta=500000.5"}));
   check_round_trip(parse({"model.preset=llama-7b", "model.positions=learned"}));
   check_round_trip(

@@ -370,6 +370,11 @@ TEST_CASE("a key that would have no effect is refused") {
                "parallel.sequence=true", "batch.micro=1"}) ==
         "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
         "multiple of parallel.tensor = 2 (try {})");
+  CHECK(fault({"memory.offload_activations=all", "memory.recompute=optimal"}) ==
+        "memory.offload_activations = \"all\": does not go with memory.recompute = \"optimal\", which plans with what lies "
+        "on the device (try \"none\")");
+  CHECK(fault({"memory.offload_activations=99", "model.num_layers=2"}) ==
+        "memory.offload_activations = 99: must be at most model.num_layers = 2 (try \"all\")");
   CHECK(fault({"memory.activation_budget=1000000", "memory.recompute=block"}) ==
         "memory.activation_budget = 1000000: has no effect unless memory.recompute is optimal (try leaving it out)");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
