@@ -301,18 +301,27 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
       before_backward = passes.backward_gathers[place] * update[block].gather;
     }
   }
-  // So does the link to the host.
-  const double copies = static_cast<double>(offloaded_layers(layout, plain, lies.layers[chunk], false)) * plain.copy_seconds;
   // A link carries one message at a time.
   const double transfer = costs.message.transfer;
   PassTimes times;
-  times.forward = std::max({beside(sum.forward, std::max(before_forward, later), slow_down_), transfer, copies});
-  times.backward_input = std::max({beside(sum.backward_input, before_backward, slow_down_), transfer, copies});
+  times.forward = std::max(beside(sum.forward, std::max(before_forward, later), slow_down_), transfer);
+  times.backward_input = std::max(beside(sum.backward_input, before_backward, slow_down_), transfer);
   times.backward_weight = beside(sum.backward_weight + sum_ops, gradients - later, slow_down_);
   times.backward =
-      std::max({beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer, copies});
+      std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer);
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
+  // So does each way to the host.
+  const double copies = static_cast<double>(offloaded_layers(layout, plain, lies.layers[chunk], false)) * plain.copy_seconds;
+  double exposed_copies = 0;
+  const auto beside_copies = [&](double& pass, bool counts) {
+    if (counts) exposed_copies += std::max(copies - pass, 0.0);
+    pass = std::max(pass, copies);
+  };
+  beside_copies(times.forward, true);
+  beside_copies(times.backward_input, costs.splits);
+  beside_copies(times.backward, !costs.splits);
+  costs.exposed_copies.push_back(exposed_copies);
   costs.chunks.push_back(times);
   costs.exposed_tensor.push_back(sum.exposed_tensor);
   costs.exposed_traffic.push_back(spent - work);
@@ -374,6 +383,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     costs.chunks.push_back(costs.chunks.back());
     repeat_last(costs.exposed_tensor);
     repeat_last(costs.exposed_traffic);
+    repeat_last(costs.exposed_copies);
   }
   if (layout.zero == 3) {
     // A tied head's table is gathered by the last stage, too.
@@ -449,6 +459,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
       result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[place] / stages;
       result.exposed_seconds[layout.zero == 3 ? weights : gradients] +=
           micro_batches * cost.exposed_traffic[place] / stages;
+      result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[place] / stages;
     }
   }
   result.step_seconds = end + *std::max_element(cost.updates.begin(), cost.updates.end());

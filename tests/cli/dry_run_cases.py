@@ -9,7 +9,7 @@ from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROO
                       tiny_config)
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
-                  "workspace", "data", "communication", "state", "snapshot", "samples"]
+                  "workspace", "data", "communication", "state", "snapshot", "samples", "offloaded"]
 TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
 
 
@@ -301,6 +301,35 @@ class DryRun(CliCase):
         missing = (plan["peak_bytes"] - plan["target_memory_bytes"]) / 2**40
         text = self.succeed("train", config, "--dry-run", "--target", "a100-80g")
         self.assertIn(f"Does not fit: {missing:.1f} TiB are missing on a100-80g", text)
+
+    def test_offload_takes_activations_to_the_host(self):
+        config = self.write_config(tiny_config(model={"num_layers": 6, "hidden_size": 512}))
+        on_gpu = {blocks: self.plan(config, "--target", "h100", *overrides(f"memory.offload_activations={blocks}"))
+                  for blocks in ["none", "2", "all"]}
+        kept, some, moved = on_gpu.values()
+        self.assertNotIn("offloaded_blocks", kept)
+        self.assertEqual((some["offloaded_blocks"], moved["offloaded_blocks"]), ([2], [6]))
+        self.assertNotIn("host_offloaded_bytes", kept)
+        self.assertEqual(3 * some["host_offloaded_bytes"], moved["host_offloaded_bytes"])
+        self.assertEqual((some["offloaded_bytes"], moved["offloaded_bytes"]), (0, 0))
+        self.assertLess(moved["activations_bytes"], some["activations_bytes"])
+        self.assertLess(some["activations_bytes"], kept["activations_bytes"])
+        self.assertGreater(moved["exposed_seconds"]["copies"], 0)
+        self.assertEqual(kept["exposed_seconds"]["copies"], 0)
+        # On the CPU all memory is the host's, and copies hide behind nothing.
+        moved, hidden = (self.plan(config, *overrides(f"memory.offload_activations={blocks}")) for blocks in ["all", "hidden"])
+        self.assertGreater(moved["offloaded_bytes"], 0)
+        self.assertEqual((hidden["offloaded_bytes"], hidden["offloaded_blocks"]), (0, [0]))
+        arguments = ["train", config, "--dry-run", "--target", "h100", "--trace", "trace",
+                     *overrides("memory.offload_activations=3")]
+        text = self.succeed(*arguments)
+        self.assertRegex(text, r"\n  offloaded on the host +[\d,]+ ")
+        self.assertIn("  3 of 6 blocks are offloaded.\n", text)
+        trace = json.loads(self.path("trace").read_text())["traceEvents"]
+        rows = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+        copies = [(rows[event["tid"]], event["name"]) for event in trace
+                  if event["ph"] == "X" and rows[event["tid"]].startswith("lane ")]
+        self.assertEqual(set(copies), {("lane offload", "download"), ("lane fetch", "upload")})
 
     def test_recomputation_costs_flops_and_saves_activations(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}))

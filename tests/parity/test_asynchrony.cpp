@@ -240,8 +240,8 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
 }
 
 TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its copies is needed") {
-  RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "memory.loss_chunk_tokens=32"});
-  const std::vector<double> rates(4, 1e-3);
+  RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
+  const std::vector<double> rates(3, 1e-3);
   const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
     config.memory.offload_activations = offload;
     KeptBatches batches(config, all_kept);
@@ -249,7 +249,7 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
     return trainer.ahead(batches, rates);
   };
   const auto expected = results(no_offload, Forgotten::nothing, 0);
-  for (const int64_t offload : {int64_t{1}, int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  for (const int64_t offload : {int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
   for (const int lane : {1, 2}) {  // to the host, and back
     for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
       INFO(lane << " " << static_cast<int>(forgotten));

@@ -97,6 +97,53 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
   CHECK(near_memory >= 0.93 * count);
 }
 
+TEST_CASE("bounds and estimates of what is offloaded are as good") {
+  const Case test{"2B on 16 A100", model(2560, 24, 64), a100(), 16, 120};
+  LayoutEstimator estimator(test.config, test.machine, planned_target(test.machine, test.config, test.gpus));
+  double sum = 0;
+  int count = 0, near = 0, waiting = 0;
+  for (RunLayout layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
+    if (layout.recompute == RecomputeKind::every_nth) continue;
+    layout.offload = ++count % 2 == 0 ? all_offload : hidden_offload;
+    INFO(text_of(layout));
+    const LayoutResult exact = predict_layout(checked_layout(test.config, layout), test.machine, layout, 0);
+    CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
+    const LayoutResult estimate = estimator.estimate(layout);
+    CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
+    const double error = estimate.step_seconds / exact.step_seconds - 1;
+    CHECK(std::abs(error) < 1.5 * largest_estimate_error);
+    sum += std::abs(error);
+    near += std::abs(error) < estimate_error ? 1 : 0;
+    waiting += exact.exposed_seconds[copy_lane] > 0.1 * exact.step_seconds ? 1 : 0;
+  }
+  INFO(count << ", near " << near << ", " << waiting << " wait for copies, mean error " << sum / count);
+  CHECK(near >= 0.95 * count);
+  CHECK(count > 50);
+  CHECK(waiting > 10);
+  CHECK(sum / count < 0.06);
+}
+
+TEST_CASE("a search offloads what hides behind compute, where that is enough to fit") {
+  const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
+  Machine machine = a100();
+  machine.device.memory_bytes = 53.2e9;  // 18 bytes for each parameter are 47.8e9
+  SearchOptions options{.gpus = 1, .top = 3, .held = {"batch.micro=2"}};
+  RunConfig own = config;
+  own.batch.micro = 2;
+  const LayoutSearch found = search_layouts(own, machine, options);
+  REQUIRE(!found.best.empty());
+  const LayoutResult& best = found.best.front();
+  INFO(text_of(best.layout));
+  CHECK(best.layout.offload == hidden_offload);
+  CHECK(best.layout.recompute == RecomputeKind::none);
+  CHECK(best.peak_bytes <= found.room_bytes);
+  RunLayout other = best.layout;
+  other.offload = no_offload;
+  const LayoutResult kept = predict_layout(checked_layout(config, other), machine, other, 0);
+  CHECK(kept.peak_bytes > found.room_bytes);
+  CHECK(best.step_seconds < 1.01 * kept.step_seconds);
+}
+
 TEST_CASE("estimates have both passes of an optimizer that looks at whole tensors first") {
   // Few tokens, so that updates are much of a step.
   for (const char* const type : {"lamb", "adamw"}) {
