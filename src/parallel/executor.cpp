@@ -1,6 +1,10 @@
 #include "parallel/executor.h"
 
 #include <exception>
+#include <fmt/format.h>
+#include <stdexcept>
+
+#include "schedule/offload.h"
 
 namespace gptrain {
 
@@ -113,6 +117,8 @@ void Executor::compute(const Action& action, const Ops& ops) {
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
+  if (transfer_of(action.kind)) return transfer(action);
+  if (copies_record(action.kind)) return place_.offloads->play(action, program_.record(action, place_.arenas));
   const auto backward = [&](BackwardPart part) {
     compute(action, [&](const LayerCall& call) { model_.layer(action.unit).backward(call, part); });
   };
@@ -146,29 +152,14 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
     case ActionKind::keep_gradients:
       return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
-    case ActionKind::send_output:
-    case ActionKind::await_output_sent:
-    case ActionKind::receive_input:
-    case ActionKind::await_input:
-    case ActionKind::send_d_input:
-    case ActionKind::await_d_input_sent:
-    case ActionKind::receive_d_output:
-    case ActionKind::await_d_output:
-      return transfer(action);
-    case ActionKind::offload:
-      return place_.offloads->offload(action.unit, action.micro_batch, program_.record(action, place_.arenas));
-    case ActionKind::await_offloaded:
-      return place_.offloads->await_offloaded(action.unit, action.micro_batch);
-    case ActionKind::fetch:
-      return place_.offloads->fetch(action.unit, action.micro_batch, program_.record(action, place_.arenas));
-    case ActionKind::await_fetched:
-      return place_.offloads->await_fetched(action.unit, action.micro_batch);
     case ActionKind::sum_tied:
       return exchange_.sum_tied();
     case ActionKind::norm:
       return update_->norm();
     case ActionKind::update:
       return update_->update(action.unit);
+    default:
+      throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
   }
 }
 
@@ -193,12 +184,7 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   const MicroBatchShape shape = model_.shape().micro_batch();
   const MicroBatch device = micro_batch(action);
   if (place_.uploads != nullptr) return place_.uploads->upload(source, device);
-  const MicroBatch& host = source.next();
-  Backend& backend = *place_.backend;
-  backend.upload(device.tokens, host.tokens, shape.token_bytes());
-  backend.upload(device.targets, host.targets, shape.token_bytes());
-  backend.upload(device.sample_ids, host.sample_ids, shape.id_bytes());
-  if (shape.with_documents) backend.upload(device.document_starts, host.document_starts, shape.token_bytes());
+  copy_micro_batch(*place_.backend, source.next(), device, shape);
 }
 
 }  // namespace gptrain

@@ -4,6 +4,13 @@
 
 namespace gptrain {
 
+void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device, const MicroBatchShape& shape) {
+  backend.upload(device.tokens, host.tokens, shape.token_bytes());
+  backend.upload(device.targets, host.targets, shape.token_bytes());
+  backend.upload(device.sample_ids, host.sample_ids, shape.id_bytes());
+  if (shape.with_documents) backend.upload(device.document_starts, host.document_starts, shape.token_bytes());
+}
+
 MicroBatchUploads::MicroBatchUploads(SideQueue& queue, std::byte* landing, const MicroBatchShape& shape)
     : queue_(queue), shape_(shape), landing_(MicroBatch::at(landing, shape)) {}
 

@@ -9,6 +9,9 @@
 
 namespace gptrain {
 
+// Copies one among the ops.
+void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device, const MicroBatchShape& shape);
+
 // Each one is copied beside the ops to a place of its own, as soon as the one before has left that, and from there
 // among the ops to where they read it: while a micro-batch is computed, the next one arrives. The host waits only where
 // a source is about to take back what has not been copied yet. Borrows everything.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,12 +19,9 @@ class OffloadLanes {
   // Borrows the backend. It goes before the memory that is copied.
   explicit OffloadLanes(Backend& backend);
 
-  // Begin after the ops that were called so far. A copy back begins after its own to the host was awaited.
-  void offload(int32_t unit, int32_t micro_batch, const std::vector<Program::RecordPart>& record);
-  void fetch(int32_t unit, int32_t micro_batch, const std::vector<Program::RecordPart>& record);
-  // Ops that are called from now on run after the copy.
-  void await_offloaded(int32_t unit, int32_t micro_batch) { await(to_host_, unit, micro_batch); }
-  void await_fetched(int32_t unit, int32_t micro_batch) { await(to_device_, unit, micro_batch); }
+  // Begins a copy, which comes after the ops that were called so far, or waits for it: ops that are called from now on run
+  // after it.
+  void play(const Action& action, const std::vector<Program::RecordPart>& record);
 
   // Memory of the host for what is offloaded.
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes);
@@ -39,9 +37,10 @@ class OffloadLanes {
     int next_mark = 0;
   };
 
-  template <typename Copy>
-  static void begin(Lane& lane, int32_t unit, int32_t micro_batch, const Copy& copy);
-  static void await(Lane& lane, int32_t unit, int32_t micro_batch);
+  static void begin(Lane& lane, const Action& action, const std::function<void()>& copies);
+  static void await(Lane& lane, const Action& action);
+  void copy_to_host(const std::vector<Program::RecordPart>& record);
+  void copy_to_device(const std::vector<Program::RecordPart>& record);
 
   Backend& backend_;
   Lane to_host_, to_device_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "schedule/allocator.h"
+#include "schedule/offload.h"
 
 namespace gptrain {
 

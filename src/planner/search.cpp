@@ -215,15 +215,16 @@ class Search {
     consider(layout);
   }
 
-  // Copies to the host are of use where a layout does not fit without; where those that hide are enough, no more are made.
+  // Copies to the host are of use where a layout does not fit without, and fits with all of them.
   void consider_offload(RunLayout layout) {
-    const bool mixes = layout.recompute == RecomputeKind::every_nth;
-    if (options_.objective == Objective::memory || mixes || target_.kind != Target::Kind::gpu) return;
-    for (const int64_t offload : {hidden_offload, all_offload}) {
-      if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
-      layout.offload = offload;
-      consider(layout);
-    }
+    if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
+    const auto fits = [&] { return estimator_.least_bytes(layout, room_).bytes <= room_; };
+    if (fits()) return;
+    layout.offload = all_offload;
+    if (!fits()) return;
+    consider(layout);
+    layout.offload = hidden_offload;
+    if (fits()) consider(layout);
   }
 
   void estimate(Candidate& candidate) {

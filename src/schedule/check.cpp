@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/offload.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
@@ -151,11 +152,7 @@ class Checker {
 
   static bool is_async(ActionKind kind) {
     return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
-           kind == ActionKind::await_gradients || is_copy(kind);
-  }
-  static bool is_copy(ActionKind kind) {
-    return kind == ActionKind::offload || kind == ActionKind::await_offloaded || kind == ActionKind::fetch ||
-           kind == ActionKind::await_fetched;
+           kind == ActionKind::await_gradients || copies_record(kind);
   }
 
   void leave_content(const Action& a) {
@@ -166,7 +163,7 @@ class Checker {
       Content& left = content(a[operand]);
       if (const std::optional<Transfer> transfer = transfer_of(a.kind)) {
         leave_transfer(*transfer, a[operand]);
-      } else if (is_copy(a.kind)) {
+      } else if (copies_record(a.kind)) {
         leave_copy(a.kind, use, a[operand]);
       } else if (a.kind == ActionKind::gather) {
         left = Content::under_way;

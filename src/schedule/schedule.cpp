@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "schedule/offload.h"
+
 namespace gptrain {
 
 std::string_view action_name(ActionKind kind) {
@@ -129,10 +131,6 @@ Access copy_access(const UnitTraits& unit, ActionKind kind, Operand operand) {
   return begins ? Access::write : Access::read_write;
 }
 
-constexpr bool is_copy_of_record(ActionKind kind) {
-  return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
-}
-
 // Whether the schedule has such parameters for the unit.
 bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
   switch (operand) {
@@ -183,21 +181,6 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
   }
 }
 
-OperandSet record_of(const UnitTraits& unit) {
-  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
-  OperandSet record;
-  for (const Operand operand : record_operands) {
-    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
-    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
-                         use(UnitPass::backward_input).reads.contains(operand) ||
-                         use(UnitPass::backward_weight).reads.contains(operand);
-    const OperandUse& forward = use(UnitPass::forward);
-    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
-    if (is_there && is_read && !is_made_again) record.add(operand);
-  }
-  return record;
-}
-
 Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand) {
   if (kind == ActionKind::load) return operand == Operand::batch ? Access::write : Access::none;
   if (unit < 0) return Access::none;
@@ -207,7 +190,7 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
     return transfer->begins ? Access::write : Access::read_write;
   }
   const UnitTraits& traits = schedule.traits(unit);
-  if (is_copy_of_record(kind)) return copy_access(traits, kind, operand);
+  if (copies_record(kind)) return copy_access(traits, kind, operand);
   const std::optional<Passes> passes = passes_of_kind(kind);
   if (passes.has_value() && operand <= Operand::d_input) return access_by_unit(traits, *passes, operand);
   if (!has_parameters(schedule, traits, operand)) return Access::none;

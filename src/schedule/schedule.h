@@ -40,11 +40,8 @@ enum class ActionKind : uint8_t {
   await_d_input_sent,
   receive_d_output,    // unit u: the gradient of its output
   await_d_output,
-  // Copies of an offloaded unit's record: the first of two begins one, the second waits until it is over.
-  offload,  // to the host
-  await_offloaded,
-  fetch,  // back, to other memory of the device
-  await_fetched,
+  // Copies of an offloaded unit's record (schedule/offload.h), to the host and back to other memory of the device.
+  offload, await_offloaded, fetch, await_fetched,
   sum_tied,            // unit 0: its gradients over the first and the last stage, which both hold a tied head's table
   norm,             // global gradient norm; decides clipping and skipping
   update,           // unit u: optimizer
@@ -131,12 +128,6 @@ struct UnitTraits {
 
   bool operator==(const UnitTraits&) const = default;
 };
-
-// What a unit's forward pass finds or leaves on the device that its backward pass reads: the record that is copied where
-// the unit is offloaded. Not of a unit that begins to be run again before its own input.
-OperandSet record_of(const UnitTraits& unit);
-inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
-                                                           Operand::saved_for_weight};  // that it may have
 
 // What the order of actions depends on.
 struct ScheduleOptions {

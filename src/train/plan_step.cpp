@@ -11,6 +11,7 @@
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
 #include "report/checkpoint_forecast.h"
+#include "schedule/offload.h"
 #include "train/inference.h"
 #include "train/recompute_plan.h"
 #include "train/samples.h"
@@ -55,8 +56,7 @@ class PlanObserver : public ActionObserver {
   size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
     // What is copied of a unit is its own affair: of equal ones some may be run again.
-    const bool is_copy = action.kind >= ActionKind::offload && action.kind <= ActionKind::await_fetched;
-    const int32_t unit = action.unit < 0 || is_copy ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
+    const int32_t unit = action.unit < 0 || copies_record(action.kind) ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
                                                           schedule.buffers[static_cast<size_t>(prepared)].first)];

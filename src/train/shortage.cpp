@@ -32,6 +32,8 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
     add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
   if (config.memory.recompute != RecomputeKind::block)
     add("memory.recompute = \"block\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
+  if (target.kind == Target::Kind::gpu && config.memory.recompute != RecomputeKind::optimal)
+    add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });
   if (config.batch.micro > 1) {
     int64_t smaller = config.batch.micro / 2;
     while (config.batch.micro % smaller != 0) --smaller;

@@ -174,6 +174,10 @@ MemoryPlace host_place(const Target& target) {
   return memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
 }
 
+MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
+  return memory_class == MemoryClass::offloaded ? host_place(target) : MemoryPlace::device;
+}
+
 MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged) {
   MemoryPlan memory;
   memory.on(host_place(target))[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);

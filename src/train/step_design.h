@@ -52,8 +52,7 @@ struct StepDesign {
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
                        const std::shared_ptr<const Program>& like = nullptr, const UnitChoices* choices = nullptr);
 
-// As memory.recompute and memory.offload_activations say, where they are not `optimal` and `hidden`: of all units of the
-// model.
+// As the section `memory` says of all units of the model, where it does not leave that to be chosen.
 UnitChoices fixed_choices(const RunConfig& config);
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
 
@@ -74,8 +73,9 @@ int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
 // One ring for training, and one for validation where the config has some.
 int64_t all_rings_bytes(const RunConfig& config, const Target& target);
 
-// Where the host's memory counts: beside a device whose memory is apart it is a place of its own.
+// Where the host's memory counts: beside a device whose memory is apart it is a place of its own; and where an arena lies.
 MemoryPlace host_place(const Target& target);
+MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 
 // What a step does not take itself: the rings, which belong to whoever reads micro-batches, and what its groups exchange
 // through.

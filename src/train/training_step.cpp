@@ -29,16 +29,12 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
-  constexpr auto offloaded = static_cast<size_t>(MemoryClass::offloaded);
-  const int64_t offloaded_bytes = memory.arenas.on(host_place(backend.target()))[offloaded];
-  if (offloaded_bytes > 0) offloads_ = std::make_unique<OffloadLanes>(backend_);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const auto memory_class = static_cast<MemoryClass>(c);
-    if (c == offloaded && offloads_ != nullptr) {
-      arenas_[c] = offloads_->allocate(offloaded_bytes);
-      continue;
-    }
-    arenas_[c] = backend_.allocate(memory.arenas[memory_class] - memory.outside[memory_class]);
+    const MemoryPlace place = arena_place(memory_class, backend.target());
+    const int64_t bytes = memory.arenas.on(place)[c] - memory.outside.on(place)[c];
+    const bool is_offloaded = memory_class == MemoryClass::offloaded && bytes > 0;
+    arenas_[c] = is_offloaded ? offloads_.emplace(backend_).allocate(bytes) : backend_.allocate(bytes);
   }
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
@@ -84,7 +80,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                         .gathers = &gathers_,
                         .kept = kept_.get(),
                         .uploads = uploads_.get(),
-                        .offloads = offloads_.get()};
+                        .offloads = offloads_ ? &*offloads_ : nullptr};
   executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
@@ -127,10 +123,8 @@ uint32_t TrainingStep::norms_checksum() const {
 
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    const bool is_hosts = static_cast<MemoryClass>(c) == MemoryClass::offloaded;
-    taken.on(is_hosts ? host_place(backend_.target()) : MemoryPlace::device)[c] += arenas_[c]->bytes();
-  }
+  for (size_t c = 0; c < num_memory_classes; ++c)
+    taken.on(arena_place(static_cast<MemoryClass>(c), backend_.target()))[c] += arenas_[c]->bytes();
   if (snapshot_) taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
 }

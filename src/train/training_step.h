@@ -127,7 +127,7 @@ class TrainingStep {
   const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
-  std::unique_ptr<OffloadLanes> offloads_;      // null: nothing is offloaded
+  std::optional<OffloadLanes> offloads_;        // empty: nothing is offloaded
   std::optional<StateSnapshot> snapshot_;       // empty: its memory is not taken
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   Workspace workspace_;

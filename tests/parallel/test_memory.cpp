@@ -358,30 +358,26 @@ TEST_CASE("the bytes that each rank of a pipeline touches are its plan's") {
                                    Layout{1, 2, static_cast<int64_t>(i + 2) % 4, false}}) {
         const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
         std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1"};
-        overrides.insert(overrides.end(), precision.begin(), precision.end());
+        for (const std::string& of_it : precision) overrides.push_back(of_it);
         overrides = in_stages(pipelines[i], overrides);
         INFO(pipelines[i].schedule << " " << pipelines[i].stages << " stages, " << layout.name() << " "
                                    << precision.front() << (family == Family::gpt2 ? " gpt2" : " llama"));
         const int64_t stages = pipelines[i].stages;
-        std::vector<std::string> all = overrides;
-        all.insert(all.end(), {fmt::format("batch.global={}", 2 * 5 * layout.data), "batch.micro=2"});
-        Layout of_world = layout;
-        of_world.data *= stages;  // config_of takes the number of ranks from it
-        check_touched_on_all(config_of(family, of_world, all), layout.tensor * of_world.data);
+        overrides.insert(overrides.end(), {fmt::format("batch.global={}", 2 * 5 * layout.data), "batch.micro=2"});
+        const Layout of_world{layout.tensor, layout.data * stages, layout.zero, layout.sequence};  // all ranks
+        check_touched_on_all(config_of(family, of_world, overrides), layout.tensor * of_world.data);
       }
     }
   }
 }
 
-TEST_CASE("the bytes that each rank touches are its plan's where what is run again is chosen") {
+TEST_CASE("the bytes that each rank touches are its plan's where what is run again is chosen, and what is offloaded") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (size_t i = 0; i < 4; ++i) {
-      const Pipeline alone{"1f1b", 1, 1};
-      const Pipeline& pipeline = i == 0 ? alone : pipelines[2 * i - 1];
+      const Pipeline pipeline = i == 0 ? Pipeline{"1f1b", 1, 1} : pipelines[2 * i - 1];
       const Layout layout{i % 2 == 0 ? 1 : 2, 2 * pipeline.stages, i % 2 == 0 ? 3 : 1, false};
       std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1", "batch.micro=1", "batch.global=8"};
-      const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
-      overrides.insert(overrides.end(), precision.begin(), precision.end());
+      for (const std::string& precision : precisions[i % std::size(precisions)]) overrides.push_back(precision);
       if (pipeline.stages > 1) overrides = in_stages(pipeline, overrides);
       const int64_t ranks = layout.tensor * layout.data;
       RunConfig config = config_of(family, layout, overrides);
@@ -395,24 +391,11 @@ TEST_CASE("the bytes that each rank touches are its plan's where what is run aga
       config.memory.activation_budget = least + (most - least) * static_cast<int64_t>(i) / 4;
       INFO(pipeline.schedule << " " << pipeline.stages << " stages, " << layout.name());
       check_touched_on_all(config, ranks);
+      if ((family == Family::gpt2) == (i < 2)) continue;
+      config.memory.recompute = i % 2 == 0 ? RecomputeKind::selective : RecomputeKind::none;
+      config.memory.offload_activations = i % 2 == 0 ? all_offload : 2;
+      check_touched_on_all(config, ranks);
     }
-  }
-}
-
-TEST_CASE("the bytes that each rank touches are its plan's where blocks are offloaded") {
-  for (size_t i = 0; i < 4; ++i) {
-    const Pipeline alone{"1f1b", 1, 1};
-    const Pipeline& pipeline = i == 0 ? alone : pipelines[2 * i - 1];
-    const Layout layout{i % 2 == 0 ? 1 : 2, 2 * pipeline.stages, i % 2 == 0 ? 3 : 1, false};
-    std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1", "batch.micro=1", "batch.global=8",
-                                          i % 2 == 0 ? "memory.recompute=selective" : "memory.recompute=none",
-                                          i < 2 ? "memory.offload_activations=all" : "memory.offload_activations=1"};
-    const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
-    overrides.insert(overrides.end(), precision.begin(), precision.end());
-    if (pipeline.stages > 1) overrides = in_stages(pipeline, overrides);
-    const RunConfig config = config_of(i < 2 ? Family::gpt2 : Family::llama, layout, overrides);
-    INFO(pipeline.schedule << " " << pipeline.stages << " stages, " << layout.name());
-    check_touched_on_all(config, layout.tensor * layout.data);
   }
 }
 

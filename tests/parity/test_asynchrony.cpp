@@ -242,14 +242,23 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
 TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its copies is needed") {
   RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
   const std::vector<double> rates(3, 1e-3);
+  std::vector<int64_t> activations, on_host;
   const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
     config.memory.offload_activations = offload;
     KeptBatches batches(config, all_kept);
     Trainer trainer(config, forgotten, queue);
+    const MemoryPlan& memory = trainer.step().design().memory.arenas;
+    CHECK(trainer.step().taken() == memory);
+    activations.push_back(memory[MemoryClass::activations]);
+    on_host.push_back(memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)]);
     return trainer.ahead(batches, rates);
   };
   const auto expected = results(no_offload, Forgotten::nothing, 0);
   for (const int64_t offload : {int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  CHECK(activations[0] > activations[1]);
+  CHECK(activations[1] > activations[2]);
+  CHECK(on_host[0] == 0);
+  CHECK(2 * on_host[1] == on_host[2]);
   for (const int lane : {1, 2}) {  // to the host, and back
     for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
       INFO(lane << " " << static_cast<int>(forgotten));

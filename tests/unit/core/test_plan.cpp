@@ -344,10 +344,13 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   for (const char* setting : {"memory.recompute = \"block\": ", "batch.micro = 1 instead of 2: ", "with all of them: "})
     CHECK(has(shortage, setting));
   CHECK(!has(shortage, "loss_chunk_tokens"));
+  CHECK(!has(shortage, "offload"));
   CHECK(!has(shortage, "parallel.zero"));
   CHECK(!has(shortage, "choose a smaller model"));
   const RunConfig wide = preset_config("gpt2-1.5b", {"batch.micro=8"});
-  CHECK(has(shortage_on(wide, find_target("h100"), 40), "memory.loss_chunk_tokens = 2048: "));
+  const std::string on_gpu = shortage_on(wide, find_target("h100"), 40);
+  CHECK(has(on_gpu, "memory.loss_chunk_tokens = 2048: "));
+  CHECK(has(on_gpu, "memory.offload_activations = \"all\": "));
 
   const std::string too_large = shortage_on(config, cpu_target(), 4);
   CHECK(has(too_large, "\"bf16-pure\": "));
