@@ -11,10 +11,16 @@
 namespace gptrain {
 namespace {
 
+// For loops that may have nothing to do.
+template <size_t n>
+constexpr int count_of = static_cast<int>(n);
+template <size_t n>
+constexpr int room_of = count_of<n> > 0 ? count_of<n> : 1;
+
 template <size_t n>
 struct MeasuredBuffers {
   const float* gradients;
-  const float* columns[n];
+  const float* columns[room_of<n>];
 };
 
 template <typename Formula>
@@ -23,8 +29,8 @@ struct MeasuringMemory {
   WarpSums sums;
 };
 
-template <typename Formula, size_t n, size_t... column>
-__device__ double square_of_measured(const Formula& formula, float gradient, float weight, const float (&values)[n],
+template <typename Formula, int room, size_t... column>
+__device__ double square_of_measured(const Formula& formula, float gradient, float weight, const float (&values)[room],
                                      std::index_sequence<column...>) {
   const auto measured = static_cast<double>(formula.measured(gradient, weight, values[column]...));
   return measured * measured;
@@ -41,28 +47,28 @@ __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segmen
     auto own = step;
     own.begin_measuring(segment);
     double of_weights = 0, of_measured = 0;
-    const auto add = [&](float gradient, float weight, const float (&values)[n]) {
+    const auto add = [&](float gradient, float weight, const float (&values)[room_of<n>]) {
       of_weights += static_cast<double>(weight) * weight;
       of_measured += square_of_measured(own, gradient, weight, values, std::make_index_sequence<n>());
     };
     bool packs = in_whole_packs(buffers.gradients + first, weights + first);
-    for (const float* const column : buffers.columns) packs = packs && in_whole_packs(column + first);
+    for (int c = 0; c < count_of<n>; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
-      float values[n];
+      float values[room_of<n>] = {};
       if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         const auto w = load<width>(weights + i);
-        Pack<float, width> columns[n];
+        Pack<float, width> columns[room_of<n>];
 #pragma unroll
-        for (size_t c = 0; c < n; ++c) columns[c] = load<width>(buffers.columns[c] + i);
+        for (int c = 0; c < count_of<n>; ++c) columns[c] = load<width>(buffers.columns[c] + i);
 #pragma unroll
         for (int k = 0; k < width; ++k) {
-          for (size_t c = 0; c < n; ++c) values[c] = columns[c].at[k];
+          for (int c = 0; c < count_of<n>; ++c) values[c] = columns[c].at[k];
           add(g.at[k], to_float(w.at[k]), values);
         }
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
-          for (size_t c = 0; c < n; ++c) values[c] = buffers.columns[c][rest];
+          for (int c = 0; c < count_of<n>; ++c) values[c] = buffers.columns[c][rest];
           add(buffers.gradients[rest], to_float(weights[rest]), values);
         }
       }
@@ -96,7 +102,8 @@ template <typename W, typename Update>
 void measure(const Update& update, const W* weights, Stream stream, double* of_chunks) {
   using Formula = typename Update::Formula;
   MeasuredBuffers<Update::num_columns> buffers{update.gradients.template as<const float>(), {}};
-  for (size_t i = 0; i < Update::num_columns; ++i) buffers.columns[i] = update.columns[i].template as<const float>();
+  for (int i = 0; i < count_of<Update::num_columns>; ++i)
+    buffers.columns[i] = update.columns[static_cast<size_t>(i)].template as<const float>();
   LaunchShape shape = shape_for(gpu_norm_chunks_bound(update.gradients.cols, update.num_segments));
   shape.shared_bytes = sizeof(MeasuringMemory<Formula>);
   launch(stream, shape, measure_chunks<Formula, W, Update::num_columns>, update.segments, update.num_segments,

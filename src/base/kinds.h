@@ -15,10 +15,10 @@ enum class RopeScaling : uint8_t { none, linear, llama3 };
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
 // AdamW: arXiv 1711.05101, and its moments in 8 bits: 2110.02861; SGD with momentum; Lion: arXiv 2302.06675; LAMB: arXiv 1904.00962; LARS: arXiv 1708.03888;
-// Muon: arXiv 2502.16982. And their names in configs.
-enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon };
-constexpr std::array<std::string_view, 7> optimizer_names = {"adamw", "adamw-8bit", "sgd", "lion",
-                                                             "lamb",  "lars",       "muon"};
+// Muon: arXiv 2502.16982; Adafactor: arXiv 1804.04235. And their names in configs.
+enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor };
+constexpr std::array<std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
+                                                             "lamb",  "lars",       "muon", "adafactor"};
 // What Muon's orthogonalisation multiplies in: bf16 where the products of the model are in bf16, or always fp32.
 enum class NewtonSchulzProducts : uint8_t { as_compute, fp32 };
 // How the learning rate follows the size of the batch: linear (arXiv 1706.02677) or by the root (arXiv 1404.5997).

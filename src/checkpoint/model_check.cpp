@@ -45,8 +45,7 @@ std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
   for (const StateColumn& column : optimizer_columns(config.optimizer)) {
     if (column.name != kind || !has_values(column, tensor)) continue;
-    const bool of_blocks = column.granularity == StateGranularity::block;
-    return Expected{column.dtype, of_blocks ? std::vector{shard.blocks_total} : tensor.shape};
+    return Expected{column.dtype, stored_shape(column, tensor, shard)};
   }
   return std::nullopt;
 }

@@ -293,7 +293,8 @@ void add_optimizer(std::vector<Field>& table) {
                                            "the optimizer: AdamW with two moments, in fp32 or those of matrices in 8 bits; SGD "
                                            "with momentum or Lion with one; "
                                            "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
-                                           "Muon orthogonalises the momentum of each matrix of the blocks"),
+                                           "Muon orthogonalises the momentum of each matrix of the blocks; Adafactor keeps "
+                                           "second moments of rows and columns only"),
                    field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                          "peak learning rate")
                        .required("0.0003")
@@ -313,9 +314,10 @@ void add_optimizer(std::vector<Field>& table) {
                    betas_field().derived("[0.9,0.95]").only_with(
                        of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
-                         "added to the root of the second moment; default: 1e-8, lamb's 1e-6")
+                         "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
+                         "lamb's 1e-6, adafactor's 1e-30")
                        .derived("1e-08")
-                       .only_with(of_type<adamw, adamw_8bit, lamb, muon>("adamw, adamw-8bit, lamb or muon")),
+                       .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor")),
                    field("optimizer.momentum", section, &O::momentum,
                          NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "share of the moment that each step keeps; default: 0.9, muon's 0.95")
@@ -340,6 +342,23 @@ void add_optimizer(std::vector<Field>& table) {
                        "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
                        "otherwise fp32; or always fp32")
                        .only_with(of_type<muon>("muon")),
+                   field("optimizer.beta2_decay", section, &O::beta2_decay,
+                         NumberRule{.min = -1, .max = 0, .max_excluded = true},
+                         "step t keeps 1 - t^beta2_decay of the second moments")
+                       .only_with(of_type<adafactor>("adafactor")),
+                   field("optimizer.clip_threshold", section, &O::clip_threshold,
+                         NumberRule{.min = 0, .max = 1e9, .min_excluded = true},
+                         "largest root mean square of the step of a matrix or vector, before rates")
+                       .only_with(of_type<adafactor>("adafactor")),
+                   field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
+                         "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
+                       .only_with(of_type<adafactor>("adafactor")),
+                   field("optimizer.eps2", section, &O::eps2, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                         "the least root mean square that lr is a share of")
+                       .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
+                                   [](const RunConfig& config) {
+                                     return config.optimizer.type == adafactor && config.optimizer.scale_parameter;
+                                   }}),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
                          "and biases"),

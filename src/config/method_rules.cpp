@@ -29,6 +29,7 @@ class MethodRules : Rules {
     if (optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) optimizer.beta2 = 0.99;
     if (lamb && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
     if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
+    if (optimizer.type == OptimizerKind::adafactor && !is_given("optimizer.eps")) optimizer.eps = 1e-30;
     check_mup();
     if (optimizer.type == OptimizerKind::adamw_8bit) check_replicated_blocks();
     check_kept_gradients();

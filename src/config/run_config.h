@@ -136,11 +136,15 @@ struct OptimizerConfig {
   int64_t base_batch = 256;  // sequences of the batch that lr and the section `schedule` are meant for
   double beta1 = 0.9;  // "betas": [beta1, beta2], of adamw and adamw-8bit, lion, lamb, and muon outside matrices
   double beta2 = 0.95;
-  double eps = 1e-8;      // adamw, adamw-8bit, lamb and muon
+  double eps = 1e-8;      // adamw, adamw-8bit, lamb, muon and adafactor
   double momentum = 0.9;  // sgd, lars and muon
   bool nesterov = false;  // sgd and muon
   double trust_coefficient = 0.001;  // lars
   NewtonSchulzProducts newton_schulz = NewtonSchulzProducts::as_compute;  // muon
+  double beta2_decay = -0.8;     // adafactor, and so the next three
+  double clip_threshold = 1;
+  bool scale_parameter = true;
+  double eps2 = 1e-3;
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of an average of the weights; 0: there is none

@@ -24,6 +24,7 @@
   X(AccumulateLoss)                \
   X(SquaredNorm)                   \
   X(PrepareUpdate)                 \
+  GPTRAIN_FOR_EACH_FACTORED(X)     \
   GPTRAIN_FOR_EACH_NORMS(X)        \
   GPTRAIN_FOR_EACH_UPDATE(X)       \
   GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) \

@@ -211,6 +211,19 @@ int64_t measured_bytes(const ElementUpdate& op) {
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_FOOTPRINT)
 #undef GPTRAIN_TENSOR_NORMS_FOOTPRINT
 
+// Rows and columns are summed one after the other.
+Footprint footprint(const FactoredSums& op, const Target&) {
+  return {.bytes_moved = 2 * op.elements * dtype_bytes(DType::f32) + moved({op.sums})};
+}
+
+Footprint footprint(const FactoredMoments& op, const Target&) {
+  return {.bytes_moved = moved({op.sums, op.rows, op.rows, op.cols, op.cols, op.means})};
+}
+
+Footprint footprint(const FactoredDirection& op, const Target&) {
+  return {.bytes_moved = 2 * op.elements * dtype_bytes(DType::f32) + moved({op.rows, op.cols, op.means})};
+}
+
 Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
 
 Footprint footprint(const WeightedSum& op, const Target&) {

@@ -114,6 +114,14 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_UPDATE_TEXT)
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_TEXT)
 #undef GPTRAIN_TENSOR_NORMS_TEXT
 
+std::string shape_text(const FactoredSums& op) { return fmt::format("elements={}", op.elements); }
+
+std::string shape_text(const FactoredMoments& op) {
+  return fmt::format("rows={} cols={}", op.rows.cols, op.cols.cols);
+}
+
+std::string shape_text(const FactoredDirection& op) { return fmt::format("elements={}", op.elements); }
+
 std::string shape_text(const Cast& op) {
   return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
 }

@@ -1,11 +1,13 @@
 // The updates of all optimizers: each is an ElementUpdate with a formula (ops/element_update.h), alone and with an
 // average of the weights (ops/averaged.h). Some take the sums of a pass before (ops/tensor_norms.h), some keep their
-// columns in blocks of few bits (ops/adamw_8bit.h).
+// columns in blocks of few bits (ops/adamw_8bit.h), some in rows and columns (ops/factored.h).
 #pragma once
 
+#include "ops/adafactor.h"
 #include "ops/adamw.h"
 #include "ops/adamw_8bit.h"
 #include "ops/averaged.h"
+#include "ops/factored.h"
 #include "ops/lamb.h"
 #include "ops/lars.h"
 #include "ops/lion.h"
@@ -14,6 +16,7 @@
 
 namespace gptrain {
 
+using AdafactorEma = Averaged<Adafactor>;
 using AdamWEma = Averaged<AdamW>;
 using LambEma = Averaged<Lamb>;
 using LarsEma = Averaged<Lars>;
@@ -21,12 +24,13 @@ using LionEma = Averaged<Lion>;
 using MuonEma = Averaged<Muon>;
 using SgdEma = Averaged<Sgd>;
 
+using AdafactorNorms = TensorNorms<Adafactor>;
 using LambNorms = TensorNorms<Lamb>;
 using LarsNorms = TensorNorms<Lars>;
 
 }  // namespace gptrain
 
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
-  X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) \
-  X(Sgd) X(SgdEma)
-#define GPTRAIN_FOR_EACH_NORMS(X) X(LambNorms) X(LarsNorms)
+  X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) \
+  X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
+#define GPTRAIN_FOR_EACH_NORMS(X) X(AdafactorNorms) X(LambNorms) X(LarsNorms)

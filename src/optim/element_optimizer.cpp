@@ -34,7 +34,7 @@ int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
 // Offsets are from the unit's range in the update, or, where norms or what comes last is updated apart, from where the
 // tensors begin that are updated together.
 void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                  uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart,
+                  uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart, const PartNumbers& numbers,
                   std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
@@ -47,46 +47,85 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
     if (kind_of(tensor, layout.end) != kind) continue;
     const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
     // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
-    for (const ShardBox& box : shards[static_cast<size_t>(i)].boxes) {
-      const int64_t in_unit = start + box.local_offset;
-      const int64_t from = std::max(updated.first, in_unit);
-      const int64_t to = std::min(updated.first + updated.elements, in_unit + box.count());
-      if (from < to)
-        segments.push_back({.offset = from - updated.first - apart,
-                            .count = to - from,
-                            .decay = tensor.decay ? 1 : 0,
-                            .rate_factor = tensor.rate_factor,
-                            .key = tensor_key(tensor, seed, RandomUse::update_rounding),
-                            .map = index_map(tensor, box, from - in_unit),
-                            .tensor = i});
+    for (const ShardBox& whole : shards[static_cast<size_t>(i)].boxes) {
+      for (const auto& [box, part] : numbers.cut(tensor, i, whole)) {
+        const int64_t in_unit = start + box.local_offset;
+        const int64_t from = std::max(updated.first, in_unit);
+        const int64_t to = std::min(updated.first + updated.elements, in_unit + box.count());
+        if (from < to)
+          segments.push_back({.offset = from - updated.first - apart,
+                              .count = to - from,
+                              .decay = tensor.decay ? 1 : 0,
+                              .rate_factor = tensor.rate_factor,
+                              .key = tensor_key(tensor, seed, RandomUse::update_rounding),
+                              .map = index_map(tensor, box, from - in_unit),
+                              .tensor = part});
+      }
     }
   }
 }
 
 Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                       uint64_t seed, bool last_apart) {
+                       uint64_t seed, bool last_apart, SummedParts summed) {
   Segments segments;
+  const PartNumbers numbers(spec, summed);
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     for (const UnitTensors kind : all_unit_tensors) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
-      add_segments(spec, shards, parameters, seed, unit, kind, last_apart, segments.all);
+      add_segments(spec, shards, parameters, seed, unit, kind, last_apart, numbers, segments.all);
     }
   }
   segments.first.push_back(static_cast<int64_t>(segments.all.size()));
   return segments;
 }
 
-}  // namespace
-
-int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                            const ParameterStore& parameters) {
-  const Segments segments = make_segments(spec, shards, parameters, 0, false);
+int64_t bytes_of(const Segments& segments) {
   return align_up(static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
 }
 
-ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart)
+}  // namespace
+
+PartNumbers::PartNumbers(const ModelSpec& spec, SummedParts summed) : summed_(summed), first_{0} {
+  for (const TensorSpec& tensor : spec.tensors)
+    first_.push_back(first_.back() + (summed == SummedParts::parts ? tensor.num_parts() : 1));
+}
+
+std::vector<PartNumbers::NumberedBox> PartNumbers::cut(const TensorSpec& tensor, int64_t index,
+                                                       const ShardBox& box) const {
+  if (summed_ == SummedParts::tensors || tensor.num_parts() == 1) return {{box, first(index)}};
+  std::vector<NumberedBox> boxes;
+  const int64_t row_elements = box.count() / box.shape[0];
+  int64_t part = first(index), first_row = 0;
+  for (const Section& section : tensor.sections) {
+    const int64_t from = std::max(box.offset[0], first_row);
+    const int64_t to = std::min(box.offset[0] + box.shape[0], first_row + section.rows);
+    if (from < to) {
+      NumberedBox own{box, part};
+      own.box.offset[0] = from;
+      own.box.shape[0] = to - from;
+      own.box.local_offset += (from - box.offset[0]) * row_elements;
+      boxes.push_back(std::move(own));
+    }
+    first_row += section.rows;
+    ++part;
+  }
+  return boxes;
+}
+
+int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                            const ParameterStore& parameters) {
+  return bytes_of(make_segments(spec, shards, parameters, 0, false, SummedParts::tensors));
+}
+
+int64_t part_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                         const ParameterStore& parameters) {
+  return bytes_of(make_segments(spec, shards, parameters, 0, false, SummedParts::parts));
+}
+
+ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart,
+                               SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, last_apart);
+  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, last_apart, summed);
   context.backend.upload(tables, segments.all.data(),
                          static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
   first_segment_ = std::move(segments.first);
@@ -106,7 +145,7 @@ ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t 
                        .weights = row(range.weights, parameters.sharding().compute)};
   size_t next = 0;
   for (size_t i = 0; i < parameters.columns().size(); ++i) {
-    if (!is_of_last(parameters.columns()[i]))
+    if (!is_of_last(parameters.columns()[i]) && !is_factored(parameters.columns()[i]))
       update.columns.at(next++) = row(parameters.column(i, unit), parameters.columns()[i].dtype);
   }
   return update;
@@ -156,7 +195,7 @@ void ElementUpdates::update_last(int64_t unit, const std::function<void(const El
   ElementUpdate update = operands(unit, first, elements, segments[2], segments[3]);
   size_t next = 0;
   for (const StateColumn& column : parameters.columns()) {
-    if (is_of_last(column)) continue;
+    if (is_of_last(column) || is_factored(column)) continue;
     if (column.granularity != StateGranularity::element) update.columns[next] = {};
     ++next;
   }

@@ -15,8 +15,32 @@
 
 namespace gptrain {
 
-// Elements [first, first + elements) of what this rank updates of the unit, without segments. Columns are those that are
-// not only of what comes last (is_of_last), one after the other.
+// What an update takes for one tensor where it reads sums of whole tensors (ops/tensor_norms.h): the tensors of the
+// model, or each of the matrices and vectors in them, as queries, keys, values, gate and up are.
+enum class SummedParts : uint8_t { tensors, parts };
+
+class PartNumbers {
+ public:
+  PartNumbers(const ModelSpec& spec, SummedParts summed);
+
+  // The parts of a tensor have numbers that follow one another, and so do tensors.
+  int64_t first(int64_t tensor) const { return first_[static_cast<size_t>(tensor)]; }
+  int64_t all() const { return first_.back(); }
+
+  struct NumberedBox {
+    ShardBox box;
+    int64_t part;
+  };
+  // A box of a rank's shard of the tensor, cut between parts.
+  std::vector<NumberedBox> cut(const TensorSpec& tensor, int64_t index, const ShardBox& box) const;
+
+ private:
+  SummedParts summed_;
+  std::vector<int64_t> first_;  // by tensor, and the end
+};
+
+// Elements [first, first + elements) of what this rank updates of the unit, without segments. Columns are those with
+// values for elements that are not only of what comes last (is_of_last), one after the other.
 ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements);
 
 // The segments of all units in device memory, and each unit's update as ranges of elements.
@@ -25,7 +49,8 @@ class ElementUpdates {
   // Uploads the table to `tables`, which is device memory of element_table_bytes. The spec gives each tensor's weight
   // decay and learning-rate factor. The context's references are borrowed. With last_apart, what
   // comes last in units (UnitEnd) is updated by calls of its own.
-  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart = false);
+  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart = false,
+                 SummedParts summed = SummedParts::tensors);
 
   // Calls run(operands) for this rank's part of the unit: once, or twice where only norms have master weights
   // (Sharding::pure), for the norms and for the rest. A rank without a part of the unit makes no call.
@@ -50,6 +75,9 @@ class ElementUpdates {
 
 int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                             const ParameterStore& parameters);
+// With SummedParts::parts.
+int64_t part_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                         const ParameterStore& parameters);
 
 template <typename Op>
 class ElementOptimizer final : public Optimizer {

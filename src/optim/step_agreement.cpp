@@ -110,9 +110,9 @@ void StepAgreement::agree() {
       .partials = partials, .clip_norm = clip_norm_, .state = context_.state, .loss_scale_window = loss_scale_window_});
 }
 
-void StepAgreement::sum_over_world(const Matrix& sums) {
-  Lane& lane = groups_.lane(LaneKind::gradients);
-  lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), sums.data, sums.count(), sums.dtype);
+void sum_over_world(RankGroups& groups, const Matrix& sums) {
+  Lane& lane = groups.lane(LaneKind::gradients);
+  lane.all_reduce(groups.group(LaneKind::gradients, GroupKind::world), sums.data, sums.count(), sums.dtype);
   lane.wait_all();
 }
 

@@ -15,6 +15,9 @@
 
 namespace gptrain {
 
+// Adds up f64 in device memory. Collective over the world.
+void sum_over_world(RankGroups& groups, const Matrix& sums);
+
 class StepAgreement {
  public:
   // Uploads its tables to `tables`, which is device memory of table_bytes. clip_norm is 0 without clipping, and
@@ -32,8 +35,6 @@ class StepAgreement {
   // first of several ranks that hold the same shard. So ZeRO 0 and 1 yield the same bits of the norm, and so do ZeRO 2
   // and 3. Collective over the world.
   void agree();
-  // Adds up f64 in device memory. Collective over the world.
-  void sum_over_world(const Matrix& sums);
 
   // `stop_wanted` tells whether this rank wants to stop. Each step calls it as late as the ranks can still agree. After
   // it has returned true, the rank wants to stop for good. Where the host runs ahead of a device, every wait for the
@@ -69,17 +70,19 @@ class StepAgreement {
 // The end of a step as the executor plays it.
 class StepUpdate final : public UpdateRule {
  public:
-  // Borrows both.
-  StepUpdate(StepAgreement& agreement, Optimizer& optimizer) : agreement_(agreement), optimizer_(optimizer) {}
+  // Borrows all.
+  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, RankGroups& groups)
+      : agreement_(agreement), optimizer_(optimizer), groups_(groups) {}
   void norm() override {
     agreement_.agree();
-    if (const Matrix sums = optimizer_.measure(); sums.given()) agreement_.sum_over_world(sums);
+    if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(groups_, sums);
   }
   void update(int64_t unit) override { optimizer_.update(unit); }
 
  private:
   StepAgreement& agreement_;
   Optimizer& optimizer_;
+  RankGroups& groups_;
 };
 
 }  // namespace gptrain

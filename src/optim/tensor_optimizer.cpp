@@ -7,68 +7,79 @@
 namespace gptrain {
 namespace {
 
-// Elements of a unit.
-struct Span {
-  int64_t first, end;
-};
-
-// What this rank adds the squares of: its piece, also where it updates the whole unit. Norms, which lie first in a
-// unit, have no sums.
-Span measured_span(const ParameterStore& parameters, int64_t unit) {
-  const int64_t piece = parameters.piece_elements(unit);
-  const int64_t first = parameters.sharding().data_rank * piece;
-  const int64_t norms = parameters.layout().units[static_cast<size_t>(unit)].norm_elements;
-  return {std::max(first, norms), std::max(first + piece, norms)};
-}
-
-struct MeasuredSegments {
-  std::vector<UpdateSegment> all;
-  std::vector<int64_t> first;  // by unit, and the end
-};
-
-MeasuredSegments measured_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                   const ParameterStore& parameters) {
-  MeasuredSegments segments;
-  const ParameterLayout& layout = parameters.layout();
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
-    segments.first.push_back(std::ssize(segments.all));
-    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
-    const Span span = measured_span(parameters, unit);
-    for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-      const auto tensor = static_cast<size_t>(i);
-      if (!spec.tensors[tensor].decay) continue;
-      const int64_t start = layout.segments[tensor].offset - range.offset;
-      for (const ShardBox& box : shards[tensor].boxes) {
-        const int64_t from = std::max(span.first, start + box.local_offset);
-        const int64_t to = std::min(span.end, start + box.local_offset + box.count());
-        if (box.owned && from < to)
-          segments.all.push_back({.offset = from - span.first, .count = to - from, .decay = 1, .tensor = i});
-      }
+// Adds the segments of a tensor among elements [first, end) of its unit, which are counted from `first`.
+void add_measured(const ModelSpec& spec, const TensorShard& shard, const ParameterLayout& layout,
+                  const PartNumbers& numbers, int64_t index, int64_t first, int64_t end,
+                  std::vector<UpdateSegment>& segments) {
+  const auto i = static_cast<size_t>(index);
+  const TensorSpec& tensor = spec.tensors[i];
+  const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
+  for (const ShardBox& whole : shard.boxes) {
+    if (!whole.owned) continue;
+    for (const auto& [box, part] : numbers.cut(tensor, index, whole)) {
+      const int64_t from = std::max(first, start + box.local_offset);
+      const int64_t to = std::min(end, start + box.local_offset + box.count());
+      if (from < to)
+        segments.push_back({.offset = from - first, .count = to - from, .decay = tensor.decay ? 1 : 0, .tensor = part});
     }
   }
-  segments.first.push_back(std::ssize(segments.all));
-  return segments;
-}
-
-int64_t segments_bytes(const MeasuredSegments& segments) {
-  return std::ssize(segments.all) * static_cast<int64_t>(sizeof(UpdateSegment));
 }
 
 }  // namespace
 
-TensorSums::TensorSums(const UpdateContext& context, std::byte* tables)
+int64_t TensorSums::Measured::segment_bytes() const {
+  return std::ssize(segments) * static_cast<int64_t>(sizeof(UpdateSegment));
+}
+
+// What this rank adds the squares of is its piece, also where it updates the whole unit. Norms lie first in a unit.
+TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                                          const ParameterStore& parameters, SummedParts summed) {
+  const PartNumbers numbers(spec, summed);
+  const ParameterLayout& layout = parameters.layout();
+  const bool all = summed == SummedParts::parts, norms_apart = parameters.sharding().pure;
+  Measured measured;
+  measured.num_rows = numbers.all();
+  std::vector<Part> apart;  // come last: a reader of the plan finds units in their order
+  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+    const int64_t piece = parameters.piece_elements(unit), begin = parameters.sharding().data_rank * piece;
+    const auto add_part = [&](int64_t first_tensor, int64_t num_tensors, int64_t first, int64_t end, bool of_norms) {
+      const int64_t first_segment = std::ssize(measured.segments);
+      for (int64_t i = first_tensor; i < first_tensor + num_tensors; ++i) {
+        if (all || spec.tensors[static_cast<size_t>(i)].decay)
+          add_measured(spec, shards[static_cast<size_t>(i)], layout, numbers, i, first, end, measured.segments);
+      }
+      const int64_t num_segments = std::ssize(measured.segments) - first_segment;
+      const int64_t first_row = numbers.first(first_tensor);
+      const int64_t num_rows = numbers.first(first_tensor + num_tensors) - first_row;
+      std::vector<Part>& parts = of_norms ? apart : measured.parts;
+      if (num_segments > 0)
+        parts.push_back({unit, first, end, first_segment, num_segments, first_row, num_rows, of_norms});
+    };
+    const int64_t first = all && !norms_apart ? begin : std::max(begin, range.norm_elements);
+    add_part(range.first_tensor, range.num_tensors, first, std::max(begin + piece, first), false);
+    for (int64_t i = range.first_tensor; all && norms_apart && i < range.first_tensor + range.num_tensors; ++i) {
+      if (spec.tensors[static_cast<size_t>(i)].norm_use != NormUse::no_norm)
+        add_part(i, 1, begin, std::min(begin + piece, range.norm_elements), true);
+    }
+  }
+  measured.parts.insert(measured.parts.end(), apart.begin(), apart.end());
+  return measured;
+}
+
+TensorSums::TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  MeasuredSegments segments = measured_segments(context.spec, context.shards, context.parameters);
-  const int64_t bytes = segments_bytes(segments);
-  if (bytes > 0) context.backend.upload(tables, segments.all.data(), bytes);
-  first_segment_ = std::move(segments.first);
-  sums_ = Matrix(tables + align_up(bytes), DType::f64, std::ssize(context.spec.tensors), 2);
+  Measured all = measured(context.spec, context.shards, context.parameters, summed);
+  const int64_t bytes = all.segment_bytes();
+  if (bytes > 0) context.backend.upload(tables, all.segments.data(), bytes);
+  parts_ = std::move(all.parts);
+  sums_ = all.sums(tables + align_up(bytes));
 }
 
 int64_t TensorSums::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                const ParameterStore& parameters) {
-  const Matrix sums(nullptr, DType::f64, std::ssize(spec.tensors), 2);
-  return align_up(segments_bytes(measured_segments(spec, shards, parameters))) + align_up(sums.bytes());
+                                const ParameterStore& parameters, SummedParts summed) {
+  const Measured all = measured(spec, shards, parameters, summed);
+  return align_up(all.segment_bytes()) + align_up(all.sums(nullptr).bytes());
 }
 
 void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const {
@@ -76,19 +87,18 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
   // Rows of tensors that this rank has nothing of hold the sums of the step before.
   const Matrix nothing(nullptr, DType::f32, 1, 0);
   ElementUpdate none{.state = context_.state, .gradients = nothing, .master = nothing, .columns = {}, .weights = {}};
-  for (size_t i = 0; i < parameters.columns().size(); ++i) none.columns[i] = nothing;
+  std::fill(none.columns.begin(), none.columns.end(), nothing);
   run(none, 0, sums_);
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
-    const int64_t first = first_segment_[static_cast<size_t>(unit)];
-    const int64_t end = first_segment_[static_cast<size_t>(unit) + 1];
-    if (first == end) continue;
-    const Span span = measured_span(parameters, unit);
-    ElementUpdate operands =
-        unit_operands(context_, unit, span.first - parameters.update_range(unit).first, span.end - span.first);
-    operands.segments = segments_ + first;
-    operands.num_segments = end - first;
-    const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
-    run(operands, range.first_tensor, sums_.row_range(range.first_tensor, range.num_tensors));
+  for (const Part& part : parts_) {
+    const int64_t first = part.first - parameters.update_range(part.unit).first, elements = part.end - part.first;
+    ElementUpdate operands = unit_operands(context_, part.unit, first, elements);
+    if (part.norms_apart) {
+      operands.master = Matrix(parameters.norm_piece(part.unit).master + first, DType::f32, 1, elements);
+      operands.weights = {};
+    }
+    operands.segments = segments_ + part.first_segment;
+    operands.num_segments = part.num_segments;
+    run(operands, part.first_row, sums_.row_range(part.first_row, part.num_rows));
   }
 }
 

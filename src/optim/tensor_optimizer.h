@@ -14,14 +14,15 @@
 namespace gptrain {
 
 // The table of sums by tensor, and what this rank adds to it. One rank adds each element, the one that adds it to the
-// norm of the gradients (StepAgreement::agree), so that the same layouts have the same bits.
+// norm of the gradients (StepAgreement::agree), so that the same layouts have the same bits. Of tensors there are sums of
+// those that decay, of SummedParts::parts of all.
 class TensorSums {
  public:
   // Uploads its segments to `tables`, which is device memory of table_bytes. The context's references are borrowed.
-  TensorSums(const UpdateContext& context, std::byte* tables);
+  TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed = SummedParts::tensors);
 
   static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters);
+                             const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
 
   const Matrix& sums() const { return sums_; }
 
@@ -29,9 +30,28 @@ class TensorSums {
   void measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const;
 
  private:
+  // An op: elements [first, end) of a unit, and the rows that it writes.
+  struct Part {
+    int64_t unit;
+    int64_t first, end;
+    int64_t first_segment, num_segments;
+    int64_t first_row, num_rows;
+    bool norms_apart;  // elements are those of norms, whose masters lie apart (Sharding::pure)
+  };
+  struct Measured {
+    std::vector<UpdateSegment> segments;
+    std::vector<Part> parts;
+    int64_t num_rows = 0;
+
+    int64_t segment_bytes() const;
+    Matrix sums(std::byte* data) const { return {data, DType::f64, num_rows, 2}; }
+  };
+  static Measured measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                           const ParameterStore& parameters, SummedParts summed);
+
   UpdateContext context_;
-  const UpdateSegment* segments_;       // device memory; unit after unit
-  std::vector<int64_t> first_segment_;  // by unit, and the end
+  const UpdateSegment* segments_;  // device memory
+  std::vector<Part> parts_;
   Matrix sums_;
 };
 

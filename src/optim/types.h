@@ -5,6 +5,7 @@
 
 namespace gptrain {
 
+OptimizerType adafactor_type();
 OptimizerType adamw_type();
 OptimizerType adamw_8bit_type();
 OptimizerType lamb_type();

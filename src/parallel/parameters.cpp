@@ -18,7 +18,8 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
 
 // Elements before the layout's unit in a column that ranks hold whole, or in pieces. They begin at multiples of 256 bytes
 // as the layout's units do, or of state_block elements. A piece has as much room for what does not come last as the first
-// rank's, which begins with it, and as much for what comes last as the last rank's.
+// rank's, which begins with it, and as much for what comes last as the last rank's. Rows and columns of matrices are not
+// cut, and lie one after the other.
 int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
   const int64_t pieces = in_pieces ? layout.pieces : 1;
   if (column.granularity == StateGranularity::element)
@@ -26,6 +27,10 @@ int64_t elements_before(const StateColumn& column, const ParameterLayout& layout
   int64_t elements = 0;
   for (size_t unit = 0; unit < end_unit; ++unit) {
     const UnitRange& range = layout.units[unit];
+    if (is_factored(column)) {
+      elements += factored_values(column, range.matrix_rows, range.matrix_cols);
+      continue;
+    }
     const int64_t of_all = is_of_last(column) ? range.elements - range.before_last : range.before_last;
     elements += std::min(of_all, range.elements / pieces);
   }
@@ -72,6 +77,7 @@ int64_t StatePiece::count() const { return element_count(shape); }
 
 int64_t StatePiece::column_bytes(const StateColumn& column) const {
   if (column.granularity == StateGranularity::block) return num_blocks * dtype_bytes(column.dtype);
+  if (is_factored(column)) return factored_values(column, rows, cols) * dtype_bytes(column.dtype);
   return gptrain::column_bytes(column, count());
 }
 
@@ -174,6 +180,16 @@ std::byte* ParameterStore::column(size_t column, int64_t unit) const {
   return buffers_.state + before + column_bytes(columns_[column], first);
 }
 
+std::byte* ParameterStore::factored_column(size_t column, size_t tensor) const {
+  const int64_t unit = spec_.tensors[tensor].unit;
+  int64_t before = 0;
+  for (auto i = static_cast<size_t>(range(unit).first_tensor); i < tensor; ++i) {
+    if (spec_.tensors[i].is_matrix())
+      before += element_count(stored_shape(columns_[column], spec_.tensors[i], shards_[i]));
+  }
+  return this->column(column, unit) + column_bytes(columns_[column], before);
+}
+
 bool ParameterStore::is_narrow(size_t tensor) const {
   return sharding_.pure && spec_.tensors[tensor].norm_use == NormUse::no_norm;
 }
@@ -223,8 +239,30 @@ void ParameterStore::for_each_box(bool written_only, const Body& body) const {
   }
 }
 
+template <typename Body>
+void ParameterStore::for_each_factored(bool written_only, const Body& body) const {
+  if (std::none_of(columns_.begin(), columns_.end(), is_factored)) return;
+  for (size_t tensor = 0; tensor < spec_.tensors.size(); ++tensor) {
+    const int64_t unit = spec_.tensors[tensor].unit;
+    if (!spec_.tensors[tensor].is_matrix() || range(unit).elements == 0) continue;
+    if (written_only) {
+      const std::vector<ShardBox>& boxes = shards_[tensor].boxes;
+      if (boxes.empty() || !boxes[0].owned || boxes[0].offset[0] != 0 || boxes[0].offset[1] != 0) continue;
+      const int64_t first = layout_.segments[tensor].offset - range(unit).offset + boxes[0].local_offset;
+      if (first / piece_elements(unit) != sharding_.data_rank) continue;
+    }
+    body(tensor);
+  }
+}
+
 int64_t ParameterStore::snapshot_bytes() const {
   int64_t bytes = 0;
+  for_each_factored(true, [&](size_t tensor) {
+    for (const StateColumn& column : columns_) {
+      if (is_factored(column))
+        bytes += align_up(column_bytes(column, element_count(stored_shape(column, spec_.tensors[tensor], shards_[tensor]))));
+    }
+  });
   for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t,
                          const HeldBlocks& blocks) {
     StatePiece piece;
@@ -272,6 +310,17 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
         piece.narrow_gradient = reinterpret_cast<bf16*>(held.gradients) + at;
       }
     }
+    state.push_back(std::move(piece));
+  });
+  for_each_factored(written_only, [&](size_t tensor) {
+    const TensorSpec& spec = spec_.tensors[tensor];
+    StatePiece piece;
+    piece.tensor = static_cast<int64_t>(tensor);
+    piece.offset = piece.shape = {0, 0};
+    piece.rows = spec.shape[0];
+    piece.cols = spec.num_parts() * spec.shape[1];
+    for (size_t i = 0; i < columns_.size(); ++i)
+      piece.columns.push_back(is_factored(columns_[i]) ? factored_column(i, tensor) : nullptr);
     state.push_back(std::move(piece));
   });
   return state;

@@ -82,6 +82,8 @@ struct StatePiece {
   // Of columns with a value for each block: those of the tensor that the rank has come with one piece. It has no elements
   // where none of them is the rank's to write. Blocks are numbered as in TensorShard.
   int64_t first_block = 0, num_blocks = 0;
+  // Of columns with a value for each row or column: the tensor's, which come with a piece without elements.
+  int64_t rows = 0, cols = 0;
 
   int64_t count() const;
   int64_t column_bytes(const StateColumn& column) const;  // 0 where it has no values here
@@ -126,6 +128,8 @@ class ParameterStore {
   // before what comes last ends with these, and one that has them only for that begins with its first.
   const StateColumns& columns() const { return columns_; }
   std::byte* column(size_t column, int64_t unit) const;
+  // Of one with a value for each row or column, where those of a tensor start.
+  std::byte* factored_column(size_t column, size_t tensor) const;
 
   // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it, in elements.
   Matrix summed_gradients() const;
@@ -156,6 +160,9 @@ class ParameterStore {
   // of what this rank updates of the unit. The tensor's blocks come with one of them, or with an empty one.
   template <typename Body>
   void for_each_box(bool written_only, const Body& body) const;
+  // body(tensor) for each whose rows and columns this rank has, or writes.
+  template <typename Body>
+  void for_each_factored(bool written_only, const Body& body) const;
 
   const ModelSpec& spec_;
   const std::vector<TensorShard>& shards_;

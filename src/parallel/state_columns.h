@@ -16,9 +16,12 @@ namespace gptrain {
 enum class StateGranularity : uint8_t {
   element,
   element_outside_matrices,  // of every tensor but the matrices of blocks
+  element_of_vectors,        // of tensors that are no matrices
   element_outside_blocks,    // of tensors without TensorSpec::has_block_state
   element_in_blocks,         // of those with it: codes
   block,                     // of state_block elements of these: the scales of codes, in the same order of columns
+  row,     // of a matrix. Every rank has all rows and columns of the matrices of its units, and the one with a tensor's
+  column,  // first element writes them. Queries, keys, values, gate and up are matrices of their own.
 };
 
 // Where a column lies.
@@ -43,6 +46,11 @@ inline bool has_values(const StateColumn& column, const TensorSpec& tensor) {
       break;
     case StateGranularity::element_outside_matrices:
       return !tensor.of_block_matrix;
+    case StateGranularity::element_of_vectors:
+      return !tensor.is_matrix();
+    case StateGranularity::row:
+    case StateGranularity::column:
+      return tensor.is_matrix();
     case StateGranularity::element_outside_blocks:
       return !tensor.has_block_state();
     case StateGranularity::element_in_blocks:
@@ -57,10 +65,36 @@ constexpr bool is_of_last(const StateColumn& column) {
   return column.granularity == StateGranularity::element_in_blocks || column.granularity == StateGranularity::block;
 }
 
+// Whether a column has values for the rows or columns of matrices.
+constexpr bool is_factored(const StateColumn& column) {
+  return column.granularity == StateGranularity::row || column.granularity == StateGranularity::column;
+}
+
+// Values of such a column for a tensor or a unit of so many rows and columns.
+constexpr int64_t factored_values(const StateColumn& column, int64_t rows, int64_t cols) {
+  return column.granularity == StateGranularity::row ? rows : cols;
+}
+
+// The shape of what a checkpoint has of a column that has values for the tensor, of which `shard` is any tensor rank's.
+inline std::vector<int64_t> stored_shape(const StateColumn& column, const TensorSpec& tensor, const TensorShard& shard) {
+  switch (column.granularity) {
+    case StateGranularity::block:
+      return {shard.blocks_total};
+    case StateGranularity::row:
+      return {tensor.shape[0]};
+    case StateGranularity::column:
+      return {tensor.num_parts() * tensor.shape[1]};
+    default:
+      return tensor.shape;
+  }
+}
+
 // What units end with, so that each column's values lie together.
 inline UnitEnd unit_end_for(const StateColumns& columns) {
-  for (const StateColumn& column : columns)
+  for (const StateColumn& column : columns) {
     if (is_of_last(column)) return UnitEnd::block_state;
+    if (is_factored(column)) return UnitEnd::all_matrices;
+  }
   return UnitEnd::matrices;
 }
 

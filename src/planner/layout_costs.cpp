@@ -1,9 +1,11 @@
 #include "planner/layout_costs.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
+#include "ops/updates.h"
 #include "optim/optimizer.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
@@ -88,15 +90,26 @@ Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32
 }
 
 // Of the units in their order, the pass before the updates; of a unit that has nothing to measure at the end none. Empty:
-// the optimizer has no such pass.
-std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, double scale) {
+// the optimizer has no such pass. What is done for all units at once is shared out by what they measure. `scale`: of the
+// bytes that are measured; `piece`: of those that are updated.
+std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, double scale, double piece) {
   std::vector<double> seconds;
+  double of_all = 0;
   for (const LoggedAction& action : log.actions) {
     if (action.kind != ActionKind::norm) continue;
     for (const Event& event : log.blocks[static_cast<size_t>(action.block)])
-      if (event.name.ends_with(norms_suffix)) seconds.push_back(times.seconds_of(with_bytes(event, scale)));
+      if (event.name.ends_with(norms_suffix)) {
+        seconds.push_back(times.seconds_of(with_bytes(event, scale)));
+      } else if (event.name == FactoredSums::name) {
+        of_all += times.seconds_of(with_bytes(event, scale));
+      } else if (event.name == FactoredDirection::name || event.name == AdafactorVectors::name) {
+        of_all += times.seconds_of(with_bytes(event, piece));
+      }
   }
-  if (!seconds.empty()) seconds.erase(seconds.begin());  // clears the sums
+  if (seconds.empty()) return seconds;
+  seconds.erase(seconds.begin());  // clears the sums
+  const double measured = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  for (double& of_unit : seconds) of_unit += measured > 0 ? of_all * of_unit / measured : 0;
   return seconds;
 }
 
@@ -216,7 +229,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures a piece of each unit, also where it updates the whole.
   const std::vector<double> measured = first_pass_of(
-      plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data));
+      plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
   UpdateCosts costs;
   for (size_t part = 0; part < num_unit_parts; ++part) {
     const auto work = [&](ActionKind kind, double scale) {

@@ -20,10 +20,8 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) {
       if (!has_values(column, tensor)) continue;
-      const bool of_blocks = column.granularity == StateGranularity::block;
-      const int64_t values =
-          of_blocks ? shard_of(tensor, {config.parallel.tensor, 0}).blocks_total : tensor.count();
-      bytes += values * dtype_bytes(column.dtype);
+      const TensorShard shard = shard_of(tensor, {config.parallel.tensor, 0});
+      bytes += element_count(stored_shape(column, tensor, shard)) * dtype_bytes(column.dtype);
     }
   }
   return bytes;

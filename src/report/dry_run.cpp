@@ -81,6 +81,12 @@ std::string_view granularity_text(StateGranularity granularity) {
       break;
     case StateGranularity::element_outside_matrices:
       return " outside blocks' matrices";
+    case StateGranularity::element_of_vectors:
+      return " of vectors";
+    case StateGranularity::row:
+      return " for each row of a matrix";
+    case StateGranularity::column:
+      return " for each column";
     case StateGranularity::element_outside_blocks:
       return " of small tensors";
     case StateGranularity::element_in_blocks:

@@ -23,6 +23,7 @@ AveragedWeights::AveragedWeights(TrainingStep& step) : step_(step) {
       std::find_if(columns.begin(), columns.end(), [](const StateColumn& column) { return column.name == ema_column; }) -
       columns.begin());
   for (const StatePiece& piece : step.state()) {
+    if (piece.count() == 0) continue;
     step.backend().run(Cast{.from = weights_of(piece), .to = kept_weights_of(piece)});
     step.backend().run(Cast{.from = row(piece.columns.at(ema), DType::f32, piece), .to = weights_of(piece)});
   }
@@ -30,8 +31,9 @@ AveragedWeights::AveragedWeights(TrainingStep& step) : step_(step) {
 }
 
 void AveragedWeights::restore() {
-  for (const StatePiece& piece : step_.state())
-    step_.backend().run(Cast{.from = kept_weights_of(piece), .to = weights_of(piece)});
+  for (const StatePiece& piece : step_.state()) {
+    if (piece.count() > 0) step_.backend().run(Cast{.from = kept_weights_of(piece), .to = weights_of(piece)});
+  }
   step_.weights_changed();
 }
 

@@ -62,12 +62,11 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
   std::vector<Slice> slices;
   for (const StatePiece& piece : pieces) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](std::string_view kind, void* data, DType dtype, bool of_blocks = false) {
-      const std::vector<int64_t> blocks{step.design().shards[static_cast<size_t>(piece.tensor)].blocks_total};
+    const auto add = [&](std::string_view kind, void* data, DType dtype) {
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
-                        .global_shape = of_blocks ? blocks : spec.shape,
-                        .offset = of_blocks ? std::vector{piece.first_block} : piece.offset,
-                        .shape = of_blocks ? std::vector{piece.num_blocks} : piece.shape,
+                        .global_shape = spec.shape,
+                        .offset = piece.offset,
+                        .shape = piece.shape,
                         .data = data,
                         .memory = memory,
                         .dtype = dtype});
@@ -80,7 +79,17 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
     const StateColumns& columns = step.parameters().columns();
     for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
       if (piece.columns[i] == nullptr) continue;
-      add(columns[i].name, piece.columns[i], columns[i].dtype, columns[i].granularity == StateGranularity::block);
+      add(columns[i].name, piece.columns[i], columns[i].dtype);
+      const TensorShard& shard = step.design().shards[static_cast<size_t>(piece.tensor)];
+      Slice& slice = slices.back();
+      slice.global_shape = stored_shape(columns[i], spec, shard);
+      if (columns[i].granularity == StateGranularity::block) {
+        slice.offset = {piece.first_block};
+        slice.shape = {piece.num_blocks};
+      } else if (is_factored(columns[i])) {
+        slice.offset = {0};
+        slice.shape = slice.global_shape;
+      }
     }
   }
   // Behind the others, which would else begin at odd places of the file.

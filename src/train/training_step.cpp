@@ -65,7 +65,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
     kept_ = std::make_unique<KeptGradients>(design_->spec, design_->shards, *parameters_, config.run.seed,
                                             config.batch.accumulation, after, state_, backend_);
   }
-  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_);
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(

@@ -8,7 +8,8 @@ from weights_cases import weights_of
 # Of optimizer.type: its other keys, and its columns.
 OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], ["momentum"]), "lion": ([], ["exp_avg"]),
               "lamb": ([], ["exp_avg", "exp_avg_sq"]), "lars": (["optimizer.trust_coefficient=0.1"], ["momentum"]),
-              "muon": ([], ["exp_avg", "exp_avg_sq"])}
+              "muon": ([], ["exp_avg", "exp_avg_sq"]),
+              "adafactor": (["optimizer.scale_parameter=false"], ["exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"])}
 
 
 class Optimizers(CheckpointCase):
@@ -31,7 +32,8 @@ class Optimizers(CheckpointCase):
 
     def test_checkpoints_change_their_layout(self):
         pieces, shards = (2, ["parallel.zero=1"]), (4, ["parallel.tensor=2", "parallel.zero=3"])
-        for kind, (ranks, layout) in {"sgd": pieces, "lion": shards, "lamb": shards, "lars": pieces, "muon": shards}.items():
+        for kind, (ranks, layout) in {"sgd": pieces, "lion": shards, "lamb": shards, "lars": pieces, "muon": shards,
+                                       "adafactor": shards}.items():
             columns = OPTIMIZERS[kind][1]
             run = [*self.settings(kind, kind), *overrides("checkpoint.every_steps=1", "checkpoint.keep_last=9")]
             self.train(self.config, *run, "--steps", "4")
@@ -79,6 +81,42 @@ class Optimizers(CheckpointCase):
         saved = 4 * sum(len(tensors[name]) for name in matrices)
         self.assertEqual(planned["lamb"]["checkpoint_bytes"] - planned["muon"]["checkpoint_bytes"], saved)
         self.assertGreaterEqual(planned["lamb"]["moments_bytes"] - planned["muon"]["moments_bytes"], saved)
+
+    def test_adafactor_keeps_rows_and_columns(self):
+        planned = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.settings("adafactor", "new")))
+        text = self.train(self.config, *self.settings("adafactor", "new"), "--dry-run")
+        self.assertIn("; exp_avg_sq f32 of vectors, exp_avg_sq_row f32 for each row of a matrix, exp_avg_sq_col f32 for "
+                      "each column\n", text)
+        self.train(self.config, *self.settings("adafactor", "new"), "--steps", "1")
+        tensors = weights_of(self.checkpoint(1, "new"))
+        self.assertEqual(4 * sum(len(values) for values in tensors.values()), planned["checkpoint_bytes"])
+        # Queries, keys and values are matrices of their own.
+        hidden = len(tensors["weight/head.norm.weight"])
+        self.assertEqual(len(tensors["exp_avg_sq_row/blocks.0.attention.qkv.weight"]), 3 * hidden)
+        self.assertEqual(len(tensors["exp_avg_sq_col/blocks.0.attention.qkv.weight"]), 3 * hidden)
+        self.assertEqual(len(tensors["exp_avg_sq_col/blocks.0.attention.out.weight"]), hidden)
+        for name in tensors:
+            if name.startswith("weight/"):
+                matrix = len(tensors[name]) > 4 * hidden
+                self.assertEqual([name.replace("weight", kind, 1) in tensors for kind in OPTIMIZERS["adafactor"][1]],
+                                 [matrix, matrix, not matrix], name)
+        # The mean of a matrix' squares is that of its rows' and of its columns' moments.
+        for name in ("embedding.token", "blocks.0.ffn.out.weight"):
+            rows, cols = (tensors[f"exp_avg_sq_{kind}/{name}"] for kind in ("row", "col"))
+            self.assertAlmostEqual(sum(rows) / len(rows) / (sum(cols) / len(cols)), 1, delta=1e-5)
+        # Under ZeRO and tensor parallelism one rank writes them.
+        self.train(self.config, "--ranks", 4, *self.settings("adafactor", "many"),
+                   *overrides("parallel.tensor=2", "parallel.zero=3", "batch.micro=1"), "--steps", "1")
+        name = "exp_avg_sq_row/embedding.token"
+        held = weights_of(self.checkpoint(1, "many"))[name]
+        self.assertEqual(len(held), len(tensors[name]))
+        self.assertAlmostEqual(sum(held) / sum(tensors[name]), 1, delta=1e-5)
+        headers = [file.read_bytes() for file in self.checkpoint(1, "many").glob("rank-*.safetensors")]
+        written = [name for data in headers for name in json.loads(data[8:8 + int.from_bytes(data[:8], "little")])]
+        kinds = ("exp_avg_sq_row/", "exp_avg_sq_col/")
+        self.assertEqual(sorted(name for name in written if name.startswith(kinds)),
+                         sorted(name for name in tensors if name.startswith(kinds)))
+        self.succeed("checkpoint", "verify", "many")
 
     def test_moments_of_8_bits(self):
         def settings(out, *more):

@@ -264,7 +264,7 @@ class Messages(PlanCase):
                 ([config, "--methods"], "--gpus must be given: the devices to plan for"),
                 ([config, "--gpus", 8, "--set", "parallel.tensor=3", "--set", "optimizer.type=adamw-8bit"],
                  "parallel.tensor = 3: must divide"),
-                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon}"),
+                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon,adafactor}"),
                 (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),

@@ -285,8 +285,19 @@ Difference difference(const ModelSpec& spec, const Outcome& one, const Outcome& 
     const auto compare_kind = [&](const std::string& kind, double& worst, std::string& where) {
       compare(tensor, one.state.at(kind + tensor.name), many.state.at(kind + tensor.name), worst, where);
     };
-    const bool momentum = one.state.contains("momentum/" + tensor.name);
-    compare_kind(momentum ? "momentum/" : "exp_avg/", result.first_moment, result.moment_of);
+    if (one.state.contains("exp_avg_sq_row/" + tensor.name)) {
+      for (const char* kind : {"exp_avg_sq_row/", "exp_avg_sq_col/"}) {
+        const GlobalState &a = one.state, &b = many.state;
+        const double distance = relative_distance(b.at(kind + tensor.name), a.at(kind + tensor.name));
+        if (std::isnan(result.first_moment) || distance <= result.first_moment) continue;
+        result.first_moment = distance;
+        result.moment_of = kind + tensor.name;
+      }
+    } else {
+      const bool momentum = one.state.contains("momentum/" + tensor.name);
+      const bool first = momentum || one.state.contains("exp_avg/" + tensor.name);
+      compare_kind(momentum ? "momentum/" : first ? "exp_avg/" : "exp_avg_sq/", result.first_moment, result.moment_of);
+    }
     compare_kind("weight/", result.weight, result.weight_of);
   }
   result.loss = many.losses[0] / one.losses[0] - 1;

@@ -89,7 +89,8 @@ struct Difference {
 };
 // Matrices' sections that are split on their own (queries, keys, values) are compared on their own. The keys' bias,
 // whose true gradient is zero, counts by absolute size, as a part of the bias of all three.
-// The first moment is the optimizer's: exp_avg or momentum.
+// The first moment is the optimizer's: exp_avg or momentum; where there is none, exp_avg_sq, or of a matrix that of its rows
+// and columns.
 Difference difference(const ModelSpec& spec, const Outcome& one, const Outcome& many);
 
 // One step with fresh moments from weights of ten steps, on one rank and on the layout's.

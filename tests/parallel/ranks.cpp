@@ -29,6 +29,17 @@ bool is_of_blocks(const TrainingStep& step, size_t kind) {
   return kind > 0 && step.parameters().columns()[kind - 1].granularity == StateGranularity::block;
 }
 
+bool is_of_lines(const TrainingStep& step, size_t kind) {
+  return kind > 0 && is_factored(step.parameters().columns()[kind - 1]);
+}
+
+// Values of a kind that a piece has.
+int64_t num_values(const TrainingStep& step, const StatePiece& piece, size_t kind) {
+  if (kind == 0) return piece.count();
+  const StateColumn& column = step.parameters().columns()[kind - 1];
+  return piece.column_bytes(column) / dtype_bytes(column.dtype);
+}
+
 const float* data_of(const StatePiece& piece, size_t kind) {
   return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
@@ -45,9 +56,13 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
   }
 }
 
-// Of any kind of values: blocks are called with their numbers.
+// Of any kind of values: blocks, rows and columns are called with their numbers.
 void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t kind,
                     const std::function<void(size_t, size_t)>& body) {
+  if (is_of_lines(step, kind)) {
+    for (size_t i = 0; i < static_cast<size_t>(num_values(step, piece, kind)); ++i) body(i, i);
+    return;
+  }
   if (!is_of_blocks(step, kind)) {
     return for_each_element(piece, step.spec().tensors[static_cast<size_t>(piece.tensor)].shape, body);
   }
@@ -57,7 +72,7 @@ void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t ki
 
 // Codes as the numbers they are.
 std::vector<float> download(const TrainingStep& step, const StatePiece& piece, size_t kind) {
-  std::vector<float> values(static_cast<size_t>(is_of_blocks(step, kind) ? piece.num_blocks : piece.count()));
+  std::vector<float> values(static_cast<size_t>(num_values(step, piece, kind)));
   if (values.empty()) return values;
   if (kind > 0 && step.parameters().columns()[kind - 1].dtype == DType::u8) {
     std::vector<uint8_t> codes(values.size());
@@ -93,9 +108,15 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
       if (!has_kind(step, kind, tensor)) continue;
       std::vector<float>& values = state[name_of(step, kind, tensor)];
       const TensorShard& shard = step.design().shards[static_cast<size_t>(piece.tensor)];
-      values.resize(static_cast<size_t>(is_of_blocks(step, kind) ? shard.blocks_total : tensor.count()));
+      values.resize(static_cast<size_t>(
+          kind == 0 ? tensor.count()
+                    : element_count(stored_shape(step.parameters().columns()[kind - 1], tensor, shard))));
       const std::vector<float> data = download(step, piece, kind);
       for_each_value(step, piece, kind, [&](size_t global, size_t local) { values[global] = data[local]; });
+      if (!is_of_lines(step, kind)) continue;
+      std::vector<int>& of_lines = owners[name_of(step, kind, tensor)];
+      of_lines.resize(values.size());
+      for_each_value(step, piece, kind, [&](size_t global, size_t) { ++of_lines[global]; });
     }
     std::vector<int>& counts = owners[tensor.name];
     counts.resize(static_cast<size_t>(tensor.count()));

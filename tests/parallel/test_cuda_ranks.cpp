@@ -122,11 +122,11 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does th
 }
 
 // LAMB: norms of whole tensors come from a pass before the updates, and are summed over ranks. Muon: whole matrices come
-// to one rank and go back.
-TEST_CASE("LAMB and Muon on CUDA ranks take the step of one CPU rank, with the same bits for ZeRO 0 and 1") {
+// to one rank and go back. Adafactor: sums of rows and columns.
+TEST_CASE("LAMB, Muon and Adafactor on CUDA ranks take the step of one CPU rank, with the same bits for ZeRO 0 and 1") {
   require_device();
   const GlobalState start = train(Family::llama, {1, 1, {}}, 10, nullptr, {}).state;
-  for (const char* optimizer : {"optimizer.type=lamb", "optimizer.type=muon"}) {
+  for (const char* optimizer : {"optimizer.type=lamb", "optimizer.type=muon", "optimizer.type=adafactor"}) {
     const auto run = [&](const Layout& layout, const Wrapping& wrapping) {
       Layout with_optimizer = layout;
       with_optimizer.overrides.push_back(optimizer);
@@ -202,6 +202,7 @@ TEST_CASE("a step on the device has the events of its plan, copies too") {
                             {1, 2, {"parallel.zero=1", "optimizer.type=adamw-8bit"}},
                             {1, 2, {"parallel.zero=0", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
                             {1, 1, {"memory.offload_activations=all", "batch.micro=2"}},
+                            {1, 2, {"parallel.zero=3", "optimizer.type=adafactor"}},
                             {2, 1, {"parallel.sequence=true", "memory.recompute=block"}}};
   for (const Layout& layout : layouts) {
     INFO(layout.name());

@@ -22,6 +22,8 @@ const Overrides lion = {"optimizer.type=lion"};
 const Overrides lamb = {"optimizer.type=lamb", "optimizer.eps=1e-4"};
 const Overrides lars = {"optimizer.type=lars", "optimizer.trust_coefficient=0.1"};
 const Overrides muon = {"optimizer.type=muon", "optimizer.eps=1e-4"};
+// Rates are shares of the weights. An eps as lamb's: gradients that are zero but for rounding have no steps.
+const Overrides adafactor = {"optimizer.type=adafactor", "optimizer.eps=1e-8"};
 const Overrides adamw_8bit = {"optimizer.type=adamw-8bit"};
 
 Overrides with(Overrides overrides, const Overrides& more) {
@@ -59,7 +61,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
 }  // namespace
 
 TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines", "[long]") {
-  for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon, adamw_8bit}) {
+  for (const Overrides& optimizer : {sgd, lion, lamb, lars, muon, adamw_8bit, adafactor}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16", "precision.compute=bf16-pure"}) {
       INFO(optimizer.front() << " " << precision);
       const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
@@ -74,7 +76,7 @@ TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with
 }
 
 TEST_CASE("an average of the weights changes no bit of any optimizer") {
-  for (const Overrides& optimizer : {sgd, lion, lars, muon, adamw_8bit}) {
+  for (const Overrides& optimizer : {sgd, lion, lars, muon, adamw_8bit, adafactor}) {
     INFO(optimizer.front());
     const SmallLayout layout{1, 2, {"parallel.zero=1"}};
     const Outcome averaged = train(layout, with(optimizer, {"optimizer.ema=0.9"}), 3);
@@ -86,8 +88,8 @@ TEST_CASE("an average of the weights changes no bit of any optimizer") {
   }
 }
 
-TEST_CASE("SGD, LAMB, LARS and Muon take the step of one rank on every layout") {
-  for (const Overrides& optimizer : {sgd, lamb, lars, muon}) {
+TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on every layout") {
+  for (const Overrides& optimizer : {sgd, lamb, lars, muon, adafactor}) {
     for (const SmallLayout& layout : layouts) {
       const auto [one, many] = compared_step(layout, optimizer);
       const Difference d = difference(make_spec(config_of(layout, optimizer).model), one, many);
@@ -100,15 +102,31 @@ TEST_CASE("SGD, LAMB, LARS and Muon take the step of one rank on every layout") 
 
 // The table of a tied head lies on two stages, and the only head of keys and values on both tensor ranks: a part of a
 // tensor, which must not count twice in the tensor's norms, nor come twice to who orthogonalises it.
-TEST_CASE("LAMB, LARS and Muon count what several ranks hold once") {
+TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
   const Overrides tied = {"model.tied_head=true", "model.num_kv_heads=1"};
-  for (const Overrides& optimizer : {lamb, lars, muon}) {
+  for (const Overrides& optimizer : {lamb, lars, muon, adafactor}) {
     for (const SmallLayout& layout : {SmallLayout{1, 2, {"parallel.zero=1"}, 2}, SmallLayout{2, 1, {}, 2},
                                       SmallLayout{2, 2, {"parallel.zero=3"}}}) {
       const auto [one, many] = compared_step(layout, with(optimizer, tied));
       const Difference d = difference(make_spec(config_of(layout, tied).model), one, many);
       INFO(optimizer.front() << ", " << layout.world_size() << " ranks, moment " << d.first_moment << " of "
                              << d.moment_of << ", weight " << d.weight << " of " << d.weight_of);
+      CHECK(d.small());
+    }
+  }
+}
+
+// Matrices of which ranks have parts of rows, whose sums are taken over all of them.
+TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
+  for (const SmallLayout& layout :
+       {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
+        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=2"}, 2},
+        SmallLayout{1, 1, {}, 3}, SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
+    for (const Overrides& more : {Overrides{}, Overrides{"optimizer.scale_parameter=false", "optimizer.clip_threshold=0.5"}}) {
+      const auto [one, many] = compared_step(layout, with(adafactor, more));
+      const Difference d = difference(make_spec(config_of(layout, adafactor).model), one, many);
+      INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight
+                               << " of " << d.weight_of);
       CHECK(d.small());
     }
   }

@@ -35,7 +35,15 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
 }  // namespace
 
 bool comes_last(const TensorSpec& tensor, UnitEnd end) {
-  return end == UnitEnd::block_state ? tensor.has_block_state() : tensor.of_block_matrix;
+  switch (end) {
+    case UnitEnd::matrices:
+      break;
+    case UnitEnd::all_matrices:
+      return tensor.is_matrix();
+    case UnitEnd::block_state:
+      return tensor.has_block_state();
+  }
+  return tensor.of_block_matrix;
 }
 
 ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
@@ -48,7 +56,7 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
     layout.elements = round_up(layout.elements, unit_multiple * pieces);
-    UnitRange range{layout.elements, 0, 0, 0, static_cast<int64_t>(tensor), 0, {}};
+    UnitRange range{layout.elements, 0, 0, 0, static_cast<int64_t>(tensor), 0, {}, 0, 0};
     const size_t first = tensor;
     while (tensor < spec.tensors.size() && spec.tensors[tensor].unit == static_cast<int64_t>(unit)) ++tensor;
     range.num_tensors = static_cast<int64_t>(tensor - first);
@@ -56,6 +64,11 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
       for (size_t i = first; i < tensor; ++i) layout.segments[i] = {layout.elements, 0};
       layout.units.push_back(std::move(range));
       continue;
+    }
+    for (size_t i = first; i < tensor; ++i) {
+      if (!spec.tensors[i].is_matrix()) continue;
+      range.matrix_rows += spec.tensors[i].shape[0];
+      range.matrix_cols += spec.tensors[i].num_parts() * spec.tensors[i].shape[1];
     }
     for (const int64_t place : {0, 1, 2}) {
       for (size_t i = first; i < tensor; ++i) {

@@ -14,8 +14,9 @@ constexpr int64_t segment_multiple = 128;
 
 // What a unit ends with, so that some of an optimizer's state can be kept for that alone, or for the rest.
 enum class UnitEnd : uint8_t {
-  matrices,     // of blocks
-  block_state,  // tensors with TensorSpec::has_block_state; every tensor starts at a multiple of state_block elements
+  matrices,      // of blocks
+  all_matrices,  // those of embedding and head, too
+  block_state,   // tensors with TensorSpec::has_block_state; every tensor starts at a multiple of state_block elements
 };
 bool comes_last(const TensorSpec& tensor, UnitEnd end);
 
@@ -55,6 +56,8 @@ struct UnitRange {
   // In the order in which they are played: parts of the unit that are sums over tensor ranks, then, over the data axis,
   // all of it, and at last, when every micro-batch is in, the table that two stages hold.
   std::vector<Reduction> reductions;
+  // Of all matrices in the unit over all ranks; a tensor of several matrices has columns for each.
+  int64_t matrix_rows = 0, matrix_cols = 0;
 };
 
 // ZeRO (arXiv 1910.02054) cuts every unit into `pieces` equal pieces, one per data-parallel rank: rank d has piece d of

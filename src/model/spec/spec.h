@@ -60,6 +60,9 @@ struct TensorSpec {
   bool of_block_matrix = false;  // a transformer block's weight with rows and columns
 
   int64_t count() const;  // elements of `shape`
+  bool is_matrix() const { return shape.size() == 2; }
+  // Matrices, or vectors, that lie in it one behind the other: as many as there are sections, or one.
+  int64_t num_parts() const { return sections.empty() ? 1 : static_cast<int64_t>(sections.size()); }
   // Whether an optimizer of few bits keeps its state of the tensor in blocks: of matrices that are not small.
   bool has_block_state() const { return shape.size() == 2 && norm_use == NormUse::no_norm && count() >= 4096; }
 };

@@ -241,6 +241,14 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_UPDATE)
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
 #undef GPTRAIN_CPU_TENSOR_NORMS
 
+#define GPTRAIN_CPU_FACTORED(Op)       \
+  void CpuBackend::run(const Op& op) { \
+    prepare(op);                       \
+    cpu_factored(op, context_);        \
+  }
+GPTRAIN_FOR_EACH_FACTORED(GPTRAIN_CPU_FACTORED)
+#undef GPTRAIN_CPU_FACTORED
+
 void CpuBackend::run(const Cast& op) {
   prepare(op);
   cpu_cast(op, context_);

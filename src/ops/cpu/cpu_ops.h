@@ -58,6 +58,9 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
 #define GPTRAIN_DECLARE_CPU_TENSOR_NORMS(Op) void cpu_tensor_norms(const Op& op, const CpuContext& context);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_CPU_TENSOR_NORMS)
 #undef GPTRAIN_DECLARE_CPU_TENSOR_NORMS
+#define GPTRAIN_DECLARE_CPU_FACTORED(Op) void cpu_factored(const Op& op, const CpuContext& context);
+GPTRAIN_FOR_EACH_FACTORED(GPTRAIN_DECLARE_CPU_FACTORED)
+#undef GPTRAIN_DECLARE_CPU_FACTORED
 void cpu_cast(const Cast& op, const CpuContext& context);
 void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context);
 void cpu_add(const Add& op, const CpuContext& context);

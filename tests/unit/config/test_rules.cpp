@@ -430,7 +430,7 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
         "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb or muon (try leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon or adafactor (try leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
         "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon (try leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
@@ -457,14 +457,26 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({odd[0], odd[2], "parallel.tensor=6"}).empty());
   const OptimizerConfig coded = parse({"optimizer.type=adamw-8bit"}).optimizer;
   CHECK((coded.beta1 == 0.9 && coded.beta2 == 0.95 && coded.eps == 1e-8));
-  for (const char* type : {"adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon"})
+  const OptimizerConfig adafactor = parse({"optimizer.type=adafactor"}).optimizer;
+  CHECK((adafactor.beta2_decay == -0.8 && adafactor.clip_threshold == 1 && adafactor.eps == 1e-30 &&
+         adafactor.eps2 == 1e-3 && adafactor.scale_parameter));
+  CHECK(fault({"optimizer.type=adafactor", "optimizer.beta2_decay=0"}) ==
+        "optimizer.beta2_decay = 0: must be at least -1 and less than 0 (try -0.8)");
+  CHECK(fault({"optimizer.type=adafactor", "optimizer.clip_threshold=0"}) ==
+        "optimizer.clip_threshold = 0: must be greater than 0 and at most 1000000000 (try 1.0)");
+  CHECK(fault({"optimizer.type=adafactor", "optimizer.scale_parameter=false", "optimizer.eps2=0.01"}) ==
+        "optimizer.eps2 = 0.01: has no effect unless optimizer.type is adafactor and scale_parameter is true (try leaving "
+        "it out)");
+  for (const char* const key : {"optimizer.clip_threshold=2", "optimizer.scale_parameter=false"})
+    CHECK(fault({key}).ends_with("has no effect unless optimizer.type is adafactor (try leaving it out)"));
+  for (const char* type : {"adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon", "adafactor"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
 
 TEST_CASE("muP goes with optimizers whose updates have one size") {
   for (const char* type : {"adamw", "adamw-8bit", "lion"})
     CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}).empty());
-  for (const char* type : {"sgd", "lamb", "lars", "muon"}) {
+  for (const char* type : {"sgd", "lamb", "lars", "muon", "adafactor"}) {
     CHECK(fault({std::string("optimizer.type=") + type, "model.mup=64"}) ==
           "model.mup = 64: needs optimizer.type = adamw, adamw-8bit or lion (try 0)");
   }

@@ -54,6 +54,10 @@ struct KernelTable {
   double (*sum_of_squares)(const Matrix& values, int64_t first, int64_t end);
   // Elements [first, end) of the flat buffers, all of one segment.
   void (*keep_gradients)(const KeepGradients& op, const KeptSegment& segment, int64_t first, int64_t end);
+  // sums[i] += values[i]^2.
+  void (*add_squares)(const float* values, int64_t count, double* sums);
+  // values[i] *= factor / sqrt(moments[i]).
+  void (*divide_by_roots)(float* values, float factor, const float* moments, int64_t count);
   // Elements [first, end) of the flat buffers, all of one segment, whose formula is given.
 #define GPTRAIN_UPDATE_ENTRY(Op)                                                                             \
   void (*update_##Op)(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, \

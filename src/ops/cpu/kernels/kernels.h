@@ -28,6 +28,8 @@ void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row);
 double sum_of_squares(const Matrix& values, int64_t first, int64_t end);
 // Elements [first, end) of the flat buffers, all of one segment.
 void keep_gradients(const KeepGradients& op, const KeptSegment& segment, int64_t first, int64_t end);
+void add_squares(const float* values, int64_t count, double* sums);
+void divide_by_roots(float* values, float factor, const float* moments, int64_t count);
 #define GPTRAIN_DECLARE_UPDATE(Op) \
   void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end);
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_UPDATE)

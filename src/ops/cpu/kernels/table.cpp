@@ -28,6 +28,8 @@ const KernelTable table{
     .cross_entropy = cross_entropy,
     .sum_of_squares = sum_of_squares,
     .keep_gradients = keep_gradients,
+    .add_squares = add_squares,
+    .divide_by_roots = divide_by_roots,
 #define GPTRAIN_UPDATE_ENTRY(Op) .update_##Op = update,
     GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_ENTRY)
 #undef GPTRAIN_UPDATE_ENTRY

@@ -200,6 +200,16 @@ void keep_gradients(const KeepGradients& op, const KeptSegment& segment, int64_t
                    });
 }
 
+void add_squares(const float* values, int64_t count, double* sums) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) sums[i] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+}
+
+void divide_by_roots(float* values, float factor, const float* moments, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] * factor / __builtin_sqrtf(moments[i]);
+}
+
 #define GPTRAIN_UPDATE(Op)                                                                                          \
   void update(const Op& op, const Op::Formula& formula, const UpdateSegment& segment, int64_t first, int64_t end) { \
     update_range(op, formula, segment, first, end, std::make_index_sequence<Op::num_columns>());                    \

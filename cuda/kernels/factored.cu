@@ -1,0 +1,146 @@
+// Second moments by row and column (see ops/factored.h). Every sum has one order.
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/segments.h"
+#include "kernels/update.h"
+#include "launch.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t tile_cols = 32;  // columns whose sums a block takes at a time
+constexpr int64_t tile_lanes = 32;  // threads that share a column's rows
+
+// Calls body(range, index in the range) for this block's items: every gridDim.x-th of all ranges', of which a range has
+// count(range).
+template <typename Count, typename Body>
+__device__ void for_each_item(const MatrixRange* ranges, int64_t num_ranges, const Count& count, const Body& body) {
+  int64_t first_of_range = 0;
+  int64_t next = blockIdx.x;
+  for (int64_t i = 0; i < num_ranges; ++i) {
+    const int64_t end = first_of_range + count(ranges[i]);
+    for (; next < end; next += gridDim.x) body(ranges[i], next - first_of_range);
+    first_of_range = end;
+  }
+}
+
+__global__ void clear_sums(double* sums, int64_t count) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
+    sums[i] = 0;
+}
+
+__global__ void sum_rows(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
+                         const float* gradients, double* sums) {
+  const auto rows = [](const MatrixRange& range) { return range.num_rows(); };
+  for_each_item(ranges, num_ranges, rows, [&](const MatrixRange& range, int64_t index) {
+    const MatrixRange::Row row = range.part_of_row(index);
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < row.count; i += blockDim.x) {
+      const auto value = static_cast<double>(gradients[row.offset + i]);
+      sum += value * value;
+    }
+    sum = block_sum(sum, shared<WarpSums>());
+    if (threadIdx.x == 0) sums[matrices[range.matrix].row_sums + row.row] = sum;
+  });
+}
+
+struct TileSums {
+  double of_lane[tile_lanes][tile_cols];
+};
+
+__global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
+                            const float* gradients, double* sums) {
+  auto& tile = shared<TileSums>();
+  const auto tiles = [](const MatrixRange& range) { return (range.cols + tile_cols - 1) / tile_cols; };
+  const int64_t in_tile = threadIdx.x % tile_cols, lane = threadIdx.x / tile_cols;
+  for_each_item(ranges, num_ranges, tiles, [&](const MatrixRange& range, int64_t index) {
+    const int64_t col = range.col + index * tile_cols + in_tile;  // in the matrix
+    double sum = 0;
+    for (int64_t i = lane; i < range.num_rows(); i += tile_lanes) {
+      const MatrixRange::Row row = range.part_of_row(i);
+      if (col < row.col || col >= row.col + row.count) continue;
+      const auto value = static_cast<double>(gradients[row.offset + col - row.col]);
+      sum += value * value;
+    }
+    tile.of_lane[lane][in_tile] = sum;
+    __syncthreads();
+    if (lane == 0 && col < range.col + range.cols) {
+      double total = 0;
+      for (int64_t i = 0; i < tile_lanes; ++i) total += tile.of_lane[i][in_tile];
+      sums[matrices[range.matrix].col_sums + col] = total;
+    }
+    __syncthreads();  // before the next tile is written
+  });
+}
+
+// A block for each matrix.
+__global__ void advance_moments(const FactoredMatrix* matrices, const StepState* state, double beta2_decay, double eps,
+                                const double* sums, float* rows, float* cols, double* means) {
+  if (state->skip != 0) return;
+  const FactoredMatrix matrix = matrices[blockIdx.x];
+  const double share = pow(static_cast<double>(state->updates), beta2_decay);
+  const double squared_scale = static_cast<double>(state->gradient_scale) * state->gradient_scale;
+  const auto advance = [&](float* moments, const double* of_squares, int64_t count, int64_t summed) {
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const double mean = squared_scale * of_squares[i] / static_cast<double>(summed) + eps;
+      moments[i] = static_cast<float>((1 - share) * static_cast<double>(moments[i]) + share * mean);
+      sum += static_cast<double>(moments[i]);
+    }
+    return sum;
+  };
+  const double of_rows = advance(rows + matrix.row_moments, sums + matrix.row_sums, matrix.rows, matrix.cols);
+  advance(cols + matrix.col_moments, sums + matrix.col_sums, matrix.cols, matrix.rows);
+  const double total = block_sum(of_rows, shared<WarpSums>());
+  if (threadIdx.x == 0) means[blockIdx.x] = total / static_cast<double>(matrix.rows);
+}
+
+__global__ void divide_by_moments(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
+                                  const StepState* state, const float* rows, const float* cols, const double* means,
+                                  float* gradients) {
+  if (state->skip != 0) return;
+  const auto all_rows = [](const MatrixRange& range) { return range.num_rows(); };
+  for_each_item(ranges, num_ranges, all_rows, [&](const MatrixRange& range, int64_t index) {
+    const MatrixRange::Row row = range.part_of_row(index);
+    const FactoredMatrix matrix = matrices[range.matrix];
+    const auto moment = static_cast<double>(rows[matrix.row_moments + row.row]);
+    const auto factor = static_cast<float>(static_cast<double>(state->gradient_scale) / sqrt(moment / means[range.matrix]));
+    const float* const own_cols = cols + matrix.col_moments + row.col;
+    for (int64_t i = threadIdx.x; i < row.count; i += blockDim.x)
+      gradients[row.offset + i] = gradients[row.offset + i] * factor / sqrtf(own_cols[i]);
+  });
+}
+
+// Only the device knows how many rows there are.
+LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
+  LaunchShape shape = shape_for(num_ranges > 0 ? most_blocks : 1);
+  shape.shared_bytes = shared_bytes;
+  return shape;
+}
+
+}  // namespace
+
+void cuda_run(const FactoredSums& op, Stream stream) {
+  auto* const sums = op.sums.as<double>();
+  const auto* const gradients = op.gradients.as<const float>();
+  launch(stream, shape_for((op.sums.cols + threads - 1) / threads), clear_sums, sums, op.sums.cols);
+  launch(stream, shape_of(op.num_ranges, sizeof(WarpSums)), sum_rows, op.matrices, op.ranges, op.num_ranges, gradients,
+         sums);
+  LaunchShape tiles = shape_of(op.num_ranges, sizeof(TileSums));
+  tiles.threads = tile_cols * tile_lanes;
+  launch(stream, tiles, sum_columns, op.matrices, op.ranges, op.num_ranges, gradients, sums);
+}
+
+void cuda_run(const FactoredMoments& op, Stream stream) {
+  if (op.num_matrices == 0) return;
+  launch(stream, {op.num_matrices, threads, sizeof(WarpSums)}, advance_moments, op.matrices, op.state, op.beta2_decay,
+         op.eps, op.sums.as<const double>(), op.rows.as<float>(), op.cols.as<float>(), op.means.as<double>());
+}
+
+void cuda_run(const FactoredDirection& op, Stream stream) {
+  launch(stream, shape_of(op.num_ranges, 0), divide_by_moments, op.matrices, op.ranges, op.num_ranges, op.state,
+         op.rows.as<const float>(), op.cols.as<const float>(), op.means.as<const double>(), op.gradients.as<float>());
+}
+
+}  // namespace gptrain
