@@ -37,6 +37,7 @@ METHODS = {
        for kind in ("gauss", "rademacher", "dct", "rows")},
     "muon": ["optimizer.type=muon"],
     "lion": ["optimizer.type=lion", "optimizer.lr=3e-4", "schedule.min_lr=3e-5", "optimizer.weight_decay=1.0"],
+    "adafactor": ["optimizer.type=adafactor", "optimizer.scale_parameter=false"],
     "lamb": ["optimizer.type=lamb"],
 }
 POINTS = 10  # validations of a run

@@ -172,7 +172,16 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
   return builder;
 }
 
-// The section `model`.
+// The values of an enum by their names.
+template <typename E, size_t N>
+Words<E> named_words(const std::array<std::string_view, N>& names) {
+  Words<E> words;
+  for (size_t i = 0; i < N; ++i) words.emplace_back(std::string(names[i]), static_cast<E>(i));
+  return words;
+}
+
+// The sections `model` and `optimizer`.
 void add_model_fields(std::vector<Field>& table);
+void add_optimizer_fields(std::vector<Field>& table);
 
 }  // namespace gptrain

@@ -31,9 +31,11 @@ constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
 // The first one is the config as it is.
-constexpr std::array<SavingMethod, 14> saving_methods = {{
+constexpr std::array<SavingMethod, 17> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
+    // Whose betas and eps mean something else, or nothing.
+    {"Adafactor", {"optimizer.type=adafactor", "optimizer.betas=null", "optimizer.eps=null"}},
     {"pure bf16", {saving::pure}},
     {"pure bf16, 8-bit AdamW", {saving::pure, saving::moments}},
     {"6 bytes a parameter", {saving::pure, saving::moments, saving::gradients}},
@@ -44,6 +46,8 @@ constexpr std::array<SavingMethod, 14> saving_methods = {{
     {"recompute selective", {"memory.recompute=selective"}},
     {"recompute block", {"memory.recompute=block"}},
     {"recompute optimal", {"memory.recompute=optimal", "memory.activation_budget=fit"}},
+    {"offload hidden", {"memory.offload_activations=hidden"}},
+    {"offload all", {"memory.offload_activations=all"}},
     {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},
     {"6 bytes a parameter, recompute block",
      {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},
