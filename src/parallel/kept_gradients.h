@@ -1,8 +1,9 @@
 // Gradients in bf16 (Sharding::gradients): the sums of what micro-batches have, in f32, rounded stochastically.
 //
 // With ZeRO 0 and 1 a rank keeps the sum of its own micro-batches but for the last one's, to which it is added in f32
-// before the ranks sum that: gradients travel once in a step, and no sum over ranks is one of bf16 numbers. With ZeRO 2
-// and 3 the ranks sum every micro-batch's in f32, and each keeps its piece.
+// before the ranks sum that: gradients travel once in a step, and data ranks do not sum bf16 numbers. With ZeRO 2 and
+// 3 the ranks sum every micro-batch's in f32, and each keeps its piece. A tied table of two stages is the exception: what
+// both have kept is summed in bf16, to nearest.
 //
 // Every rounding of a step has a number, which its random bits are drawn by: micro-batch m of all ranks together has m,
 // and so has the sum over ranks that ends with it; micro-batch m of rank r alone has r M + m, of M.

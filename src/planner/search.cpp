@@ -224,7 +224,7 @@ class Search {
     if (!fits()) return;
     consider(layout);
     layout.offload = hidden_offload;
-    if (fits()) consider(layout);
+    if (options_.objective != Objective::memory && fits()) consider(layout);  // takes no less memory than all
   }
 
   void estimate(Candidate& candidate) {
