@@ -18,6 +18,20 @@ bool is_product(const std::string& name) {
          name.ends_with("ffn.in.weight") || name.ends_with("ffn.out.weight");
 }
 
+// Over ranks, stages and recomputation, to the bit.
+void require_same_however_run(const Overrides& factors) {
+  const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
+    return train({1, data, more, pipeline}, factors, 2);
+  };
+  require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
+  require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
+  const Outcome alone = run(1, {});
+  require_same(alone, run(1, {}, 2));
+  require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
+  require_same(alone, run(1, {"memory.recompute=block"}));
+  require_same(alone, run(1, {"memory.recompute=selective"}));
+}
+
 }  // namespace
 
 // A number rounded to bf16 is off by up to 2^-8 of itself, and the errors of two factors are independent.
@@ -40,16 +54,7 @@ TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and
 }
 
 TEST_CASE("factors in bf16 have the same bits with every kind of sharding, in a pipeline and recomputed") {
-  const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-    return train({1, data, more, pipeline}, rounded, 2);
-  };
-  require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
-  require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
-  const Outcome alone = run(1, {});
-  require_same(alone, run(1, {}, 2));
-  require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
-  require_same(alone, run(1, {"memory.recompute=block"}));
-  require_same(alone, run(1, {"memory.recompute=selective"}));
+  require_same_however_run(rounded);
 }
 
 TEST_CASE("tensor ranks round factors as one rank does, but where a sum is rounded the other way") {
@@ -114,16 +119,7 @@ TEST_CASE("with factors in FP8 gradients of weights are near those of bf16, and 
 }
 
 TEST_CASE("factors in FP8 have the same bits with every kind of sharding, in a pipeline and recomputed") {
-  const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-    return train({1, data, more, pipeline}, in_fp8, 2);
-  };
-  require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
-  require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));
-  const Outcome alone = run(1, {});
-  require_same(alone, run(1, {}, 2));
-  require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
-  require_same(alone, run(1, {"memory.recompute=block"}));
-  require_same(alone, run(1, {"memory.recompute=selective"}));
+  require_same_however_run(in_fp8);
 }
 
 }  // namespace test_weight_gradients
