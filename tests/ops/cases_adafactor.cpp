@@ -182,13 +182,6 @@ std::vector<UpdateSegment> segments_of(int64_t size) {
 }
 int64_t elements_of(int64_t size) { return size + 256; }
 
-template <typename Op>
-void set_segments(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, const StepState& state) {
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = std::ssize(segments);
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
-}
-
 template <typename Real>
 struct Vectors {
   std::vector<Real> direction, moment;

@@ -27,13 +27,6 @@ StepState state_of(bool skip) {
   return state;
 }
 
-template <typename Op>
-void set_segments(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, const StepState& state) {
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = std::ssize(segments);
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
-}
-
 template <typename Real>
 struct MomentumValues {
   std::vector<Real> direction, moment;

@@ -250,4 +250,12 @@ struct Registration {
   explicit Registration(void (*add_cases)(Suite&));
 };
 
+// Gives an update its table of segments and its state.
+template <typename Op>
+void set_segments(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, const StepState& state) {
+  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+  op.num_segments = std::ssize(segments);
+  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+}
+
 }  // namespace gptrain::ops_test
