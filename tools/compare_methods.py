@@ -23,6 +23,8 @@ import plots  # noqa: E402
 BASE = "adamw"
 METHODS = {
     BASE: [],
+    # Nothing but the order of sums: how far two runs of one seed part by rounding alone.
+    "adamw, sums in another order": ["batch.micro=2"],
     "fp32": ["precision.compute=fp32"],
     "bf16-pure": ["precision.compute=bf16-pure"],
     "adamw-8bit": ["optimizer.type=adamw-8bit"],

@@ -54,12 +54,12 @@ Builder activation_budget_field() {
 // A number of blocks, or a word.
 Builder offload_activations_field() {
   static const std::vector<std::pair<std::string, int64_t>> words = {
-      {"none", no_offload}, {"hidden", hidden_offload}, {"all", all_offload}};
+      {"none", no_offload}, {"hidden", hidden_offload}, {"all", all_offload}, {"optimal", optimal_offload}};
   Builder builder;
   builder.path = "memory.offload_activations";
   builder.description =
       "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
-      "as many as hide behind compute, all, or a number";
+      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its budget";
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = 10'000;

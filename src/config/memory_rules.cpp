@@ -65,8 +65,11 @@ class MemoryRules : Rules {
     const char* const path = "memory.offload_activations";
     const int64_t blocks = config_.memory.offload_activations;
     if (!sound({path}) || blocks == no_offload) return;
-    if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::optimal)
-      fault(path, "does not go with memory.recompute = \"optimal\", which plans with what lies on the device", "\"none\"");
+    const bool is_optimal = config_.memory.recompute == RecomputeKind::optimal;
+    if (sound({"memory.recompute"}) && is_optimal && blocks != optimal_offload)
+      fault(path, "must be \"none\" or \"optimal\" with memory.recompute = \"optimal\"", "\"optimal\"");
+    if (sound({"memory.recompute"}) && !is_optimal && blocks == optimal_offload)
+      fault(path, "needs memory.recompute = \"optimal\"", "\"hidden\"");
     if (sound({"model.num_layers"}) && blocks > config_.model.num_layers)
       fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }

@@ -170,7 +170,7 @@ struct ProjectionConfig {
 };
 
 // memory.offload_activations, beside a number of blocks.
-constexpr int64_t no_offload = 0, hidden_offload = -1, all_offload = -2;
+constexpr int64_t no_offload = 0, hidden_offload = -1, all_offload = -2, optimal_offload = -3;
 
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;

@@ -10,7 +10,7 @@
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
-#include "train/offload_plan.h"
+#include "train/nominal_times.h"
 #include "train/plan_step.h"
 
 namespace gptrain {
@@ -147,7 +147,7 @@ void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, Micr
     if (action.kind == ActionKind::forward && action.unit == middle_block && action.micro_batch == middle_micro_batch)
       forward = nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target_);
   }
-  costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes));
+  costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes, target_));
 }
 
 MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "planner/simulate_step.h"
+#include "train/offload_plan.h"
 #include "train/recompute_plan.h"
 
 namespace gptrain {
@@ -34,14 +35,16 @@ double predicted_step_seconds(const RunConfig& config, const Target& target, con
 
 RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& target, const Machine* machine,
                                          int64_t world_size, const WorldPlan& plan) {
-  RecomputeForecast forecast{.budget_bytes = config.memory.activation_budget, .stages = {}, .curve = {}, .others = {}};
+  RecomputeForecast forecast;
+  forecast.budget_bytes = config.memory.activation_budget;
+  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.weighed(plan.choices[stage]);
     const RecomputeCounts counts = planner.counts(chosen.choices);
-    forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, chosen.bytes,
+    forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
                                planner.least().bytes, chosen.again_share});
     if (chosen.bytes > forecast.stages[static_cast<size_t>(forecast.curve_stage)].bytes)
       forecast.curve_stage = static_cast<int64_t>(stage);
@@ -54,20 +57,42 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     to.push_back({std::move(name), point.bytes, point.again_share,
                   machine != nullptr ? predicted_step_seconds(config, target, *machine, world_size, points) : 0});
   };
-  for (const RecomputePoint& of_stage : planner.curve(curve_points)) {
-    std::vector<RecomputePoint> points;
-    for (const RecomputePlanner& other : planners)
-      points.push_back(&other == &planner ? of_stage : other.best(of_stage.bytes).value_or(other.least()));
-    add(forecast.curve, "optimal", points);
+  // `of`: one planner a stage.
+  const auto add_curve = [&](std::vector<RecomputeForecast::Point>& to, const std::string& name,
+                             const std::vector<RecomputePlanner>& of) {
+    for (const RecomputePoint& of_stage : of[curve_stage].curve(curve_points)) {
+      std::vector<RecomputePoint> points;
+      for (size_t stage = 0; stage < of.size(); ++stage)
+        points.push_back(stage == curve_stage ? of_stage : of[stage].best(of_stage.bytes).value_or(of[stage].least()));
+      add(to, name, points);
+    }
+  };
+  add_curve(forecast.curve, offloads ? "optimal, offload optimal" : "optimal", planners);
+  if (offloads) {
+    RunConfig without = config;
+    without.memory.offload_activations = no_offload;
+    std::vector<RecomputePlanner> alone;
+    for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage) alone.emplace_back(without, target, world_size, stage);
+    add_curve(forecast.without_offload, "optimal", alone);
   }
-  const std::vector<std::pair<std::string, RecomputeKind>> kinds = {
-      {"none", RecomputeKind::none}, {"selective", RecomputeKind::selective}, {"block", RecomputeKind::block}};
-  for (const auto& [name, kind] : kinds) {
-    if (kind == RecomputeKind::selective && !planner.keeps_parts()) continue;
+  const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
+    RunConfig fixed = config;
+    fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (const RecomputePlanner& other : planners) points.push_back(other.fixed(kind));
-    add(forecast.others, name, points);
-  }
+    for (size_t stage = 0; stage < planners.size(); ++stage) {
+      const int64_t blocks =
+          offload == hidden_offload ? hidden_blocks(fixed, target, world_size, static_cast<int32_t>(stage)) : offload;
+      points.push_back(planners[stage].fixed(kind, 0, blocks));
+    }
+    add(forecast.others, std::move(name), points);
+  };
+  add_fixed("none", RecomputeKind::none, no_offload);
+  if (planner.keeps_parts()) add_fixed("selective", RecomputeKind::selective, no_offload);
+  add_fixed("block", RecomputeKind::block, no_offload);
+  if (!offloads) return forecast;
+  add_fixed("none, offload hidden", RecomputeKind::none, hidden_offload);
+  add_fixed("none, offload all", RecomputeKind::none, all_offload);
+  add_fixed("block, offload all", RecomputeKind::block, all_offload);
   return forecast;
 }
 

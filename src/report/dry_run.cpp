@@ -463,6 +463,7 @@ Json recompute_json(const RecomputeForecast& forecast) {
                               {"blocks_kept_in_part", stage.in_part},
                               {"blocks_run_again", stage.alone},
                               {"blocks_run_again_with_others", stage.from_before},
+                              {"blocks_offloaded", stage.offloaded},
                               {"activations_bytes", stage.bytes},
                               {"least_activations_bytes", stage.least_bytes},
                               {"again_share", stage.again_share}});
@@ -477,6 +478,7 @@ Json recompute_json(const RecomputeForecast& forecast) {
   };
   json["curve_stage"] = forecast.curve_stage;
   json["curve"] = points(forecast.curve);
+  if (!forecast.without_offload.empty()) json["curve_without_offload"] = points(forecast.without_offload);
   json["others"] = points(forecast.others);
   return json;
 }

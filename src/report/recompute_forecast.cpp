@@ -20,6 +20,7 @@ std::string blocks_text(const RecomputeForecast::OfStage& stage) {
   add(stage.in_part, "in part");
   add(stage.alone, "run again from their input");
   add(stage.from_before, "with blocks before them");
+  add(stage.offloaded, "of these on the host meanwhile");
   return text.empty() ? "no blocks" : text;
 }
 
@@ -65,8 +66,8 @@ std::string recompute_text(const RecomputeForecast& forecast) {
                       forecast.stages.size() > 1 ? fmt::format("time against memory of stage {}", forecast.curve_stage)
                                                  : "time against memory",
                       "activations", "more time", "step");
-  for (const RecomputeForecast::Point& point : forecast.curve) text += point_row(point);
-  for (const RecomputeForecast::Point& point : forecast.others) text += point_row(point);
+  for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others})
+    for (const RecomputeForecast::Point& point : *points) text += point_row(point);
   return text;
 }
 
@@ -78,8 +79,12 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
             .description = "Less memory takes more time.",
             .x_doubles = true,
             .full_width = true};
-  plot.series.push_back(series_of("optimal", forecast.curve, times, 0));
+  plot.series.push_back(series_of(forecast.curve.front().name, forecast.curve, times, 0));
   std::vector<std::string> names;
+  if (!forecast.without_offload.empty()) {
+    names.push_back(forecast.without_offload.front().name);
+    plot.series.push_back(series_of(names.front(), forecast.without_offload, times, 1));
+  }
   for (const RecomputeForecast::Point& point : forecast.others) {
     if (std::find(names.begin(), names.end(), point.name) != names.end()) continue;
     names.push_back(point.name);

@@ -1,4 +1,4 @@
-// What memory.recompute = "optimal" makes of a run, and what it would cost with more or less memory, as plain data for
+// What memory.recompute = "optimal", with or without memory.offload_activations = "optimal", makes of a run, and what it would cost with more or less memory, as plain data for
 // reports; the planner (planner/recompute_curve.h) fills it in.
 #pragma once
 
@@ -15,12 +15,13 @@ struct RecomputeForecast {
     int64_t in_part = 0;      // what their linears gave
     int64_t alone = 0;        // their input
     int64_t from_before = 0;  // not even that: they run again with blocks before them
+    int64_t offloaded = 0;    // of all these, what is kept of them: on the host
     int64_t bytes = 0;        // of activations
     int64_t least_bytes = 0;  // that they could take
-    double again_share = 0;   // time of what is run again, as a share of that of everything else
+    double again_share = 0;   // time of what is run again, and of waits for copies, as a share of that of everything else
   };
   struct Point {
-    std::string name;  // of the value of memory.recompute
+    std::string name;  // of the values of the two keys
     int64_t bytes = 0;
     double again_share = 0;
     double step_seconds = 0;  // 0: not known
@@ -31,7 +32,8 @@ struct RecomputeForecast {
   // Of the stage whose activations take the most; in rising order of bytes.
   int64_t curve_stage = 0;
   std::vector<Point> curve;
-  std::vector<Point> others;  // as the other values of memory.recompute have it
+  std::vector<Point> without_offload;  // the same, where nothing may be offloaded; empty: nothing may be in `curve`
+  std::vector<Point> others;           // as other values of the two keys have it
 };
 
 std::string recompute_text(const RecomputeForecast& forecast);

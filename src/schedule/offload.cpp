@@ -6,20 +6,6 @@
 namespace gptrain {
 namespace {
 
-bool is_backward(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::loss:
-    case ActionKind::forward_again:
-    case ActionKind::recompute:
-    case ActionKind::backward_input:
-    case ActionKind::backward_weight:
-    case ActionKind::backward:
-      return true;
-    default:
-      return false;
-  }
-}
-
 class Offloading {
  public:
   explicit Offloading(Schedule& schedule) : schedule_(schedule), old_(std::move(schedule.actions)) {
@@ -52,18 +38,20 @@ class Offloading {
     size_t before;  // which of the old actions
     ActionKind kind;
     size_t record;
+    bool awaits_older;  // what began before an action further ahead
   };
 
   void find_records() {
     std::vector<std::vector<size_t>> open(schedule_.options.units.size());  // by unit: left, and not read yet
+    starts_ = first_actions_of_passes(old_);
     pass_of_.resize(old_.size());
+    size_t begun = 0;
     for (size_t i = 0; i < old_.size(); ++i) {
       const Action& action = old_[i];
       const bool back = is_backward(action.kind);
-      const bool is_pass = back || action.kind == ActionKind::forward;
-      if (is_pass && (starts_.empty() || !is_same_pass(old_[starts_.back()], action))) starts_.push_back(i);
-      pass_of_[i] = starts_.size();
-      if (!is_pass || !schedule_.traits(action.unit).offloaded) continue;
+      begun += begun < starts_.size() && starts_[begun] == i ? 1 : 0;
+      pass_of_[i] = begun;
+      if (!is_pass(action.kind) || !schedule_.traits(action.unit).offload.any()) continue;
       std::vector<size_t>& of_unit = open[static_cast<size_t>(action.unit)];
       if (!back) {
         of_unit.push_back(records_.size());
@@ -79,39 +67,25 @@ class Offloading {
     }
   }
 
-  static bool is_same_pass(const Action& a, const Action& b) {
-    return a.unit == b.unit && a.micro_batch == b.micro_batch && is_backward(a.kind) == is_backward(b.kind);
-  }
-
-  // Blocks of the stage for each one that is offloaded.
-  size_t distance() const {
-    size_t blocks = 0, offloaded = 0;
-    for (int32_t unit = 0; unit < schedule_.num_units(); ++unit) {
-      if (!schedule_.options.stages.runs(unit)) continue;
-      blocks += schedule_.traits(unit).kind == UnitKind::block ? 1 : 0;
-      offloaded += schedule_.traits(unit).offloaded ? 1 : 0;
-    }
-    return blocks == offloaded ? 1 : (blocks - 1) / offloaded;
-  }
-
   void find_places() {
-    const size_t to_leave = distance();
-    const size_t ahead = (to_leave + 1) / 2;
     for (size_t i = 0; i < records_.size(); ++i) {
       const Record& record = records_[i];
+      const UnitOffload& offload = schedule_.traits(old_[record.forward].unit).offload;
       const size_t left = record.forward + 1;
       const size_t read_in = pass_of_[record.first_read] - 1;  // of starts_
-      const size_t fetched = std::max(left, starts_[read_in - std::min(ahead, read_in)]);
-      const size_t free_in = pass_of_[record.forward] + to_leave;
+      const size_t fetched =
+          std::max(left, starts_[read_in - std::min(static_cast<size_t>(offload.comes_ahead), read_in)]);
+      const size_t free_in = pass_of_[record.forward] + static_cast<size_t>(offload.leaves_for);
       const size_t gone = free_in < starts_.size() ? std::min(starts_[free_in], fetched) : fetched;
-      places_.push_back({left, ActionKind::offload, i});
-      places_.push_back({gone, ActionKind::await_offloaded, i});
-      places_.push_back({fetched, ActionKind::fetch, i});
-      places_.push_back({record.first_read, ActionKind::await_fetched, i});
+      places_.push_back({left, ActionKind::offload, i, false});
+      places_.push_back({gone, ActionKind::await_offloaded, i, gone > left});
+      places_.push_back({fetched, ActionKind::fetch, i, false});
+      places_.push_back({record.first_read, ActionKind::await_fetched, i, record.first_read > fetched});
     }
-    // Before one action: what is awaited comes before what begins, but for a record's own.
-    std::stable_sort(places_.begin(), places_.end(),
-                     [](const Place& a, const Place& b) { return a.before < b.before; });
+    // Before one action: what began before it is awaited first, so that its memory is free for what begins there.
+    std::stable_sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+      return std::pair(a.before, !a.awaits_older) < std::pair(b.before, !b.awaits_older);
+    });
   }
 
   int32_t copy_of(int32_t buffer) {
@@ -165,7 +139,34 @@ class Offloading {
 
 }  // namespace
 
+bool is_pass(ActionKind kind) { return kind == ActionKind::forward || is_backward(kind); }
+
+bool is_backward(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::loss:
+    case ActionKind::forward_again:
+    case ActionKind::recompute:
+    case ActionKind::backward_input:
+    case ActionKind::backward_weight:
+    case ActionKind::backward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions) {
+  std::vector<size_t> starts;
+  const auto is_same = [](const Action& a, const Action& b) {
+    return a.unit == b.unit && a.micro_batch == b.micro_batch && is_backward(a.kind) == is_backward(b.kind);
+  };
+  for (size_t i = 0; i < actions.size(); ++i)
+    if (is_pass(actions[i].kind) && (starts.empty() || !is_same(actions[starts.back()], actions[i]))) starts.push_back(i);
+  return starts;
+}
+
 OperandSet record_of(const UnitTraits& unit) {
+  if (unit.offload.part == OffloadedPart::input) return {Operand::input};
   const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
   OperandSet record;
   for (const Operand operand : record_operands) {
@@ -182,11 +183,11 @@ OperandSet record_of(const UnitTraits& unit) {
 
 void add_offloading(Schedule& schedule) {
   const bool any = std::any_of(schedule.options.units.begin(), schedule.options.units.end(),
-                               [](const UnitTraits& unit) { return unit.offloaded; });
+                               [](const UnitTraits& unit) { return unit.offload.any(); });
   if (any) Offloading(schedule).run();
 }
 
-std::vector<int32_t> offloaded_units(const Stages& stages, int64_t count) {
+EvenOffload spread_evenly(const Stages& stages, int64_t count) {
   std::vector<int32_t> blocks;
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
@@ -195,11 +196,14 @@ std::vector<int32_t> offloaded_units(const Stages& stages, int64_t count) {
   }
   const auto all = static_cast<int64_t>(blocks.size());
   count = std::min(count, all);
-  std::vector<int32_t> chosen;
+  EvenOffload even;
+  if (count <= 0) return even;
   // The last record is to leave before the last block leaves its own.
   const int64_t spread = count < all ? all - 1 : all;
-  for (int64_t i = 0; i < count; ++i) chosen.push_back(blocks[static_cast<size_t>(i * spread / count)]);
-  return chosen;
+  for (int64_t i = 0; i < count; ++i) even.units.push_back(blocks[static_cast<size_t>(i * spread / count)]);
+  const auto distance = static_cast<int32_t>(spread / count);
+  even.offload = {OffloadedPart::record, distance, (distance + 1) / 2};
+  return even;
 }
 
 }  // namespace gptrain

@@ -9,8 +9,8 @@
 
 namespace gptrain {
 
-// What a unit's forward pass finds or leaves on the device that its backward pass reads: the record that is copied where
-// the unit is offloaded. Not of a unit that begins to be run again before its own input.
+// What a unit's forward pass finds or leaves on the device that its backward pass reads, and that is copied where the
+// unit is offloaded: its record, or its input alone.
 OperandSet record_of(const UnitTraits& unit);
 inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
                                                            Operand::saved_for_weight};  // that it may have
@@ -20,14 +20,25 @@ constexpr bool copies_record(ActionKind kind) {
   return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
 }
 
-// Adds actions and buffers around the units' passes. A record leaves after its unit's forward pass, and has as many
-// passes of units to do so as lie between two offloaded units: then the device's memory is free. It comes back into other
-// memory half as many passes ahead of where it is read, as backward takes longer: while one record is in use, the next is
-// on its way.
+// Adds actions and buffers around the units' passes. A record leaves after its unit's forward pass, and comes back into
+// other memory ahead of the pass that reads it, as many passes of units as its unit's UnitOffload says.
 void add_offloading(Schedule& schedule);
 
-// Of the blocks of a stage, in the order of its chunks, those that are offloaded where `count` are: spread evenly, the
-// first one among them. At most all.
-std::vector<int32_t> offloaded_units(const Stages& stages, int64_t count);
+// An action that is of a unit's passes, and whether of its backward pass.
+bool is_pass(ActionKind kind);
+bool is_backward(ActionKind kind);
+// The first actions of the passes of units, in their order: an action belongs to the pass before it where the unit, the
+// micro-batch and the direction are the same.
+std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions);
+
+// The blocks of a stage that are offloaded where `count` are: spread evenly over the blocks in the order of its chunks,
+// the first one among them, at most all.
+struct EvenOffload {
+  std::vector<int32_t> units;
+  // Their records leave while the blocks up to the next offloaded one run, and come back in half as many passes, as
+  // backward takes longer: while one record is in use, the next is on its way.
+  UnitOffload offload;
+};
+EvenOffload spread_evenly(const Stages& stages, int64_t count);
 
 }  // namespace gptrain

@@ -22,7 +22,10 @@ class Play {
 
   int64_t peak() {
     const auto n = static_cast<int32_t>(chain_.units.size());
-    for (int32_t unit = 0; unit < n; ++unit) forward(unit, 0);
+    for (int32_t unit = 0; unit < n; ++unit) {
+      forward(unit, 0);
+      offload(unit);
+    }
     const size_t forwards = beside_.size();
     for (int32_t unit = n - 1; unit >= 0; --unit) backward(unit);
     std::vector<int64_t> alive(beside_.size() + 1, 0);
@@ -45,6 +48,7 @@ class Play {
   struct Place {
     int64_t bytes;
     size_t first, last;  // actions
+    bool away = false;   // on the host until it is used
   };
   // Of a unit, the places in held_ of what its last pass left; -1: none.
   struct Places {
@@ -56,11 +60,24 @@ class Play {
     place = static_cast<int64_t>(held_.size());
     held_.push_back({bytes, beside_.size() - 1, beside_.size() - 1});
   }
-  void use(int64_t place) {
-    if (place >= 0) held_[static_cast<size_t>(place)].last = beside_.size() - 1;
+  void use(int64_t& place) {
+    if (place < 0) return;
+    if (held_[static_cast<size_t>(place)].away) leave(place, held_[static_cast<size_t>(place)].bytes);
+    held_[static_cast<size_t>(place)].last = beside_.size() - 1;
   }
   void use_input(int32_t unit) {
     if (unit > 0) use(places_[static_cast<size_t>(unit) - 1].output);
+  }
+
+  void offload(int32_t unit) {
+    const OffloadedPart part = choices_[static_cast<size_t>(unit)].offload.part;
+    const auto send = [this](int64_t place) {
+      if (place >= 0) held_[static_cast<size_t>(place)].away = true;
+    };
+    if (part != OffloadedPart::none && unit > 0) send(places_[static_cast<size_t>(unit) - 1].output);
+    if (part != OffloadedPart::record) return;
+    send(places_[static_cast<size_t>(unit)].saved);
+    send(places_[static_cast<size_t>(unit)].part);
   }
 
   void forward(int32_t unit, int64_t bytes_beside) {
@@ -116,13 +133,15 @@ class ChainSolver::Tables {
         pass_bytes_(static_cast<size_t>(n_ * longest_)),
         pass_seconds_(static_cast<size_t>(n_ * longest_)),
         again_(static_cast<size_t>(n_ * longest_)) {
+    for (const ChainUnit& u : chain.units) largest_stream_ = std::max(largest_stream_, u.output_bytes);
     for (int32_t first = 0; first < n_; ++first) weigh_passes(first);
     for (int32_t length = 1; length <= longest_; ++length) {
       for (int32_t first = 0; first + length <= n_; ++first) solve_again(first, first + length - 1);
     }
   }
 
-  std::optional<UnitChoices> best(int64_t budget) {
+  std::optional<UnitChoices> best(int64_t budget, std::optional<double> price) {
+    price_ = price;
     std::optional<UnitChoices> best;
     double least = never;
     // Beside what the others in flight keep, of which each keeps as much.
@@ -131,7 +150,8 @@ class ChainSolver::Tables {
     for (int64_t room = budget; room >= 0; room -= step) {
       const int64_t most_kept = others == 0 ? budget : (budget - room) / others;
       solve_forward(room, most_kept);
-      const std::vector<Label>& ends = labels_.back();
+      std::vector<Label>& ends = labels_.back();
+      std::erase_if(ends, [&](const Label& end) { return end.kept > most_kept; });
       const auto found = std::min_element(ends.begin(), ends.end(),
                                           [](const Label& a, const Label& b) { return a.seconds < b.seconds; });
       if (found == ends.end() || found->seconds >= least) continue;
@@ -157,12 +177,19 @@ class ChainSolver::Tables {
     int32_t from = -1;  // the unit where the last step began
     size_t before = 0;  // its label
     How how = How::keep;
+    bool away = false;  // the record of `from`, or its input where units are run again from it
   };
 
   const ChainUnit& unit(int32_t i) const { return chain_.units[static_cast<size_t>(i)]; }
   size_t at(int32_t first, int32_t last) const { return static_cast<size_t>(first * longest_ + last - first); }
   int64_t up(int64_t bytes) const { return (bytes + piece_ - 1) / piece_; }
   int64_t output_kept(int32_t i) const { return i + 1 < n_ ? unit(i).output_bytes : 0; }
+  int64_t input_kept(int32_t i) const { return i > 0 ? unit(i - 1).output_bytes : 0; }
+  bool may_go(int32_t i) const { return price_ && unit(i).copy_seconds >= 0; }
+  // Of copies of the unit's input and so many bytes.
+  double copy_seconds(int32_t i, int64_t bytes) const {
+    return *price_ * unit(i).copy_seconds * static_cast<double>(bytes + (i > 0 ? input_kept(i) : chain_.input_bytes));
+  }
 
   // What a pass over units takes that keeps nothing, beside the input of the first.
   void weigh_passes(int32_t first) {
@@ -244,7 +271,8 @@ class ChainSolver::Tables {
   void solve_forward(int64_t room, int64_t most_kept) {
     labels_.assign(static_cast<size_t>(n_) + 1, {});
     labels_.front().push_back({});
-    const int64_t most = std::min(room, most_kept);
+    // A unit's input counts until the unit is offloaded.
+    const int64_t most = std::min(room, most_kept + (price_ ? largest_stream_ : 0));
     const bool has_time = chain_.in_flight == 1 && longest_ == n_;
     const int64_t part = has_time ? std::max<int64_t>(1, most / fine_parts) : piece_;
     std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);  // by parts kept, the label
@@ -252,14 +280,14 @@ class ChainSolver::Tables {
       std::vector<int32_t>().swap(known[static_cast<size_t>(i)]);
       for (const size_t l : best_of(labels_[static_cast<size_t>(i)])) {
         const Label label = labels_[static_cast<size_t>(i)][l];
-        const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how) {
+        const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how, bool away) {
           const int64_t kept = label.kept + bytes;
           if (kept > most) return;
           std::vector<Label>& there = labels_[static_cast<size_t>(to)];
           std::vector<int32_t>& by_part = known[static_cast<size_t>(to)];
           if (by_part.empty()) by_part.assign(static_cast<size_t>(most / part) + 1, -1);
           int32_t& place = by_part[static_cast<size_t>(kept / part)];
-          const Label next{kept, label.seconds + seconds, i, l, how};
+          const Label next{kept, label.seconds + seconds, i, l, how, away};
           if (place < 0) {
             place = static_cast<int32_t>(there.size());
             there.push_back(next);
@@ -271,14 +299,19 @@ class ChainSolver::Tables {
         const ChainUnit& u = unit(i);
         const int64_t free = room - label.kept;
         const bool runs = free >= u.written_bytes() + u.output_bytes;
-        if (runs && free >= u.saved_bytes + u.backward_bytes)
-          offer(i + 1, u.saved_bytes + output_kept(i), 0, How::keep);
+        // Kept on the device, or copied away with the unit's input.
+        const auto offer_both = [&](int32_t to, int64_t left, double seconds, How how) {
+          const int64_t output = output_kept(to - 1);
+          offer(to, left + output, seconds, how, false);
+          if (may_go(i)) offer(to, output - input_kept(i), seconds + copy_seconds(i, left), how, true);
+        };
+        if (runs && free >= u.saved_bytes + u.backward_bytes) offer_both(i + 1, u.saved_bytes, 0, How::keep);
         if (runs && !u.always_kept && u.part_bytes >= 0 && free >= u.part_bytes + u.rest_bytes + u.backward_bytes)
-          offer(i + 1, u.part_bytes + output_kept(i), u.rest_seconds, How::part);
+          offer_both(i + 1, u.part_bytes, u.rest_seconds, How::part);
         for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_kept; ++split) {
           if (free < pass_bytes_[at(i, split)]) break;
           const double seconds = again_[at(i, split)][static_cast<size_t>(free / piece_)];
-          if (seconds < never) offer(split + 1, output_kept(split), seconds, How::again);
+          if (seconds < never) offer_both(split + 1, 0, seconds, How::again);
         }
       }
     }
@@ -294,6 +327,9 @@ class ChainSolver::Tables {
       } else if (label.how == How::again) {
         choose_again(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
       }
+      if (label.away)
+        choices[static_cast<size_t>(label.from)].offload.part =
+            label.how == How::again ? OffloadedPart::input : OffloadedPart::record;
       to = label.from;
       label = before;
     }
@@ -321,6 +357,8 @@ class ChainSolver::Tables {
   }
 
   const Chain chain_;
+  int64_t largest_stream_ = 0;
+  std::optional<double> price_;  // of the search that is under way
   const int32_t n_;
   const int32_t longest_;  // segment that is run again as one
   const int64_t piece_, pieces_;
@@ -335,7 +373,9 @@ ChainSolver::ChainSolver(const Chain& chain, int64_t most_bytes, int32_t resolut
 ChainSolver::~ChainSolver() = default;
 ChainSolver::ChainSolver(ChainSolver&&) noexcept = default;
 
-std::optional<UnitChoices> ChainSolver::best(int64_t budget_bytes) { return tables_->best(budget_bytes); }
+std::optional<UnitChoices> ChainSolver::best(int64_t budget_bytes, std::optional<double> price) {
+  return tables_->best(budget_bytes, price);
+}
 
 int64_t peak_bytes(const Chain& chain, const UnitChoices& choices) { return Play(chain, choices).peak(); }
 
@@ -348,6 +388,15 @@ double seconds_again(const Chain& chain, const UnitChoices& choices) {
     seconds += choices[i].keeps_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
   }
   return seconds;
+}
+
+int64_t offloaded_bytes(const Chain& chain, const UnitChoices& choices, size_t unit) {
+  const ChainUnit& u = chain.units[unit];
+  const OffloadedPart part = choices[unit].offload.part;
+  if (part == OffloadedPart::none) return 0;
+  const int64_t input = unit > 0 ? chain.units[unit - 1].output_bytes : chain.input_bytes;
+  if (part == OffloadedPart::input) return input;
+  return input + (choices[unit].keeps_part ? u.part_bytes : u.saved_bytes);
 }
 
 }  // namespace gptrain

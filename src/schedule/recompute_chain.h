@@ -1,12 +1,15 @@
-// What a chain of units keeps of a forward pass and what it runs again, in the least time within some bytes: the optimal
-// persistent schedule (Herrmann, Beaumont, Eyraud-Dubois et al., arXiv 1911.13214), by dynamic programming over unequal
-// units. Persistent: what is kept stays until the backward pass that reads it.
+// What a chain of units keeps of a forward pass, what it runs again and what it copies to the host and back, in the least
+// time within some bytes: the optimal persistent schedule (Herrmann, Beaumont, Eyraud-Dubois et al., arXiv 1911.13214), by
+// dynamic programming over unequal units, with a price on each byte that is copied. Persistent: what is kept stays until
+// the backward pass that reads it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
+
+#include "schedule/unit_offload.h"
 
 namespace gptrain {
 
@@ -23,12 +26,15 @@ struct ChainUnit {
   int64_t rest_bytes = 0;   // that are made again
   double rest_seconds = 0;
   bool always_kept = false;  // what it saves is kept of the forward pass, and it is never run again
+  // Of a byte that is copied to the host and back, as the solver weighs it; negative: the unit is never offloaded.
+  double copy_seconds = -1;
 
   int64_t written_bytes() const;  // by its forward pass, beside the output
 };
 
 struct Chain {
   std::vector<ChainUnit> units;
+  int64_t input_bytes = 0;     // of the first unit, which others hold
   int64_t gradient_bytes = 0;  // of the stream's gradient, which is there while units are run again
   // Micro-batches between their forward and their backward pass, this one included.
   int64_t in_flight = 1;
@@ -40,18 +46,20 @@ struct UnitChoice {
   // Right before the unit's backward pass, all units from this one on are run again up to what this unit saves. Negative:
   // what the last forward pass has left is there.
   int32_t again_from = -1;
-  bool offloaded = false;  // what its forward pass leaves waits on the host (schedule/offload.h); no chain chooses that
+  UnitOffload offload{};
 
   bool operator==(const UnitChoice&) const = default;
 };
 using UnitChoices = std::vector<UnitChoice>;
 
-// The most bytes that are alive at a time, by playing the passes of a micro-batch action by action. What the others in
-// flight keep is theirs at the end of their forward passes.
+// The most bytes that are alive at a time, by playing the passes of a micro-batch action by action, where copies take no
+// time. What the others in flight keep is theirs at the end of their forward passes.
 int64_t peak_bytes(const Chain& chain, const UnitChoices& choices);
 
 // Of all that is run again.
 double seconds_again(const Chain& chain, const UnitChoices& choices);
+// What a unit's part that is offloaded takes on the host.
+int64_t offloaded_bytes(const Chain& chain, const UnitChoices& choices, size_t unit);
 
 // Finds the choices that take the least time within some bytes. Bytes are counted in pieces of one part of `resolution` of
 // the most that will be asked for, rounded up: exact where that is so many bytes. Of chains of more than 128 units, no more
@@ -62,8 +70,9 @@ class ChainSolver {
   ~ChainSolver();
   ChainSolver(ChainSolver&&) noexcept;
 
-  // Of choices whose peak is at most so many bytes; none where there are none.
-  std::optional<UnitChoices> best(int64_t budget_bytes);
+  // Of choices whose peak is at most so many bytes; none where there are none. `price`: of what is copied, a factor of
+  // the units' copy_seconds; none: nothing is. When copies go and come is left to the caller.
+  std::optional<UnitChoices> best(int64_t budget_bytes, std::optional<double> price = {});
 
  private:
   class Tables;

@@ -13,6 +13,7 @@
 #include "model/spec/spec.h"
 #include "schedule/operands.h"
 #include "schedule/stages.h"
+#include "schedule/unit_offload.h"
 
 namespace gptrain {
 
@@ -123,7 +124,7 @@ struct UnitTraits {
   // until they are made once more.
   int32_t again_from = -1;
   bool prepares_weights = false;  // has prepared_weights
-  bool offloaded = false;         // its record lies on the host between its forward and its backward pass
+  UnitOffload offload{};          // of what its forward pass leaves
   UnitUses uses{};                // of what its own passes read and write
 
   bool operator==(const UnitTraits&) const = default;

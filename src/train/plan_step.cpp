@@ -179,7 +179,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
         program = step.design->training;
         world.stages.push_back(stage_plan(step.design->stages, rank));
         for (int32_t unit = 0; unit < program->schedule.num_units(); ++unit)
-          world.stages.back().num_offloaded += step.design->stages.runs(unit) && program->schedule.traits(unit).offloaded;
+          world.stages.back().num_offloaded += step.design->stages.runs(unit) && program->schedule.traits(unit).offload.any();
       }
       if (rank == 0) {
         world.spec = step.design->spec;

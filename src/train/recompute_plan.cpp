@@ -4,12 +4,14 @@
 #include <bit>
 #include <cmath>
 #include <fmt/format.h>
+#include <limits>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
-#include "base/fp8.h"
 #include "config/faults.h"
 #include "ops/fused_product.h"
+#include "train/nominal_times.h"
 #include "train/offload_plan.h"
 
 namespace gptrain {
@@ -17,13 +19,6 @@ namespace {
 
 constexpr int64_t planned_micro_batches = 2;
 constexpr int32_t timed_micro_batch = 1;  // copies of weights are made in the first
-
-// Per second: of products, of memory and of what ranks send each other.
-struct NominalRates {
-  double f32, half, fp8, bytes, sent, launches;
-};
-constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7};
-constexpr NominalRates gpu_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5};
 
 int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) {
   return bytes[static_cast<size_t>(kind)][static_cast<size_t>(unit)];
@@ -36,9 +31,11 @@ int64_t saved_bytes(const BufferBytes& bytes, int32_t unit) {
 bool runs_ops_of_a_unit(ActionKind kind) { return kind <= ActionKind::backward; }
 
 double block_seconds(const StepLog& log, const LoggedAction& action, const Target& target) {
-  double seconds = 0;
-  for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) seconds += nominal_seconds(event, target);
-  return seconds;
+  return nominal_pass_seconds(log.blocks[static_cast<size_t>(action.block)], target);
+}
+
+bool offloads_any(const UnitChoices& choices) {
+  return std::any_of(choices.begin(), choices.end(), [](const UnitChoice& choice) { return choice.offload.any(); });
 }
 
 // Of the first such action of the unit.
@@ -69,17 +66,6 @@ int64_t most_in_flight(const Stages& stages) {
 
 }  // namespace
 
-double nominal_seconds(const Event& event, const Target& target) {
-  const NominalRates& rates = target.kind == Target::Kind::gpu ? gpu_rates : cpu_rates;
-  if (event.kind == Event::Kind::collective)
-    return 1 / rates.launches + static_cast<double>(event.sent_bytes) / rates.sent;
-  if (event.kind != Event::Kind::op) return 0;
-  const DType dtype = event.products.dtype;
-  const double products = dtype == DType::f32 ? rates.f32 : is_fp8(dtype) ? rates.fp8 : rates.half;
-  return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products,
-                                       static_cast<double>(event.bytes_moved) / rates.bytes);
-}
-
 RecomputeCounts RecomputePlanner::counts(const UnitChoices& choices) const {
   const Stages& stages = whole_.options.stages;
   RecomputeCounts counts;
@@ -90,12 +76,16 @@ RecomputeCounts RecomputePlanner::counts(const UnitChoices& choices) const {
      : choice.again_from < 0   ? counts.kept
      : choice.again_from < unit ? counts.from_before
                                 : counts.alone) += 1;
+    counts.offloaded += choice.offload.any() ? 1 : 0;
   }
   return counts;
 }
 
 RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
-    : config_(config), target_(target), world_size_(world_size) {
+    : config_(config),
+      target_(target),
+      world_size_(world_size),
+      may_offload_(config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu) {
   MeshPoint point;
   point[MeshAxis::pipeline] = stage;
   rank_ = make_mesh(config, world_size).rank_of(point);
@@ -107,9 +97,12 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
     in_parts_ = Planned{in_parts->design->training->schedule.options, in_parts->design->training->bytes};
   }
   make_chains(whole, in_parts ? &*in_parts : nullptr);
-  for (const LoggedAction& action : whole.log.actions)
-    if (action.micro_batch == timed_micro_batch && runs_ops_of_a_unit(action.kind) && !is_again(action.kind))
-      work_seconds_ += block_seconds(whole.log, action, target);
+  for (const LoggedAction& action : whole.log.actions) {
+    if (action.micro_batch != timed_micro_batch || !runs_ops_of_a_unit(action.kind) || is_again(action.kind)) continue;
+    const double seconds = block_seconds(whole.log, action, target);
+    seconds_[{action.kind, action.unit}] = seconds;
+    work_seconds_ += seconds;
+  }
   // Passes of as many micro-batches as it takes to have all in flight that ever are.
   const auto micro_batches = static_cast<int32_t>(config.batch.accumulation);
   Stages stages = whole_.options.stages;
@@ -128,6 +121,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
 RunConfig RecomputePlanner::config_of(RecomputeKind kind) const {
   RunConfig config = config_;
   config.memory.recompute = kind;
+  config.memory.offload_activations = no_offload;
   config.batch.global = config.batch.global / config.batch.accumulation * planned_micro_batches;
   config.batch.accumulation = planned_micro_batches;
   return config;
@@ -160,33 +154,66 @@ void RecomputePlanner::make_chains(const StepPlan& whole, const StepPlan* in_par
   const Stages& stages = whole_.options.stages;
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
-    Chain chain{.units = {}, .gradient_bytes = unit_bytes(whole_.bytes, BufferKind::stream_gradient, 0)};
-    for (int32_t unit = stages.first_unit(chunk); unit < stages.end_unit(chunk); ++unit)
-      chain.units.push_back(chain_unit(unit, whole, in_parts));
+    const int64_t stream = unit_bytes(whole_.bytes, BufferKind::stream_gradient, 0);
+    const int32_t first = stages.first_unit(chunk), end = stages.end_unit(chunk);
+    Chain chain{.units = {}, .input_bytes = first > 0 ? stream : 0, .gradient_bytes = stream};
+    for (int32_t unit = first; unit < end; ++unit) {
+      ChainUnit& made = chain.units.emplace_back(chain_unit(unit, whole, in_parts));
+      if (!may_offload_ || whole_.options.units[static_cast<size_t>(unit)].kind != UnitKind::block) continue;
+      // Those that leave first have most time, and of equal ones some are copied and some are run again.
+      made.copy_seconds = nominal_copy_seconds(1, target_) * (unit - first + 1) / (end - first);
+    }
     first_units_.push_back(stages.first_unit(chunk));
     chains_.push_back(std::move(chain));
   }
 }
 
-int64_t RecomputePlanner::arena_bytes(const UnitChoices& choices, int32_t micro_batches) const {
-  ScheduleOptions options = whole_.options;
-  options.micro_batches = micro_batches;
-  BufferBytes bytes = whole_.bytes;
-  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+RecomputePlanner::Planned RecomputePlanner::planned(const UnitChoices& choices, int32_t micro_batches) const {
+  Planned made = whole_;
+  made.options.micro_batches = micro_batches;
+  for (size_t unit = 0; unit < choices.size(); ++unit) {
     const UnitChoice& choice = choices[unit];
+    UnitTraits& traits = made.options.units[unit];
     if (choice.keeps_part) {
-      options.units[unit] = in_parts_->options.units[unit];
-      for (size_t kind = 0; kind < num_buffer_kinds; ++kind) bytes[kind][unit] = in_parts_->bytes[kind][unit];
+      traits = in_parts_->options.units[unit];
+      for (size_t kind = 0; kind < num_buffer_kinds; ++kind) made.bytes[kind][unit] = in_parts_->bytes[kind][unit];
     }
-    set_recomputed(options.units[unit], static_cast<int32_t>(unit), choice);
+    set_recomputed(traits, static_cast<int32_t>(unit), choice);
+    made.bytes[static_cast<size_t>(BufferKind::offloaded)][unit] =
+        traits.offload.any() ? record_bytes(made.bytes, traits, static_cast<int32_t>(unit)) : 0;
   }
+  return made;
+}
+
+double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& choices) const {
+  if (is_again(action.kind)) {
+    for (size_t chain = 0; chain < chains_.size(); ++chain) {
+      const int32_t index = action.unit - first_units_[chain];
+      if (index < 0 || index >= static_cast<int32_t>(chains_[chain].units.size())) continue;
+      const ChainUnit& unit = chains_[chain].units[static_cast<size_t>(index)];
+      if (action.kind == ActionKind::forward_again) return unit.forward_seconds;
+      return choices[static_cast<size_t>(action.unit)].keeps_part ? unit.rest_seconds : unit.saved_seconds;
+    }
+  }
+  const auto found = seconds_.find({action.kind, action.unit});
+  return found == seconds_.end() ? 0 : found->second;
+}
+
+int64_t RecomputePlanner::arena_bytes(const UnitChoices& choices, int32_t micro_batches) const {
+  auto [options, bytes] = planned(choices, micro_batches);
   constexpr auto activations = MemoryClass::activations;
   const int64_t training = make_program(training_schedule(options), bytes)->memory[activations];
   options.micro_batches = 1;
   return std::max(training, make_program(evaluation_schedule(options), bytes)->memory[activations]);
 }
 
-double RecomputePlanner::seconds(const UnitChoices& choices) const {
+double RecomputePlanner::added_share(const UnitChoices& choices) const {
+  if (offloads_any(choices)) {
+    const Planned few = planned(choices, few_micro_batches_);
+    const PlayedPasses played = play_passes(training_schedule(few.options), few.bytes, target_,
+                                            [&](const Action& action) { return seconds_of(action, choices); });
+    return std::max(0.0, played.seconds / (few_micro_batches_ * work_seconds_) - 1);
+  }
   double seconds = 0;
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
     UnitChoices of_chain(chains_[chain].units.size());
@@ -196,12 +223,12 @@ double RecomputePlanner::seconds(const UnitChoices& choices) const {
     }
     seconds += seconds_again(chains_[chain], of_chain);
   }
-  return seconds;
+  return seconds / work_seconds_;
 }
 
 RecomputePoint RecomputePlanner::of_few(UnitChoices choices) const {
   const int64_t bytes = arena_bytes(choices, few_micro_batches_);
-  const double share = seconds(choices) / work_seconds_;
+  const double share = added_share(choices);
   return {std::move(choices), bytes, share};
 }
 
@@ -212,13 +239,14 @@ RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
   return point;
 }
 
-RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval) const {
-  return weighed(choices_of(kind, interval));
+RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
+  return weighed(choices_of(kind, interval, offloaded));
 }
 
-UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval) const {
+UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
   RunConfig config = config_;
   config.memory.recompute = kind;
+  config.memory.offload_activations = offloaded;
   config.memory.recompute_interval = interval;
   UnitChoices choices = fixed_choices(config);
   const Stages& stages = whole_.options.stages;
@@ -239,16 +267,21 @@ ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
 }
 
 // By the chains alone: chunks of one stage are each thought to be all that is in flight.
-std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget) const {
+std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optional<double> price) const {
   UnitChoices choices(whole_.options.units.size());
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
-    const auto of_chain = solver(chain, budget).best(budget);
+    const auto of_chain = solver(chain, budget).best(budget, price);
     if (!of_chain) return std::nullopt;
     for (size_t i = 0; i < of_chain->size(); ++i) {
       UnitChoice& choice = choices[static_cast<size_t>(first_units_[chain]) + i];
       choice = (*of_chain)[i];
       if (choice.again_from >= 0) choice.again_from += first_units_[chain];
     }
+  }
+  if (offloads_any(choices)) {
+    const Planned one = planned(choices, 1);
+    time_copies(choices, one.options, one.bytes, target_,
+                [&](const Action& action) { return seconds_of(action, choices); });
   }
   return choices;
 }
@@ -259,13 +292,17 @@ const RecomputePoint& RecomputePlanner::least() const {
   int64_t enough = 1;
   for (const Chain& chain : chains_)
     for (const ChainUnit& unit : chain.units) enough = std::max(enough, unit.saved_bytes + unit.backward_bytes);
-  while (!chosen(enough)) enough *= 2;
+  const std::optional<double> price = may_offload_ ? std::optional(0.0) : std::nullopt;
+  while (!chosen(enough, price)) enough *= 2;
   int64_t too_small = enough / 2;
   while (enough - too_small > 1 + enough / 512) {
     const int64_t between = too_small + (enough - too_small) / 2;
-    (chosen(between) ? enough : too_small) = between;
+    (chosen(between, price) ? enough : too_small) = between;
   }
-  least_ = weighed(chosen(enough).value());
+  least_ = weighed(chosen(enough, price).value());
+  if (may_offload_)
+    for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block})
+      if (RecomputePoint all = fixed(kind, 0, all_offload); all.bytes < least_->bytes) least_ = std::move(all);
   return *least_;
 }
 
@@ -283,13 +320,12 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
     budget -= found->bytes - budget_bytes;
   }
   const auto offer = [&](UnitChoices choices) {
-    if (best && seconds(choices) / work_seconds_ >= best->again_share) return;
+    if (best && added_share(choices) >= best->again_share) return;
     RecomputePoint point = weighed(std::move(choices));
     if (point.bytes <= budget_bytes) best = std::move(point);
   };
   if (budget < budget_bytes) {  // what others offer may have been passed by
-    offer(choices_of(RecomputeKind::none));
-    if (keeps_parts()) offer(choices_of(RecomputeKind::selective));
+    for (UnitChoices& choices : usual_choices()) offer(std::move(choices));
     for (int64_t interval = config_.model.num_layers; interval >= 1; --interval)
       offer(choices_of(RecomputeKind::every_nth, interval));
   }
@@ -297,35 +333,81 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
   return best;
 }
 
-std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
-  std::optional<RecomputePoint> best;
-  const auto offer = [&](RecomputePoint candidate) {
-    if (candidate.bytes > budget_bytes) return false;
-    if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
-      best = std::move(candidate);
-    return true;
-  };
-  if (offer(of_few(choices_of(RecomputeKind::none)))) return best;
-  // What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
+// What other values of the two keys choose, but for every_nth.
+std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
+  std::vector<RecomputeKind> kinds = {RecomputeKind::none};
+  if (keeps_parts()) kinds.push_back(RecomputeKind::selective);
+  std::vector<UnitChoices> usual;
+  for (const RecomputeKind kind : kinds) usual.push_back(choices_of(kind));
+  if (!may_offload_) return usual;
+  kinds.push_back(RecomputeKind::block);
+  for (const RecomputeKind kind : kinds) usual.push_back(choices_of(kind, 0, all_offload));
+  return usual;
+}
+
+namespace {
+
+// False: it takes too much.
+bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<RecomputePoint>& best) {
+  if (candidate.bytes > budget_bytes) return false;
+  if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
+    best = std::move(candidate);
+  return true;
+}
+
+}  // namespace
+
+// What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
+void RecomputePlanner::seek(int64_t budget_bytes, std::optional<double> price,
+                            std::optional<RecomputePoint>& best) const {
   constexpr int most_tries = 9;
   int64_t fits = 0;
   int64_t too_large = 0;
   int64_t budget = budget_bytes;
   for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
-    const std::optional<UnitChoices> choices = chosen(budget);
-    if (!choices || offer(of_few(*choices))) {
+    const std::optional<UnitChoices> choices = chosen(budget, price);
+    if (!choices || take_better(of_few(*choices), budget_bytes, best)) {
       fits = budget;
     } else {
       too_large = budget;
     }
     budget = too_large == 0 ? budget + budget / 4 : fits + (too_large - fits) / 2;
   }
-  if (keeps_parts()) offer(of_few(choices_of(RecomputeKind::selective)));
+}
+
+// Copies cost nothing as long as they hide, and what they wait for beyond that: the price of a byte that makes the step
+// the shortest is sought. At 1 the first of equal blocks are copied, as many as a forward pass has time for.
+void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
+  const auto share_at = [&](double price) {
+    std::optional<RecomputePoint> found;
+    seek(budget_bytes, price, found);
+    if (!found) return std::numeric_limits<double>::infinity();
+    const double share = found->again_share;
+    take_better(std::move(*found), budget_bytes, best);
+    return share;
+  };
+  share_at(0);
+  double at = 1;
+  double least = share_at(at);
+  for (double factor = 4; factor > 1.1; factor = std::sqrt(factor)) {
+    for (const double other : {at / factor, at * factor}) {
+      const double share = share_at(other);
+      if (share < least) std::tie(at, least) = std::pair(other, share);
+    }
+  }
+}
+
+std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
+  std::optional<RecomputePoint> best;
+  if (take_better(of_few(choices_of(RecomputeKind::none)), budget_bytes, best)) return best;
+  seek(budget_bytes, {}, best);
+  for (UnitChoices& choices : usual_choices()) take_better(of_few(std::move(choices)), budget_bytes, best);
   for (int64_t interval = config_.model.num_layers; interval >= 1; --interval) {
     RecomputePoint every = of_few(choices_of(RecomputeKind::every_nth, interval));
     if (best && every.again_share >= best->again_share) break;
-    offer(std::move(every));
+    take_better(std::move(every), budget_bytes, best);
   }
+  if (may_offload_) seek_copies(budget_bytes, best);
   return best;
 }
 
@@ -351,6 +433,7 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
     if (kind == RecomputeKind::selective && !may_keep_parts(config, target)) continue;
     RunConfig fixed = config;
     fixed.memory.recompute = kind;
+    fixed.memory.offload_activations = no_offload;
     // The first has the biases and positions, the last the padding of the vocabulary.
     for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
       if (tensor_rank > 0 && tensor == 1) continue;
@@ -386,10 +469,12 @@ UnitChoices recompute_choices(const RunConfig& config, const Target& target, int
     if (bytes > least) of_stage = other;
     least = std::max(least, bytes);
   }
+  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
   const std::string of_which = config.parallel.pipeline == 1 ? "" : fmt::format(" of stage {}", of_stage);
   Faults faults;
   faults.add("memory.activation_budget", fmt::format("{}", config.memory.activation_budget),
-             fmt::format("activations of a rank{} take at least {} bytes, whatever is run again", of_which, least),
+             fmt::format("activations of a rank{} take at least {} bytes, whatever is run again{}", of_which, least,
+                         offloads ? " or offloaded" : ""),
              fmt::format("{}", least));
   throw Error(ExitCode::usage, "{}", faults.text());
 }

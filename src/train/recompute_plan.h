@@ -1,5 +1,6 @@
 // memory.recompute = "optimal": what the ranks of a stage keep of a forward pass and what they run again, in the least
-// time within the bytes that activations may take.
+// time within the bytes that activations may take. With memory.offload_activations = "optimal" also what lies on the host
+// until it is needed (as POFO does: Beaumont, Eyraud-Dubois and Shilova, NeurIPS 2021).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace gptrain {
 struct RecomputePoint {
   UnitChoices choices;     // of all units of the model; of other stages' units nothing
   int64_t bytes = 0;       // that the arena of activations then takes
-  double again_share = 0;  // time of what is run again, as a share of that of everything else
+  double again_share = 0;  // time of what is run again, and of waits for copies, as a share of that of everything else
 };
 
 // What is made of a stage's blocks.
@@ -28,14 +29,12 @@ struct RecomputeCounts {
   int64_t in_part = 0;      // what linears gave is kept
   int64_t alone = 0;        // run again from their own input
   int64_t from_before = 0;  // run again with blocks before them, whose outputs are not kept
+  int64_t offloaded = 0;    // of all these: on the host until their backward pass, as far as they are kept
 };
 
-// What an event takes on a usual device of the target's kind: so that a plan for a named device and a run on it choose the
-// same, whatever is known of the device.
-double nominal_seconds(const Event& event, const Target& target);
-
-// The bytes of each unit are those of planned steps, its times those of their ops by nominal_seconds. Ranks of a stage
-// come to the same choices: they are made for its first rank.
+// The bytes of each unit are those of planned steps, its times those of their ops and copies on a usual device of the
+// target's kind (train/nominal_times.h). Ranks of a stage come to the same choices: they are made for its first rank.
+// Nothing is offloaded on the CPU, whose copies are made among the ops.
 class RecomputePlanner {
  public:
   RecomputePlanner(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
@@ -46,8 +45,8 @@ class RecomputePlanner {
   std::optional<RecomputePoint> best(int64_t budget_bytes) const;
   // The fewest bytes that can be found.
   const RecomputePoint& least() const;
-  // As another value of memory.recompute has it. `interval`: of every_nth.
-  RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0) const;
+  // As another value of memory.recompute has it. `interval`: of every_nth; `offloaded`: blocks, spread evenly.
+  RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   // What any choices take.
   RecomputePoint weighed(UnitChoices choices) const;
   RecomputeCounts counts(const UnitChoices& choices) const;
@@ -63,16 +62,22 @@ class RecomputePlanner {
     BufferBytes bytes;
   };
 
+  // Options and bytes of a schedule with such choices.
+  Planned planned(const UnitChoices& choices, int32_t micro_batches) const;
+  double seconds_of(const Action& action, const UnitChoices& choices) const;
   RunConfig config_of(RecomputeKind kind) const;
   void make_chains(const StepPlan& whole, const StepPlan* in_parts);
   ChainUnit chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const;
   int64_t arena_bytes(const UnitChoices& choices, int32_t micro_batches) const;
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
-  UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0) const;
+  UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
+  std::vector<UnitChoices> usual_choices() const;
   std::optional<RecomputePoint> best_of_few(int64_t budget_bytes) const;
-  double seconds(const UnitChoices& choices) const;
+  void seek(int64_t budget_bytes, std::optional<double> price, std::optional<RecomputePoint>& best) const;
+  void seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;
+  double added_share(const UnitChoices& choices) const;
   ChainSolver& solver(size_t chain, int64_t budget) const;
-  std::optional<UnitChoices> chosen(int64_t budget) const;
+  std::optional<UnitChoices> chosen(int64_t budget, std::optional<double> price) const;
 
   RunConfig config_;
   Target target_;
@@ -84,6 +89,8 @@ class RecomputePlanner {
   std::vector<Chain> chains_;         // of the stage's chunks
   int32_t few_micro_batches_ = 0;     // that show what a stage has in flight
   double work_seconds_ = 0;           // of a micro-batch, without what is run again
+  std::map<std::pair<ActionKind, int32_t>, double> seconds_;  // of the units' actions
+  bool may_offload_ = false;
   mutable std::map<std::pair<size_t, int64_t>, ChainSolver> solvers_;  // by chain and the most bytes
   mutable std::optional<RecomputePoint> least_;
 };

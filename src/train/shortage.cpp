@@ -30,7 +30,7 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
   };
   if (config.memory.recompute == RecomputeKind::none)
     add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
-  if (config.memory.recompute != RecomputeKind::block)
+  if (config.memory.recompute != RecomputeKind::block && config.memory.offload_activations != optimal_offload)
     add("memory.recompute = \"block\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
   if (target.kind == Target::Kind::gpu && config.memory.recompute != RecomputeKind::optimal)
     add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });

@@ -101,7 +101,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::narrow_gradients)
         .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
     const UnitTraits& traits = units[static_cast<size_t>(unit)];
-    of(BufferKind::offloaded).push_back(traits.offloaded ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
+    of(BufferKind::offloaded).push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
   }
   return bytes;
 }
@@ -193,7 +193,7 @@ int64_t landing_bytes(const RunConfig& config, const Target& target) {
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
   traits.recomputed = choice.again_from >= 0 && traits.kind == UnitKind::block;
   traits.again_from = traits.recomputed && choice.again_from < unit ? choice.again_from : -1;
-  traits.offloaded = choice.offloaded && traits.kind == UnitKind::block;
+  if (traits.kind == UnitKind::block) traits.offload = choice.offload;
 }
 
 UnitChoices fixed_choices(const RunConfig& config) {

@@ -17,8 +17,8 @@ namespace {
 ScheduleOptions options_of(int64_t count, const std::vector<bool>& recomputed, int32_t micro_batches = 1) {
   ScheduleOptions options{.micro_batches = micro_batches, .units = units_of(recomputed)};
   options.stages = Stages::one(static_cast<int32_t>(recomputed.size()), micro_batches);
-  for (const int32_t unit : offloaded_units(options.stages, count))
-    options.units[static_cast<size_t>(unit)].offloaded = true;
+  const EvenOffload even = spread_evenly(options.stages, count);
+  for (const int32_t unit : even.units) options.units[static_cast<size_t>(unit)].offload = even.offload;
   return options;
 }
 
@@ -72,11 +72,11 @@ TEST_CASE("pipelines with offloaded units are sound on every stage") {
       options.stages.shape = {.stages = 2, .chunks_per_stage = chunks, .micro_batches = 4};
       options.stages.stage = stage;
       options.stages.first_units = chunks == 1 ? std::vector<int32_t>{0, 5, 10} : std::vector<int32_t>{0, 3, 5, 7, 10};
-      const std::vector<int32_t> offloaded = offloaded_units(options.stages, 3);
-      REQUIRE(offloaded.size() == 3);
-      for (const int32_t unit : offloaded) {
+      const EvenOffload even = spread_evenly(options.stages, 3);
+      REQUIRE(even.units.size() == 3);
+      for (const int32_t unit : even.units) {
         CHECK(options.stages.runs(unit));
-        options.units[static_cast<size_t>(unit)].offloaded = true;
+        options.units[static_cast<size_t>(unit)].offload = even.offload;
       }
       INFO(schedule.name << " stage " << stage);
       CHECK(check(training_schedule(options)) == "");
@@ -85,12 +85,12 @@ TEST_CASE("pipelines with offloaded units are sound on every stage") {
 }
 
 TEST_CASE("what is offloaded is spread over a stage's blocks") {
-  const Stages stages = Stages::one(10, 1);
-  CHECK(offloaded_units(stages, 0).empty());
-  CHECK(offloaded_units(stages, 1) == std::vector<int32_t>{1});
-  CHECK(offloaded_units(stages, 3) == std::vector<int32_t>{1, 3, 5});
-  CHECK(offloaded_units(stages, 7) == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7});
-  CHECK(offloaded_units(stages, 99) == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8});
+  const auto units = [](int64_t count) { return spread_evenly(Stages::one(10, 1), count).units; };
+  CHECK(units(0).empty());
+  CHECK(units(1) == std::vector<int32_t>{1});
+  CHECK(units(3) == std::vector<int32_t>{1, 3, 5});
+  CHECK(units(7) == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7});
+  CHECK(units(99) == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8});
 }
 
 TEST_CASE("each offloaded unit takes its record from the device's peak, until two of either way are left") {

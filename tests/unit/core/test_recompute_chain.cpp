@@ -15,10 +15,11 @@ namespace {
 
 using Visit = std::function<void()>;
 
-// All persistent schedules of a chain, one after the other.
+// All persistent schedules of a chain, one after the other; with `copies` those with all that may be offloaded, too.
 class Schedules {
  public:
-  explicit Schedules(const Chain& chain) : chain_(chain), choices_(chain.units.size()) {}
+  explicit Schedules(const Chain& chain, bool copies = false)
+      : chain_(chain), copies_(copies), choices_(chain.units.size()) {}
 
   // body(choices)
   template <typename Body>
@@ -33,15 +34,26 @@ class Schedules {
 
   void forward(int32_t first, const Visit& visit) {
     if (first == size()) return visit();
-    choice(first) = {};
-    forward(first + 1, visit);
-    if (unit(first).part_bytes >= 0) {
-      choice(first) = {true, first};
+    std::vector<OffloadedPart> parts = {OffloadedPart::none};
+    if (copies_ && unit(first).copy_seconds >= 0) parts.push_back(OffloadedPart::record);
+    for (const OffloadedPart part : parts) {
+      choice(first) = {.offload = {part}};
       forward(first + 1, visit);
+      if (unit(first).part_bytes >= 0) {
+        choice(first) = {true, first, {part}};
+        forward(first + 1, visit);
+      }
       choice(first) = {};
+      for (int32_t last = first; last < size() && !unit(last).always_kept; ++last) {
+        forward(last + 1, [&, last] {
+          again(first, last, first, [&] {
+            choice(first).offload.part = part == OffloadedPart::none ? part : OffloadedPart::input;
+            visit();
+            choice(first).offload.part = OffloadedPart::none;
+          });
+        });
+      }
     }
-    for (int32_t last = first; last < size() && !unit(last).always_kept; ++last)
-      forward(last + 1, [&, last] { again(first, last, first, visit); });
   }
 
   // A pass that began with `begin` has come to the input of `first`, and goes on to `last`.
@@ -62,8 +74,16 @@ class Schedules {
   }
 
   const Chain& chain_;
+  const bool copies_;
   UnitChoices choices_;
 };
+
+double priced_seconds(const Chain& chain, const UnitChoices& choices, double price) {
+  double seconds = seconds_again(chain, choices);
+  for (size_t i = 0; i < choices.size(); ++i)
+    seconds += price * chain.units[i].copy_seconds * static_cast<double>(offloaded_bytes(chain, choices, i));
+  return seconds;
+}
 
 Chain random_chain(std::mt19937& random, int32_t units) {
   const auto number = [&random](int64_t most) { return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1)); };
@@ -115,6 +135,45 @@ TEST_CASE("the schedule of a chain is the best of all persistent ones, and takes
   }
   CHECK(feasible > 150);
   CHECK(again > 100);
+}
+
+TEST_CASE("with a price on each byte that is copied the schedule is the best of all with all that may be offloaded") {
+  std::mt19937 random(3);
+  int offloaded = 0, beside_again = 0, inputs = 0;
+  for (int i = 0; i < 300; ++i) {
+    const int32_t units = i % 60 == 0 ? 6 : 1 + i % 5;
+    Chain chain = random_chain(random, units);
+    chain.input_bytes = static_cast<int64_t>(random() % 5);
+    for (ChainUnit& unit : chain.units) {
+      unit.copy_seconds = unit.always_kept || random() % 4 == 0 ? -1 : static_cast<double>(random() % 4);
+      if (i % 2 == 0) continue;
+      // Where inputs weigh most and little time runs units again, inputs alone are copied.
+      unit.output_bytes *= 3;
+      unit.forward_seconds = unit.saved_seconds = 1;
+    }
+    const auto most = static_cast<uint64_t>(most_bytes(chain));
+    const int64_t budget = static_cast<int64_t>(most / 4 + random() % (most / 2 + 2));
+    const double price = static_cast<double>(random() % 5) / 8;
+    double least = std::numeric_limits<double>::infinity();
+    Schedules(chain, true).for_each([&](const UnitChoices& choices) {
+      if (peak_bytes(chain, choices) <= budget) least = std::min(least, priced_seconds(chain, choices, price));
+    });
+    const auto found = ChainSolver(chain, budget).best(budget, price);
+    INFO("chain " << i << " of " << units << " units, budget " << budget << ", price " << price);
+    REQUIRE(found.has_value() == std::isfinite(least));
+    if (!found) continue;
+    REQUIRE(peak_bytes(chain, *found) <= budget);
+    REQUIRE(priced_seconds(chain, *found, price) == least);
+    const auto num = [&](OffloadedPart part) {
+      return std::count_if(found->begin(), found->end(), [&](const UnitChoice& c) { return c.offload.part == part; });
+    };
+    offloaded += num(OffloadedPart::record) > 0 ? 1 : 0;
+    inputs += num(OffloadedPart::input) > 0 ? 1 : 0;
+    beside_again += num(OffloadedPart::record) > 0 && seconds_again(chain, *found) > 0 ? 1 : 0;
+  }
+  CHECK(offloaded > 50);
+  CHECK(inputs > 5);
+  CHECK(beside_again > 20);
 }
 
 TEST_CASE("the schedule of a long chain is no slower than every n-th unit run again, and fits where the bytes are in pieces") {

@@ -1,0 +1,48 @@
+#include "train/nominal_times.h"
+
+#include <algorithm>
+
+#include "base/fp8.h"
+
+namespace gptrain {
+namespace {
+
+// Per second: of products, of memory, of what ranks send each other, of copies from and to the host.
+struct NominalRates {
+  double f32, half, fp8, bytes, sent, launches, copied;
+};
+constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10};
+// Of NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as measured.
+constexpr NominalRates v100_rates = {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10};
+constexpr NominalRates a100_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10};
+constexpr NominalRates h100_rates = {5e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10};
+constexpr double share_of_rates = 0.6;  // that ops reach
+
+const NominalRates& rates_of(const Target& target) {
+  if (target.kind == Target::Kind::cpu) return cpu_rates;
+  return target.fp8_products ? h100_rates : target.bf16_products ? a100_rates : v100_rates;
+}
+
+double full_rate_seconds(const Event& event, const NominalRates& rates) {
+  if (event.kind == Event::Kind::collective)
+    return 1 / rates.launches + static_cast<double>(event.sent_bytes) / rates.sent;
+  if (event.kind != Event::Kind::op) return 0;
+  const DType dtype = event.products.dtype;
+  const double products = dtype == DType::f32 ? rates.f32 : is_fp8(dtype) ? rates.fp8 : rates.half;
+  return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products,
+                                       static_cast<double>(event.bytes_moved) / rates.bytes);
+}
+
+}  // namespace
+
+double nominal_pass_seconds(const EventBlock& events, const Target& target) {
+  double seconds = 0;
+  for (const Event& event : events) seconds += full_rate_seconds(event, rates_of(target));
+  return seconds / share_of_rates;
+}
+
+double nominal_copy_seconds(int64_t bytes, const Target& target) {
+  return static_cast<double>(bytes) / rates_of(target).copied;
+}
+
+}  // namespace gptrain
