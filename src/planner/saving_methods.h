@@ -31,7 +31,7 @@ constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
 // The first one is the config as it is.
-constexpr std::array<SavingMethod, 17> saving_methods = {{
+constexpr std::array<SavingMethod, 18> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
     // Whose betas and eps mean something else, or nothing.
@@ -46,6 +46,8 @@ constexpr std::array<SavingMethod, 17> saving_methods = {{
     {"recompute selective", {"memory.recompute=selective"}},
     {"recompute block", {"memory.recompute=block"}},
     {"recompute optimal", {"memory.recompute=optimal", "memory.activation_budget=fit"}},
+    {"recompute and offload optimal",
+     {"memory.recompute=optimal", "memory.offload_activations=optimal", "memory.activation_budget=fit"}},
     {"offload hidden", {"memory.offload_activations=hidden"}},
     {"offload all", {"memory.offload_activations=all"}},
     {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},

@@ -51,7 +51,7 @@ class Offloading {
       const bool back = is_backward(action.kind);
       begun += begun < starts_.size() && starts_[begun] == i ? 1 : 0;
       pass_of_[i] = begun;
-      if (!is_pass(action.kind) || !schedule_.traits(action.unit).offload.any()) continue;
+      if (!is_unit_pass(action.kind) || !schedule_.traits(action.unit).offload.any()) continue;
       std::vector<size_t>& of_unit = open[static_cast<size_t>(action.unit)];
       if (!back) {
         of_unit.push_back(records_.size());
@@ -139,7 +139,7 @@ class Offloading {
 
 }  // namespace
 
-bool is_pass(ActionKind kind) { return kind == ActionKind::forward || is_backward(kind); }
+bool is_unit_pass(ActionKind kind) { return kind == ActionKind::forward || is_backward(kind); }
 
 bool is_backward(ActionKind kind) {
   switch (kind) {
@@ -161,7 +161,7 @@ std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions) 
     return a.unit == b.unit && a.micro_batch == b.micro_batch && is_backward(a.kind) == is_backward(b.kind);
   };
   for (size_t i = 0; i < actions.size(); ++i)
-    if (is_pass(actions[i].kind) && (starts.empty() || !is_same(actions[starts.back()], actions[i]))) starts.push_back(i);
+    if (is_unit_pass(actions[i].kind) && (starts.empty() || !is_same(actions[starts.back()], actions[i]))) starts.push_back(i);
   return starts;
 }
 

@@ -25,7 +25,7 @@ constexpr bool copies_record(ActionKind kind) {
 void add_offloading(Schedule& schedule);
 
 // An action that is of a unit's passes, and whether of its backward pass.
-bool is_pass(ActionKind kind);
+bool is_unit_pass(ActionKind kind);
 bool is_backward(ActionKind kind);
 // The first actions of the passes of units, in their order: an action belongs to the pass before it where the unit, the
 // micro-batch and the direction are the same.

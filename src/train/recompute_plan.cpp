@@ -267,9 +267,10 @@ ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
 }
 
 // By the chains alone: chunks of one stage are each thought to be all that is in flight.
-std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optional<double> price) const {
+std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optional<Copies> copies) const {
   UnitChoices choices(whole_.options.units.size());
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
+    const std::optional<double> price = copies ? std::optional(copies->price) : std::nullopt;
     const auto of_chain = solver(chain, budget).best(budget, price);
     if (!of_chain) return std::nullopt;
     for (size_t i = 0; i < of_chain->size(); ++i) {
@@ -278,7 +279,7 @@ std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optiona
       if (choice.again_from >= 0) choice.again_from += first_units_[chain];
     }
   }
-  if (offloads_any(choices)) {
+  if (offloads_any(choices) && !copies->takes_least) {
     const Planned one = planned(choices, 1);
     time_copies(choices, one.options, one.bytes, target_,
                 [&](const Action& action) { return seconds_of(action, choices); });
@@ -286,23 +287,28 @@ std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optiona
   return choices;
 }
 
-const RecomputePoint& RecomputePlanner::least() const {
-  if (least_) return *least_;
+RecomputePoint RecomputePlanner::least_with(std::optional<Copies> copies) const {
   // By halves: the smallest budget for which the chains have a schedule.
   int64_t enough = 1;
   for (const Chain& chain : chains_)
     for (const ChainUnit& unit : chain.units) enough = std::max(enough, unit.saved_bytes + unit.backward_bytes);
-  const std::optional<double> price = may_offload_ ? std::optional(0.0) : std::nullopt;
-  while (!chosen(enough, price)) enough *= 2;
+  while (!chosen(enough, copies)) enough *= 2;
   int64_t too_small = enough / 2;
   while (enough - too_small > 1 + enough / 512) {
     const int64_t between = too_small + (enough - too_small) / 2;
-    (chosen(between, price) ? enough : too_small) = between;
+    (chosen(between, copies) ? enough : too_small) = between;
   }
-  least_ = weighed(chosen(enough, price).value());
-  if (may_offload_)
-    for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block})
-      if (RecomputePoint all = fixed(kind, 0, all_offload); all.bytes < least_->bytes) least_ = std::move(all);
+  return weighed(chosen(enough, copies).value());
+}
+
+const RecomputePoint& RecomputePlanner::least() const {
+  if (least_) return *least_;
+  least_ = least_with({});
+  if (!may_offload_) return *least_;
+  for (RecomputePoint other : {least_with(Copies{.price = 0, .takes_least = true}), fixed(RecomputeKind::none, 0, all_offload),
+                               fixed(RecomputeKind::block, 0, all_offload)}) {
+    if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share)) least_ = std::move(other);
+  }
   return *least_;
 }
 
@@ -358,14 +364,14 @@ bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<R
 }  // namespace
 
 // What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
-void RecomputePlanner::seek(int64_t budget_bytes, std::optional<double> price,
+void RecomputePlanner::seek(int64_t budget_bytes, std::optional<Copies> copies,
                             std::optional<RecomputePoint>& best) const {
   constexpr int most_tries = 9;
   int64_t fits = 0;
   int64_t too_large = 0;
   int64_t budget = budget_bytes;
   for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
-    const std::optional<UnitChoices> choices = chosen(budget, price);
+    const std::optional<UnitChoices> choices = chosen(budget, copies);
     if (!choices || take_better(of_few(*choices), budget_bytes, best)) {
       fits = budget;
     } else {
@@ -378,9 +384,9 @@ void RecomputePlanner::seek(int64_t budget_bytes, std::optional<double> price,
 // Copies cost nothing as long as they hide, and what they wait for beyond that: the price of a byte that makes the step
 // the shortest is sought. At 1 the first of equal blocks are copied, as many as a forward pass has time for.
 void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
-  const auto share_at = [&](double price) {
+  const auto share_at = [&](double price, bool takes_least = false) {
     std::optional<RecomputePoint> found;
-    seek(budget_bytes, price, found);
+    seek(budget_bytes, Copies{price, takes_least}, found);
     if (!found) return std::numeric_limits<double>::infinity();
     const double share = found->again_share;
     take_better(std::move(*found), budget_bytes, best);
@@ -395,6 +401,7 @@ void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<Recompute
       if (share < least) std::tie(at, least) = std::pair(other, share);
     }
   }
+  for (const double price : {0.0, at}) share_at(price, true);
 }
 
 std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
@@ -412,7 +419,7 @@ std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes
 }
 
 std::vector<RecomputePoint> RecomputePlanner::curve(int64_t num_points) const {
-  std::vector<RecomputePoint> points{least()};
+  std::vector<RecomputePoint> points{best(least().bytes).value_or(least())};
   const int64_t most = fixed(RecomputeKind::none).bytes;
   const double factor = static_cast<double>(most) / static_cast<double>(points.front().bytes);
   for (int64_t i = 1; i < num_points; ++i) {

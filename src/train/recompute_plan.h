@@ -56,6 +56,11 @@ class RecomputePlanner {
   std::vector<RecomputePoint> curve(int64_t num_points) const;
 
  private:
+  // How copies are chosen.
+  struct Copies {
+    double price = 0;         // of a byte, beside what the link takes for it
+    bool takes_least = false;  // each has one pass of a unit, so that little is on its way; else as long as the link needs
+  };
   // Bytes and traits of a stage's units, where no block keeps a part and where all do.
   struct Planned {
     ScheduleOptions options;
@@ -73,11 +78,12 @@ class RecomputePlanner {
   UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   std::vector<UnitChoices> usual_choices() const;
   std::optional<RecomputePoint> best_of_few(int64_t budget_bytes) const;
-  void seek(int64_t budget_bytes, std::optional<double> price, std::optional<RecomputePoint>& best) const;
+  void seek(int64_t budget_bytes, std::optional<Copies> copies, std::optional<RecomputePoint>& best) const;
   void seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;
   double added_share(const UnitChoices& choices) const;
   ChainSolver& solver(size_t chain, int64_t budget) const;
-  std::optional<UnitChoices> chosen(int64_t budget, std::optional<double> price) const;
+  std::optional<UnitChoices> chosen(int64_t budget, std::optional<Copies> copies) const;
+  RecomputePoint least_with(std::optional<Copies> copies) const;
 
   RunConfig config_;
   Target target_;

@@ -331,6 +331,35 @@ class DryRun(CliCase):
                   if event["ph"] == "X" and rows[event["tid"]].startswith("lane ")]
         self.assertEqual(set(copies), {("lane offload", "download"), ("lane fetch", "upload")})
 
+    def test_copies_and_recomputation_are_weighed_by_one_plan(self):
+        config = self.write_config(tiny_config(model={"num_layers": 6, "hidden_size": 512}))
+        both = overrides("memory.recompute=optimal", "memory.offload_activations=optimal")
+        alone = self.plan(config, "--target", "h100", *overrides("memory.recompute=optimal"))["recomputation"]
+        self.assertNotIn("curve_without_offload", alone)
+        budget = alone["curve"][-1]["activations_bytes"] * 2 // 3
+        arguments = ["--target", "h100", *both, *overrides(f"memory.activation_budget={budget}")]
+        plan = self.plan(config, *arguments)
+        [stage] = plan["recomputation"]["stages"]
+        self.assertGreater(stage["blocks_offloaded"], 0)
+        other = self.plan(config, "--target", "h100",
+                          *overrides("memory.recompute=optimal", f"memory.activation_budget={budget}"))
+        self.assertLess(stage["again_share"], other["recomputation"]["stages"][0]["again_share"])
+        self.assertEqual(plan["offloaded_blocks"], [stage["blocks_offloaded"]])
+        self.assertGreater(plan["host_offloaded_bytes"], 0)
+        self.assertLessEqual(plan["activations_bytes"], budget)
+        curve, without = plan["recomputation"]["curve"], plan["recomputation"]["curve_without_offload"]
+        self.assertLessEqual(curve[0]["activations_bytes"], without[0]["activations_bytes"])
+        self.assertEqual({row["recompute"] for row in plan["recomputation"]["others"]} & {"none", "none, offload all"},
+                         {"none", "none, offload all"})
+        text = self.succeed("train", config, "--dry-run", *arguments, "--memory-curve", "curve.html")
+        self.assertIn("of these on the host meanwhile\n", text)
+        page = self.path("curve.html").read_text()
+        for name in ["optimal, offload optimal", "block, offload all"]:
+            self.assertIn(name, page)
+        # On the CPU copies hide behind nothing.
+        on_cpu = self.plan(config, *both)
+        self.assertEqual((on_cpu["offloaded_blocks"], on_cpu["offloaded_bytes"]), ([0], 0))
+
     def test_recomputation_costs_flops_and_saves_activations(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}))
         kept = self.plan(config)

@@ -179,7 +179,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     const auto decorated = wrapping.backend ? wrapping.backend(rank, *device) : nullptr;
     Backend& backend = decorated ? *decorated : *device;
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_step(config, backend.target(), world_size, rank);
+    const StepPlan plan = plan_step(config, backend.target(), world_size, rank, nullptr, wrapping.choices);
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);

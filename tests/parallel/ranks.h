@@ -37,6 +37,7 @@ struct Wrapping {
   std::function<std::unique_ptr<Communicator>(int64_t rank, LaneKind, GroupKind, std::unique_ptr<Communicator>)>
       group = {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // without it, a CPU backend of one thread
+  const UnitChoices* choices = nullptr;  // of all stages' units; null: the config's
 };
 
 // Where ranks get their micro-batches, and how many targets of a step's global batch count.

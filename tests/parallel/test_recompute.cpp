@@ -1,4 +1,5 @@
-// memory.recompute = "optimal": the bits of no recomputation, within its budget, no slower than the other ways.
+// memory.recompute = "optimal", without and with memory.offload_activations = "optimal": the bits of keeping all, within
+// its budget, no slower than the other ways.
 #include <algorithm>
 #include <fmt/format.h>
 #include <string>
@@ -7,7 +8,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "model_fixture.h"
-#include "ranks.h"
+#include "same_outcomes.h"
 #include "train/recompute_plan.h"
 
 namespace test_recompute {
@@ -61,11 +62,19 @@ RunConfig config_of(const Layout& layout, const Overrides& more = {}) {
   return small_config(layout.family, overrides, layout.ranks);
 }
 
-std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks) {
+std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks,
+                                          const Target& target = this_machine(1)) {
   std::vector<RecomputePlanner> planners;
   for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage)
-    planners.emplace_back(config, this_machine(1), ranks, stage);
+    planners.emplace_back(config, target, ranks, stage);
   return planners;
+}
+
+// Copies beside the ops, as a GPU makes them.
+Target with_copy_lanes() {
+  Target target = this_machine(1);
+  target.kind = Target::Kind::gpu;
+  return target;
 }
 
 int64_t least_bytes(const std::vector<RecomputePlanner>& planners) {
@@ -202,6 +211,80 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   // Too small a device: as little as there can be.
   target.memory_bytes = others;
   CHECK(plan_step(fit, target).memory().arenas[MemoryClass::activations] == least);
+}
+
+TEST_CASE("what one plan runs again and copies to the host has the bits of what is kept") {
+  int64_t copied = 0, copied_and_again = 0;
+  for (const size_t of : {0, 4, 7, 10, 12, 15}) {
+    const Layout& layout = layouts[of];
+    const RunConfig plain = config_of(layout);
+    const RunConfig mixed =
+        config_of(layout, {"memory.recompute=optimal", "memory.offload_activations=optimal"});
+    const std::vector<RecomputePlanner> planners = planners_of(mixed, layout.ranks, with_copy_lanes());
+    const int64_t least = least_bytes(planners);
+    const int64_t most = most_bytes(planners);
+    REQUIRE(least < most);
+    const Outcome kept = train_on_ranks(plain, layout.ranks, 2);
+    for (const int64_t tenths : {0, 4}) {
+      const int64_t budget = least + (most - least) * tenths / 10;
+      INFO(layout.name << ", budget " << budget << " of " << least << " to " << most);
+      UnitChoices choices(static_cast<size_t>(plain.model.num_layers) + 2);
+      for (const RecomputePlanner& planner : planners) {
+        const std::optional<RecomputePoint> best = planner.best(budget);
+        REQUIRE(best);
+        CHECK(best->bytes <= budget);
+        const RecomputeCounts counts = planner.counts(best->choices);
+        copied += counts.offloaded > 0 ? 1 : 0;
+        copied_and_again += counts.offloaded > 0 && counts.in_part + counts.alone + counts.from_before > 0 ? 1 : 0;
+        for (size_t unit = 0; unit < choices.size(); ++unit)
+          if (best->choices[unit] != UnitChoice{}) choices[unit] = best->choices[unit];
+      }
+      const Outcome again = train_on_ranks(plain, layout.ranks, 2, nullptr, 0, {.choices = &choices});
+      require_same(kept, again);
+    }
+  }
+  CHECK(copied > 10);
+  CHECK(copied_and_again > 1);
+}
+
+TEST_CASE("a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {
+  int faster = 0, much_faster = 0, plans = 0;
+  for (const size_t of : {1, 4, 8, 12, 13}) {
+    const Layout& layout = layouts[of];
+    // Of a size for which copies take about as long as the passes.
+    const Overrides large = {"model.hidden_size=1024", "model.num_heads=8", "model.ffn_hidden_size=4096",
+                             "model.sequence_length=512"};
+    Overrides mixing = large;
+    mixing.insert(mixing.end(), {"memory.recompute=optimal", "memory.offload_activations=optimal"});
+    const RunConfig mixed = config_of(layout, mixing), alone = config_of(layout, large);
+    for (int32_t stage = 0; stage < mixed.parallel.pipeline; ++stage) {
+      const RecomputePlanner planner(mixed, with_copy_lanes(), layout.ranks, stage);
+      const RecomputePlanner without(alone, with_copy_lanes(), layout.ranks, stage);
+      const int64_t most = planner.fixed(RecomputeKind::none).bytes;
+      for (const int64_t tenths : {1, 4, 7}) {
+        const int64_t budget = planner.least().bytes + (most - planner.least().bytes) * tenths / 10;
+        INFO(layout.name << ", stage " << stage << ", budget " << budget);
+        const std::optional<RecomputePoint> best = planner.best(budget), other = without.best(budget);
+        REQUIRE(best);
+        CHECK(best->bytes <= budget);
+        if (other) CHECK(best->again_share <= other->again_share);
+        ++plans;
+        faster += !other || best->again_share < other->again_share ? 1 : 0;
+        for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
+          for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
+            const RecomputePoint even = planner.fixed(kind, 0, blocks);
+            if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
+          }
+        }
+      }
+      CHECK(planner.least().bytes <= without.least().bytes);
+      const auto at_least = planner.best(without.least().bytes);
+      REQUIRE(at_least);
+      much_faster += at_least->again_share < without.least().again_share / 2 ? 1 : 0;
+    }
+  }
+  CHECK(faster > plans / 2);
+  CHECK(much_faster > 1);
 }
 
 }  // namespace test_recompute

@@ -244,8 +244,11 @@ TEST_CASE("a key that would have no effect is refused") {
         "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
         "multiple of parallel.tensor = 2 (try {})");
   CHECK(fault({"memory.offload_activations=all", "memory.recompute=optimal"}) ==
-        "memory.offload_activations = \"all\": does not go with memory.recompute = \"optimal\", which plans with what lies "
-        "on the device (try \"none\")");
+        "memory.offload_activations = \"all\": must be \"none\" or \"optimal\" with memory.recompute = \"optimal\" (try "
+        "\"optimal\")");
+  CHECK(fault({"memory.offload_activations=optimal", "memory.recompute=block"}) ==
+        "memory.offload_activations = \"optimal\": needs memory.recompute = \"optimal\" (try \"hidden\")");
+  CHECK(fault({"memory.offload_activations=optimal", "memory.recompute=optimal"}).empty());
   CHECK(fault({"memory.offload_activations=99", "model.num_layers=2"}) ==
         "memory.offload_activations = 99: must be at most model.num_layers = 2 (try \"all\")");
   CHECK(fault({"memory.activation_budget=1000000", "memory.recompute=block"}) ==

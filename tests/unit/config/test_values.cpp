@@ -196,7 +196,7 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
   CHECK(fault({"memory.recompute=optimal", "memory.activation_budget=0"}) ==
         "memory.activation_budget = 0: must be at least 1 and at most 1125899906842624 (try 1)");
   CHECK(fault({"memory.offload_activations=some"}) ==
-        R"(memory.offload_activations = "some": must be an integer or one of none, hidden, all (try "hidden"))");
+        R"(memory.offload_activations = "some": must be an integer or one of none, hidden, all, optimal (try "hidden"))");
   CHECK(fault({"memory.offload_activations=0"}) ==
         "memory.offload_activations = 0: must be at least 1 and at most 10000 (try 1)");
   CHECK(fault({"memory.recompute=every_nth"}) ==
