@@ -1,5 +1,6 @@
 #include "planner/recompute_curve.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,8 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t curve_points = 8;
+// Each point takes a step that is planned on all stages.
+int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
 // Predicted, with such choices of all stages.
 double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
@@ -60,7 +62,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   // `of`: one planner a stage.
   const auto add_curve = [&](std::vector<RecomputeForecast::Point>& to, const std::string& name,
                              const std::vector<RecomputePlanner>& of) {
-    for (const RecomputePoint& of_stage : of[curve_stage].curve(curve_points)) {
+    for (const RecomputePoint& of_stage : of[curve_stage].curve(curve_points(config.parallel.pipeline))) {
       std::vector<RecomputePoint> points;
       for (size_t stage = 0; stage < of.size(); ++stage)
         points.push_back(stage == curve_stage ? of_stage : of[stage].best(of_stage.bytes).value_or(of[stage].least()));

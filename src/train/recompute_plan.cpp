@@ -52,6 +52,14 @@ bool may_keep_parts(const RunConfig& config, const Target& target) {
          !fused_activation(config.model.activation, config.precision.compute, width, target);
 }
 
+// False: it takes too much.
+bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<RecomputePoint>& best) {
+  if (candidate.bytes > budget_bytes) return false;
+  if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
+    best = std::move(candidate);
+  return true;
+}
+
 int64_t most_in_flight(const Stages& stages) {
   int64_t now = 0;
   int64_t most = 1;
@@ -199,21 +207,23 @@ double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& cho
   return found == seconds_.end() ? 0 : found->second;
 }
 
-int64_t RecomputePlanner::arena_bytes(const UnitChoices& choices, int32_t micro_batches) const {
-  auto [options, bytes] = planned(choices, micro_batches);
+RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches) const {
+  Planned made = planned(choices, micro_batches);
   constexpr auto activations = MemoryClass::activations;
-  const int64_t training = make_program(training_schedule(options), bytes)->memory[activations];
-  options.micro_batches = 1;
-  return std::max(training, make_program(evaluation_schedule(options), bytes)->memory[activations]);
+  const auto training = make_program(training_schedule(made.options), made.bytes);
+  made.options.micro_batches = 1;
+  const auto evaluation = make_program(evaluation_schedule(made.options), std::move(made.bytes));
+  return {training, std::max(training->memory[activations], evaluation->memory[activations])};
 }
 
-double RecomputePlanner::added_share(const UnitChoices& choices) const {
-  if (offloads_any(choices)) {
-    const Planned few = planned(choices, few_micro_batches_);
-    const PlayedPasses played = play_passes(training_schedule(few.options), few.bytes, target_,
-                                            [&](const Action& action) { return seconds_of(action, choices); });
-    return std::max(0.0, played.seconds / (few_micro_batches_ * work_seconds_) - 1);
-  }
+double RecomputePlanner::added_share(const UnitChoices& choices, const Program& training) const {
+  if (!offloads_any(choices)) return again_share(choices);
+  const PlayedPasses played = play_passes(training.schedule, training.bytes, target_,
+                                          [&](const Action& action) { return seconds_of(action, choices); });
+  return std::max(0.0, played.seconds / (training.schedule.options.micro_batches * work_seconds_) - 1);
+}
+
+double RecomputePlanner::again_share(const UnitChoices& choices) const {
   double seconds = 0;
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
     UnitChoices of_chain(chains_[chain].units.size());
@@ -226,17 +236,26 @@ double RecomputePlanner::added_share(const UnitChoices& choices) const {
   return seconds / work_seconds_;
 }
 
+const RecomputePoint* RecomputePlanner::known(const std::vector<RecomputePoint>& points, const UnitChoices& choices) {
+  const auto found = std::find_if(points.begin(), points.end(),
+                                  [&](const RecomputePoint& point) { return point.choices == choices; });
+  return found == points.end() ? nullptr : &*found;
+}
+
 RecomputePoint RecomputePlanner::of_few(UnitChoices choices) const {
-  const int64_t bytes = arena_bytes(choices, few_micro_batches_);
-  const double share = added_share(choices);
-  return {std::move(choices), bytes, share};
+  if (const RecomputePoint* const point = known(of_few_, choices)) return *point;
+  const Played played = play(choices, few_micro_batches_);
+  const double share = added_share(choices, *played.training);
+  return of_few_.emplace_back(RecomputePoint{std::move(choices), played.bytes, share});
 }
 
 RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
-  RecomputePoint point = of_few(std::move(choices));
   const auto all = static_cast<int32_t>(config_.batch.accumulation);
-  if (all != few_micro_batches_) point.bytes = arena_bytes(point.choices, all);
-  return point;
+  if (all == few_micro_batches_) return of_few(std::move(choices));
+  if (const RecomputePoint* const point = known(of_all_, choices)) return *point;
+  RecomputePoint point = of_few(std::move(choices));
+  point.bytes = play(point.choices, all).bytes;
+  return of_all_.emplace_back(std::move(point));
 }
 
 RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
@@ -326,9 +345,8 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
     budget -= found->bytes - budget_bytes;
   }
   const auto offer = [&](UnitChoices choices) {
-    if (best && added_share(choices) >= best->again_share) return;
-    RecomputePoint point = weighed(std::move(choices));
-    if (point.bytes <= budget_bytes) best = std::move(point);
+    if (best && !offloads_any(choices) && again_share(choices) >= best->again_share) return;
+    take_better(weighed(std::move(choices)), budget_bytes, best);
   };
   if (budget < budget_bytes) {  // what others offer may have been passed by
     for (UnitChoices& choices : usual_choices()) offer(std::move(choices));
@@ -351,25 +369,12 @@ std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
   return usual;
 }
 
-namespace {
-
-// False: it takes too much.
-bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<RecomputePoint>& best) {
-  if (candidate.bytes > budget_bytes) return false;
-  if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
-    best = std::move(candidate);
-  return true;
-}
-
-}  // namespace
-
 // What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
-void RecomputePlanner::seek(int64_t budget_bytes, std::optional<Copies> copies,
-                            std::optional<RecomputePoint>& best) const {
-  constexpr int most_tries = 9;
+int64_t RecomputePlanner::seek(int64_t budget_bytes, int64_t begin, int most_tries, std::optional<Copies> copies,
+                               std::optional<RecomputePoint>& best) const {
   int64_t fits = 0;
   int64_t too_large = 0;
-  int64_t budget = budget_bytes;
+  int64_t budget = begin;
   for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
     const std::optional<UnitChoices> choices = chosen(budget, copies);
     if (!choices || take_better(of_few(*choices), budget_bytes, best)) {
@@ -379,35 +384,41 @@ void RecomputePlanner::seek(int64_t budget_bytes, std::optional<Copies> copies,
     }
     budget = too_large == 0 ? budget + budget / 4 : fits + (too_large - fits) / 2;
   }
+  return fits;
 }
 
 // Copies cost nothing as long as they hide, and what they wait for beyond that: the price of a byte that makes the step
 // the shortest is sought. At 1 the first of equal blocks are copied, as many as a forward pass has time for.
 void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
+  // What the chain may take changes little from one price to the next.
+  constexpr int first_tries = 9, more_tries = 7;
+  int64_t of_chain = 0;
   const auto share_at = [&](double price, bool takes_least = false) {
     std::optional<RecomputePoint> found;
-    seek(budget_bytes, Copies{price, takes_least}, found);
+    of_chain = of_chain == 0 || price == 0 ? seek(budget_bytes, budget_bytes, first_tries, Copies{price, takes_least}, found)
+                             : seek(budget_bytes, of_chain, more_tries, Copies{price, takes_least}, found);
     if (!found) return std::numeric_limits<double>::infinity();
     const double share = found->again_share;
     take_better(std::move(*found), budget_bytes, best);
     return share;
   };
-  share_at(0);
   double at = 1;
   double least = share_at(at);
-  for (double factor = 4; factor > 1.1; factor = std::sqrt(factor)) {
+  for (double factor = 4; factor > 1.4; factor = std::sqrt(factor)) {
     for (const double other : {at / factor, at * factor}) {
       const double share = share_at(other);
       if (share < least) std::tie(at, least) = std::pair(other, share);
     }
   }
-  for (const double price : {0.0, at}) share_at(price, true);
+  share_at(at, true);
+  for (const bool takes_least : {false, true}) share_at(0, takes_least);
 }
 
 std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
   std::optional<RecomputePoint> best;
   if (take_better(of_few(choices_of(RecomputeKind::none)), budget_bytes, best)) return best;
-  seek(budget_bytes, {}, best);
+  constexpr int most_tries = 9;
+  seek(budget_bytes, budget_bytes, most_tries, {}, best);
   for (UnitChoices& choices : usual_choices()) take_better(of_few(std::move(choices)), budget_bytes, best);
   for (int64_t interval = config_.model.num_layers; interval >= 1; --interval) {
     RecomputePoint every = of_few(choices_of(RecomputeKind::every_nth, interval));

@@ -73,14 +73,23 @@ class RecomputePlanner {
   RunConfig config_of(RecomputeKind kind) const;
   void make_chains(const StepPlan& whole, const StepPlan* in_parts);
   ChainUnit chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const;
-  int64_t arena_bytes(const UnitChoices& choices, int32_t micro_batches) const;
+  struct Played {
+    std::shared_ptr<const Program> training;
+    int64_t bytes;  // of the arena of activations
+  };
+  Played play(const UnitChoices& choices, int32_t micro_batches) const;
+  // Null: such choices have not been weighed yet.
+  static const RecomputePoint* known(const std::vector<RecomputePoint>& points, const UnitChoices& choices);
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
   UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   std::vector<UnitChoices> usual_choices() const;
   std::optional<RecomputePoint> best_of_few(int64_t budget_bytes) const;
-  void seek(int64_t budget_bytes, std::optional<Copies> copies, std::optional<RecomputePoint>& best) const;
+  // What the chain may take that fits; from `begin` on.
+  int64_t seek(int64_t budget_bytes, int64_t begin, int most_tries, std::optional<Copies> copies,
+               std::optional<RecomputePoint>& best) const;
   void seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;
-  double added_share(const UnitChoices& choices) const;
+  double added_share(const UnitChoices& choices, const Program& training) const;
+  double again_share(const UnitChoices& choices) const;
   ChainSolver& solver(size_t chain, int64_t budget) const;
   std::optional<UnitChoices> chosen(int64_t budget, std::optional<Copies> copies) const;
   RecomputePoint least_with(std::optional<Copies> copies) const;
@@ -99,6 +108,7 @@ class RecomputePlanner {
   bool may_offload_ = false;
   mutable std::map<std::pair<size_t, int64_t>, ChainSolver> solvers_;  // by chain and the most bytes
   mutable std::optional<RecomputePoint> least_;
+  mutable std::vector<RecomputePoint> of_few_, of_all_;  // what has been weighed: different budgets come to the same choices
 };
 
 // The bytes that a device leaves for the activations of a rank of the stage, beside everything else that such a rank
