@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/error.h"
+#include "base/units.h"
 #include "ops/backend.h"
 #include "ops/side_queue.h"
 #include "stream.h"
@@ -39,6 +41,11 @@ class Runtime {
   virtual std::unique_ptr<LaunchGraph> end_capture() = 0;
   virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 };
+
+// What SideQueue::allocate_host throws where the host cannot pin so many bytes.
+inline Error cannot_pin(int64_t bytes) {
+  return {ExitCode::device, "cannot pin {} of the host's memory", format_bytes(static_cast<double>(bytes))};
+}
 
 // Of device number `device`. Error (device): there is no such device, or it cannot be used.
 std::unique_ptr<Runtime> make_runtime(int device);

@@ -199,7 +199,12 @@ void CudaSideQueue::copy(void* to, const void* from, int64_t bytes, cudaMemcpyKi
 
 std::unique_ptr<DeviceMemory> CudaSideQueue::allocate_host(int64_t bytes) {
   void* data = nullptr;
-  check_cuda(cudaMallocHost(&data, static_cast<size_t>(bytes)), "allocating pinned host memory");
+  const cudaError_t status = cudaMallocHost(&data, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // as CudaRuntime::allocate does
+    throw cannot_pin(bytes);
+  }
+  check_cuda(status, "allocating pinned host memory");
   return std::make_unique<PinnedMemory>(data, bytes);
 }
 
@@ -298,6 +303,7 @@ Target cuda_target(int device) {
     target.identity += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   target.kind = Target::Kind::gpu;
   target.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  target.host_bytes = this_machine(1).memory_bytes;
   target.fp8_products = properties.major > 8 || (properties.major == 8 && properties.minor >= 9);
   return target;
 }

@@ -132,6 +132,7 @@ class HostSideQueue final : public SideQueue {
     queue_copy(*device_, simt::DeviceQueues::ops, to, from, bytes);
   }
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override {
+    if (bytes > this_machine(1).memory_bytes) throw cannot_pin(bytes);
     return std::make_unique<PinnedMemory>(bytes, device_);
   }
 
@@ -218,7 +219,7 @@ Target cuda_target(int device) {
   target.name = "host-harness";
   target.identity = std::to_string(device);
   target.kind = Target::Kind::gpu;
-  target.memory_bytes = this_machine(1).memory_bytes;
+  target.memory_bytes = target.host_bytes = this_machine(1).memory_bytes;
   target.fp8_products = true;
   return target;
 }

@@ -264,10 +264,13 @@ void dry_run(const TrainArguments& arguments) {
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {mesh, plan.traffic, plan.largest_rank},
+                    .on_host = fullest_host(plan, mesh, target.ranks_per_node),
                     .stages = stage_forecasts(plan),
                     .warnings = plan.warnings,
                     .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas),
                     .price = arguments.price};
+  const std::string on_host = host_shortage(input.on_host, target.host_bytes);
+  if (!on_host.empty()) input.shortage += (input.shortage.empty() ? "" : "\n") + on_host;
   input.recomputation = std::move(recomputation);
   if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
   if (machine.rates) {

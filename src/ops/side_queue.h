@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
+#include "base/error.h"
 #include "ops/backend.h"
 
 namespace gptrain {
@@ -64,5 +66,15 @@ class SideQueue {
   // What it throws ends the wait: that of ops that follow work which will never end.
   virtual void while_waiting(std::function<void()> check) = 0;
 };
+
+// What `take` returns. Its Error says which key of the config asks for the memory.
+template <typename Take>
+std::unique_ptr<DeviceMemory> memory_for(std::string_view key, const Take& take) {
+  try {
+    return take();
+  } catch (const Error& error) {
+    throw Error(error.code(), "{}: {}", key, error.what());
+  }
+}
 
 }  // namespace gptrain

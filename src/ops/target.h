@@ -15,6 +15,7 @@ struct Target {
   Kind kind = Kind::cpu;
   int64_t memory_bytes = 0;
   int64_t sharing = 1;          // ranks that share them alike
+  int64_t host_bytes = 0;       // gpu: memory of the machine that it is in, which all ranks there share; 0: not known
   double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
   double bf16_flops = 0;        // f16, too
   double fp8_flops = 0;

@@ -15,4 +15,11 @@ MemoryPlan& MemoryPlan::operator+=(const MemoryPlan& other) {
   return *this;
 }
 
+void HostMemoryUse::add(const MemoryPlan::ByClass& of_rank) {
+  ++ranks;
+  for (size_t c = 0; c < num_memory_classes; ++c) bytes[c] += of_rank[c];
+}
+
+int64_t HostMemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
+
 }  // namespace gptrain

@@ -61,4 +61,13 @@ class MemoryPlan {
   std::array<ByClass, num_memory_places> bytes_{};
 };
 
+// What the ranks of one machine take of its memory beside their devices (MemoryPlace::host).
+struct HostMemoryUse {
+  int64_t ranks = 0;
+  MemoryPlan::ByClass bytes{};
+
+  void add(const MemoryPlan::ByClass& of_rank);
+  int64_t total() const;
+};
+
 }  // namespace gptrain

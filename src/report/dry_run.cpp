@@ -117,6 +117,17 @@ std::string offload_text(const DryRunInput& input) {
   return fmt::format("{} blocks{} are offloaded", join(counts, ", "), of_which);
 }
 
+// "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"
+std::string on_host_text(const DryRunInput& input) {
+  const int64_t total = input.on_host.total();
+  if (total == 0) return "";
+  const bool one = input.on_host.ranks == 1;
+  const int64_t there = input.target.host_bytes;
+  return fmt::format("  The {} of a node take{} {} of its host's memory{}.\n",
+                     format_counted(input.on_host.ranks, "rank"), one ? "s" : "", bytes_text(total),
+                     there > 0 ? fmt::format(", which is {}", bytes_text(there)) : "");
+}
+
 std::string memory_section(const DryRunInput& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
@@ -142,6 +153,7 @@ std::string memory_section(const DryRunInput& input) {
                   format_bytes(static_cast<double>(on_host[c])));
   }
   if (input.config.memory.offload_activations != no_offload) text += "  " + offload_text(input) + ".\n";
+  text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
 }
@@ -523,6 +535,8 @@ std::string dry_run_json(const DryRunInput& input) {
   json["target"] = input.target.name;
   json["target_memory_bytes"] = input.target.memory_bytes;
   json["ranks_sharing_memory"] = input.target.sharing;
+  if (const int64_t on_host = input.on_host.total(); on_host > 0) json["host_bytes_of_node"] = on_host;
+  if (input.target.host_bytes > 0) json["host_memory_bytes"] = input.target.host_bytes;
   json["fits"] = input.shortage.empty();
   const auto parts = parameters_by_part(input.spec);
   for (size_t part = 0; part < num_model_parts; ++part)

@@ -59,6 +59,7 @@ struct DryRunInput {
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
+  HostMemoryUse on_host = {};  // of the node that takes the most
   std::vector<StageForecast> stages = {};        // one without a pipeline
   std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
   std::optional<StepForecast> forecast = {};     // likewise

@@ -97,6 +97,7 @@ Json result_json(const LayoutResult& result) {
   Json& exposed = json["exposed_seconds"] = Json::object();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
   if (!result.is_exact) return json;
+  if (result.host_bytes > 0) json["host_bytes_of_node"] = result.host_bytes;
   json["mfu"] = result.mfu;
   json["gpu_hours"] = result.gpu_hours;
   json["goodput"] = result.goodput;
@@ -214,6 +215,9 @@ std::string layout_search_text(const LayoutSearch& search) {
   text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
                       format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
+  if (best.layout.offload != no_offload)
+    text += fmt::format("  {:<14} {} of a node's, by its ranks: no profile says what it has\n", "host memory",
+                        bytes_text(best.host_bytes));
   text += "\nwhy others lost: the best of those with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));

@@ -53,6 +53,7 @@ struct LayoutResult {
   std::array<double, num_waited_lanes> exposed_seconds{};  // likewise
   int64_t peak_bytes = 0;                           // of the largest rank
   bool is_peak_exact = false;                       // otherwise it takes at least that
+  int64_t host_bytes = 0;  // of its host's memory, by the ranks of a node; exact ones only
   double tokens_per_second = 0;
   double mfu = 0;  // exact ones only, as the next ones
   double model_flops = 0;  // in a second, of all devices

@@ -189,6 +189,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
       if (of_rank) of_rank(rank, std::move(step));
     }
     world.written_bytes.push_back(plan.written_bytes);
+    world.on_host.push_back(plan.memory.arenas.on(MemoryPlace::host));
     StagePlan& stage = world.stages.back();
     if (tensor_rank == 0 || plan.memory.arenas.total() > stage.memory.arenas.total()) {
       stage.rank = rank;
@@ -206,6 +207,21 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     }
   }
   return world;
+}
+
+HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t ranks_per_node) {
+  const int64_t of_node = ranks_per_node > 0 ? ranks_per_node : mesh.world_size();
+  HostMemoryUse fullest, node;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const MeshPoint at = mesh.coordinates(rank);
+    const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
+    MemoryPlan::ByClass bytes = plan.on_host[static_cast<size_t>(kind)];
+    if (at[MeshAxis::data] > 0) bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
+    if (rank % of_node == 0) node = {};
+    node.add(bytes);
+    if (node.total() > fullest.total()) fullest = node;
+  }
+  return fullest;
 }
 
 int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,

@@ -46,10 +46,15 @@ struct WorldPlan {
   // Of a checkpoint's tensors, by a rank: of stage s and tensor rank t, of T, number s T + t. That of the first data
   // rank: the others' shares differ by the padding between tensors.
   std::vector<int64_t> written_bytes;
+  // On the host, by a rank of that number.
+  std::vector<MemoryPlan::ByClass> on_host;
 };
 // `of_rank(rank, plan)`, if given, gets each plan that was made.
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
                      const std::function<void(int64_t, StepPlan)>& of_rank = {});
+
+// Of the node whose ranks take the most of its host's memory. `ranks_per_node`: 0 for all.
+HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t ranks_per_node);
 
 // The most bytes that a rank of the world takes (WorldPlan::largest): the ranks of `first_stage` are planned first. Once a
 // rank takes more than `enough` that is the answer.

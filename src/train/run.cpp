@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "base/output.h"
 #include "comm/agree.h"
@@ -48,6 +50,17 @@ std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, c
   return least;
 }
 
+// What the ranks on this rank's machine take of its memory beside their devices. Collective over `all`.
+HostMemoryUse use_of_host(const MemoryPlan& own, Communicator* all, const World& world) {
+  static_assert(std::is_trivially_copyable_v<MemoryPlan>);
+  std::vector<MemoryPlan> plans(static_cast<size_t>(world.size()), own);
+  if (all != nullptr) all->all_gather(&own, plans.data(), sizeof(MemoryPlan), DType::u8);
+  HostMemoryUse use;
+  for (int rank = 0; rank < world.size(); ++rank)
+    if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
+  return use;
+}
+
 // One rank of the run, from its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
@@ -69,6 +82,11 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     const UnitChoices choices = recompute_choices(config, share, world.size(), stage, room);
     plan = plan_step(config, share, world.size(), world.rank(), nullptr, &choices);
     const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory().arenas);
+    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  });
+  const HostMemoryUse on_host = use_of_host(plan.memory().arenas, all, world);
+  agree_on(all, world, [&] {
+    const std::string shortage = host_shortage(on_host, share.host_bytes);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
   std::optional<StepProfiler> profiler;

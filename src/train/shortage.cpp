@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "report/text_parts.h"
@@ -21,6 +22,7 @@ struct Remedy {
   std::string setting;
   Change change;
   int64_t peak_bytes = 0;  // with it
+  int64_t host_bytes = 0;  // likewise, on the host
 };
 
 std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& target, int64_t world_size) {
@@ -65,6 +67,22 @@ std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& tar
   return remedies;
 }
 
+// What asks for a class of memory of the host, and what takes less.
+std::string_view host_remedy(MemoryClass memory_class) {
+  switch (memory_class) {
+    case MemoryClass::offloaded:
+      return "memory.offload_activations; a smaller number of blocks, or \"none\", takes less";
+    case MemoryClass::snapshot:
+      return "checkpoint.asynchronous; false takes none";
+    case MemoryClass::samples:
+      return "run.sample_every_steps; 0 takes none";
+    case MemoryClass::data:
+      return "micro-batches that are read ahead; a smaller batch.micro takes less";
+    default:
+      return "what ranks exchange";
+  }
+}
+
 std::string share_of(const Target& target) {
   if (target.sharing == 1) return target.name;
   return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
@@ -82,30 +100,54 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
                         memory[MemoryClass::optimizer];
   text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
                       bytes_text(state));
-  const auto peak_with = [&](const RunConfig& changed) {
-    return plan_step(changed, target, world_size, rank).memory().arenas.total();
+  const auto plan_with = [&](const RunConfig& changed) {
+    return plan_step(changed, target, world_size, rank).memory().arenas;
   };
-  const auto verdict = [&](int64_t bytes) { return bytes_text(bytes) + (bytes <= room ? ", which fits" : ""); };
+  const auto verdict = [&](int64_t bytes, int64_t more_on_host) {
+    return fmt::format("{}{}{}", bytes_text(bytes), bytes <= room ? ", which fits" : "",
+                       more_on_host > 0 ? fmt::format("; and {} of the host's memory", bytes_text(more_on_host)) : "");
+  };
+  const int64_t on_host = memory.total(MemoryPlace::host);
   RunConfig all = config;
   std::vector<Remedy> remedies;
   for (Remedy& remedy : possible_remedies(config, target, world_size)) {
     RunConfig changed = config;
     remedy.change(changed);
-    remedy.peak_bytes = peak_with(changed);
-    if (remedy.peak_bytes >= peak) continue;
+    const MemoryPlan smaller = plan_with(changed);
+    remedy.peak_bytes = smaller.total();
+    remedy.host_bytes = smaller.total(MemoryPlace::host);
+    if (remedy.peak_bytes >= peak || (target.host_bytes > 0 && remedy.host_bytes > target.host_bytes)) continue;
     remedy.change(all);
     remedies.push_back(std::move(remedy));
   }
   std::stable_sort(remedies.begin(), remedies.end(),
                    [](const Remedy& a, const Remedy& b) { return a.peak_bytes < b.peak_bytes; });
   text += remedies.empty() ? "." : "; with one of these settings:";
-  for (const Remedy& remedy : remedies) text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes));
+  for (const Remedy& remedy : remedies)
+    text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes, remedy.host_bytes - on_host));
   int64_t least = remedies.empty() ? peak : remedies.front().peak_bytes;
   if (remedies.size() > 1) {
-    least = peak_with(all);
-    text += fmt::format("\n  with all of them: {}", verdict(least));
+    const MemoryPlan smallest = plan_with(all);
+    least = smallest.total();
+    text += fmt::format("\n  with all of them: {}", verdict(least, smallest.total(MemoryPlace::host) - on_host));
   }
   if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
+  return text;
+}
+
+std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes) {
+  const int64_t total = use.total();
+  if (host_bytes == 0 || total <= host_bytes) return "";
+  std::string text = fmt::format("Does not fit into the host's memory: {} are missing. Beside their devices the {} of "
+                                 "the machine would take {} of the {} that it has, most of it pinned:",
+                                 bytes_text(total - host_bytes), format_counted(use.ranks, "rank"), bytes_text(total),
+                                 bytes_text(host_bytes));
+  std::vector<size_t> classes;
+  for (size_t c = 0; c < num_memory_classes; ++c)
+    if (use.bytes[c] > 0) classes.push_back(c);
+  std::stable_sort(classes.begin(), classes.end(), [&](size_t a, size_t b) { return use.bytes[a] > use.bytes[b]; });
+  for (const size_t c : classes)
+    text += fmt::format("\n  {} for {}", bytes_text(use.bytes[c]), host_remedy(static_cast<MemoryClass>(c)));
   return text;
 }
 

@@ -16,4 +16,8 @@ namespace gptrain {
 std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
                             const MemoryPlan& memory);
 
+// Empty if what ranks of one machine take of its memory beside their devices is at most `host_bytes` (Target; 0: nobody
+// knows). Else lines: how much is missing, and the keys that ask for it.
+std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes);
+
 }  // namespace gptrain

@@ -8,7 +8,9 @@ namespace gptrain {
 StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
     : backend_(backend),
       copies_(backend.make_side_queue()),
-      memory_(copies_ != nullptr ? copies_->allocate_host(bytes) : backend.allocate(bytes)) {
+      memory_(memory_for("checkpoint.asynchronous", [&] {
+        return copies_ != nullptr ? copies_->allocate_host(bytes) : backend.allocate(bytes);
+      })) {
   if (copies_ != nullptr) return;  // pinned memory is there
   constexpr int64_t page_bytes = 4096;
   for (int64_t at = 0; at < memory_->bytes(); at += page_bytes) backend.upload(memory_->data() + at, "", 1);

@@ -1,6 +1,7 @@
 """The dry run: what it prints, for which machines, at which cost; and that a real run takes the bytes it announced."""
 import json
 import os
+import re
 import sys
 import unittest
 
@@ -325,6 +326,13 @@ class DryRun(CliCase):
         text = self.succeed(*arguments)
         self.assertRegex(text, r"\n  offloaded on the host +[\d,]+ ")
         self.assertIn("  3 of 6 blocks are offloaded.\n", text)
+        # What a host has is in no profile; what the ranks of a node take of it is said.
+        self.assertRegex(text, r"\n  The 1 rank of a node takes [\d.]+ [KMG]iB of its host's memory\.\n")
+        many = self.plan(config, "--target", "h100", "--world-size", "16", *overrides("memory.offload_activations=3",
+                         "batch.global=16", "batch.micro=1"))
+        self.assertNotIn("host_memory_bytes", many)
+        of_rank = sum(bytes for key, bytes in many.items() if re.fullmatch("host_(?!bytes_of).*_bytes", key))
+        self.assertEqual(many["host_bytes_of_node"], 8 * of_rank)
         trace = json.loads(self.path("trace").read_text())["traceEvents"]
         rows = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
         copies = [(rows[event["tid"]], event["name"]) for event in trace

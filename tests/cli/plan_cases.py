@@ -124,6 +124,19 @@ class Search(PlanCase):
         self.assertGreater(len({row["layout"]["zero"] for row in plan["best"]}), 1)
         self.assertIn("\n  all with parallel.tensor=2, batch.micro=2\n", self.succeed("plan", *arguments))
 
+    def test_what_offload_takes_of_the_host_is_told(self):
+        config = plan_config()
+        config["model"] |= {"num_layers": 24, "sequence_length": 2048}
+        config["batch"] = {"global": 32}
+        arguments = [self.write_config(config), "--gpus", 1, "--target", "a100-40g", "--top", 1,
+                     *overrides("batch.micro=32", "memory.recompute=none")]
+        best = self.plan(*arguments, "--out", self.path("winner.json"))["best"][0]
+        self.assertEqual(best["layout"]["offload_activations"], "all")
+        dry = json.loads(self.succeed("train", self.path("winner.json"), "--dry-run", "--json", "--target", "a100-40g"))
+        self.assertEqual(best["host_bytes_of_node"], dry["host_bytes_of_node"])
+        self.assertGreater(dry["host_bytes_of_node"], dry["host_offloaded_bytes"])
+        self.assertRegex(self.succeed("plan", *arguments), r"\n  host memory +[\d.]+ GiB of a node's, by its ranks: no profile ")
+
     def test_a_key_that_the_config_has_no_use_for_by_itself_is_held_all_the_same(self):
         config = self.write_config(plan_config())
         for setting, key, value, least in [

@@ -15,9 +15,11 @@
 #include "catch.h"
 #include "host/device_queues.h"
 #include "model_fixture.h"
+#include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
 #include "train/plan_step.h"
 #include "train/run_state.h"
+#include "train/state_snapshot.h"
 
 namespace test_asynchrony {
 
@@ -367,6 +369,23 @@ TEST_CASE("the copy of the state lies in memory of the host that is planned, and
   }
   CHECK(copied_weights(trainer) == trainer.weights());
   CHECK(copied_weights(hasty) != hasty.weights());
+}
+
+TEST_CASE("what cannot be pinned is refused with its size and the key that asks for it") {
+  const auto backend = make_cuda_backend(0);
+  const int64_t bytes = int64_t{1} << 50;
+  const auto refusal = [](const std::function<void()>& take) -> std::string {
+    try {
+      take();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(refusal([&] { OffloadLanes(*backend).allocate(bytes); }) ==
+        "memory.offload_activations: cannot pin 1.0 PiB of the host's memory");
+  CHECK(refusal([&] { StateSnapshot(*backend, bytes); }) ==
+        "checkpoint.asynchronous: cannot pin 1.0 PiB of the host's memory");
 }
 
 }  // namespace test_asynchrony

@@ -229,6 +229,35 @@ class Device(unittest.TestCase):
         self.train(WITH_DEVICE, "fp8", "cuda", *fp8)
         self.assertLess(self.losses("fp8")[-1], self.losses("fp8")[0])
 
+    def test_more_than_the_host_has_is_refused(self):
+        """All blocks are offloaded, of which the device keeps few at a time."""
+        def settings(sequences):
+            keys = ["model.num_layers=64", "model.sequence_length=512", "memory.offload_activations=all",
+                    "memory.loss_chunk_tokens=64", "precision.compute=bf16", f"batch.global={2 * sequences}",
+                    f"batch.micro={sequences}"]
+            return [part for key in keys for part in ("--set", key)]
+
+        def plan(sequences, *more):
+            code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", *more, *settings(sequences))
+            self.assertEqual(code, FINISHED, err)
+            return text
+
+        one = json.loads(plan(1, "--json"))
+        self.assertTrue(one["fits"])
+        many = one["host_memory_bytes"] // (2 * one["host_offloaded_bytes"]) * 2 + 2
+        large = json.loads(plan(many, "--json"))
+        self.assertLess(large["peak_bytes"], large["target_memory_bytes"])
+        self.assertGreater(large["host_bytes_of_node"], large["host_memory_bytes"])
+        self.assertFalse(large["fits"])
+        lines = [r"Does not fit into the host's memory: .*B are missing\. Beside their devices the 1 rank of the machine ",
+                 r"\n *[\d.]+ [GT]iB for memory\.offload_activations; "]
+        for line in lines:
+            self.assertRegex(plan(many), line)
+        code, _, err = self.run_program(WITH_DEVICE, "train", "run.json", "--set", "run.device=cuda", *settings(many))
+        self.assertEqual(code, DEVICE_FAILURE, err)
+        for line in lines:
+            self.assertRegex(err, line)
+
     def test_the_dry_run_is_of_the_device(self):
         code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run")
         self.assertEqual(code, FINISHED, err)

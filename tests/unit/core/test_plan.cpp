@@ -393,6 +393,59 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
             .find(" for each of the 2 ranks that share it. ") != std::string::npos);
 }
 
+TEST_CASE("what the ranks of a machine take of its memory is weighed, where that is known") {
+  const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; };
+  const RunConfig config =
+      preset_config("gpt2-1.5b", {"memory.offload_activations=all", "checkpoint.every_steps=5",
+                                  "parallel.pipeline=2", "batch.micro=1", "batch.global=4"}, 4);
+  const Target target = find_target("h100");
+  const Mesh mesh = make_mesh(config, 4);
+  const WorldPlan plan = plan_world(config, target, 4);
+  const HostMemoryUse all = fullest_host(plan, mesh, 0);
+  CHECK(all.ranks == 4);
+  int64_t sum = 0;
+  for (int64_t rank = 0; rank < 4; ++rank)
+    sum += plan_step(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
+  // Data ranks' shares of a checkpoint differ a little.
+  CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
+  // The first stage has the most micro-batches under way: the node that it is on takes the most.
+  const HostMemoryUse two = fullest_host(plan, mesh, 2);
+  CHECK(two.ranks == 2);
+  CHECK(2 * two.total() > all.total());
+  CHECK(two.total() == 2 * plan_step(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
+
+  CHECK(host_shortage(all, 0).empty());
+  CHECK(host_shortage(all, all.total()).empty());
+  const std::string text = host_shortage(all, all.total() - (int64_t{1} << 30));
+  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. Beside their devices the 4 ranks of "));
+  const auto asked = [&](MemoryClass memory_class) {
+    return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
+  };
+  CHECK(has(text, fmt::format("would take {} of the ", format_bytes(static_cast<double>(all.total())))));
+  CHECK(has(text, "\n  " + asked(MemoryClass::offloaded) + " for memory.offload_activations; a smaller number "));
+  CHECK(has(text, "\n  " + asked(MemoryClass::snapshot) + " for checkpoint.asynchronous; false "));
+}
+
+TEST_CASE("what would help a device is not what the host cannot hold") {
+  const RunConfig config = preset_config("gpt2-1.5b", {"batch.micro=8"});
+  Target target = find_target("h100");
+  target.memory_bytes = int64_t{40} << 30;
+  const auto line = [&] {
+    const std::string text = memory_shortage(config, target, 1, 0, plan_step(config, target).memory().arenas);
+    const size_t at = text.find("memory.offload_activations = \"all\": ");
+    return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+  };
+  RunConfig offloaded = config;
+  offloaded.memory.offload_activations = all_offload;
+  const auto on_host = [&](const RunConfig& run) { return plan_step(run, target).memory().arenas.total(MemoryPlace::host); };
+  CHECK(line().ends_with(fmt::format("; and {} of the host's memory",
+                                     format_bytes(static_cast<double>(on_host(offloaded) - on_host(config))))));
+  target.host_bytes = on_host(offloaded);
+  CHECK(!line().empty());
+  --target.host_bytes;
+  CHECK(line().empty());
+}
+
 TEST_CASE("planned traffic that is too large stops at the largest amount") {
   StepLog log;
   log.blocks = {{{.kind = Event::Kind::collective,
