@@ -39,6 +39,7 @@ enum class RandomUse : uint32_t {
   update_rounding = 7,    // (tensor, element, update)
   linear_projection = 8,  // (sample, token, row of the projection), one key per layer and linear
   gradient_rounding = 9,  // (tensor, element, update, sum)
+  tied_gradient_rounding = 10,  // likewise, on the last of two stages that have the table of a tied head
 };
 
 // A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated

@@ -8,6 +8,15 @@
 namespace gptrain {
 namespace {
 
+// What the tensor's roundings here are for. Two stages that have the table of a tied head each round a sum of their own,
+// and add these up: with the same random bits their errors would not be independent of each other.
+RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const ShardBox& box) {
+  const auto is_tied = [](const Reduction& sum) { return sum.group == ReductionGroup::tied; };
+  const bool two_have_it = tensor.split == Split::vocabulary &&
+                           std::any_of(unit.reductions.begin(), unit.reductions.end(), is_tied);
+  return two_have_it && !box.owned ? RandomUse::tied_gradient_rounding : RandomUse::gradient_rounding;
+}
+
 // Adds those of elements [first, first + elements) of the unit.
 void add_kept_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                        uint64_t seed, int64_t unit, int64_t first, int64_t elements,
@@ -20,10 +29,11 @@ void add_kept_segments(const ModelSpec& spec, const std::vector<TensorShard>& sh
       const int64_t from = std::max(first, in_unit);
       const int64_t to = std::min(first + elements, in_unit + box.count());
       if (from < to)
-        segments.push_back({.offset = from - first,
-                            .count = to - from,
-                            .key = tensor_key(spec.tensors[tensor], seed, RandomUse::gradient_rounding),
-                            .map = index_map(spec.tensors[tensor], box, from - in_unit)});
+        segments.push_back(
+            {.offset = from - first,
+             .count = to - from,
+             .key = tensor_key(spec.tensors[tensor], seed, rounding_of(spec.tensors[tensor], range, box)),
+             .map = index_map(spec.tensors[tensor], box, from - in_unit)});
     }
   }
 }

@@ -6,7 +6,8 @@
 // both have kept is summed in bf16, to nearest.
 //
 // Every rounding of a step has a number, which its random bits are drawn by: micro-batch m of all ranks together has m,
-// and so has the sum over ranks that ends with it; micro-batch m of rank r alone has r M + m, of M.
+// and so has the sum over ranks that ends with it; micro-batch m of rank r alone has r M + m, of M. Each stage of a table
+// that two have draws by a key of its own.
 #pragma once
 
 #include <cstddef>

@@ -225,7 +225,7 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
       return std::make_unique<DrawRecorder>(inner, draws, mutex);
     }};
     on_ranks(config, 2, nullptr, recording, [&](RankContext& rank) {
-      RandomBatches batches(config, 0, rank.groups.sample_rank(), 2);
+      RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       rank.step.run(1e-3, batches);
     });
     return draws;
@@ -235,6 +235,10 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
   const Draws own = draws_of({"batch.micro=2", "parallel.zero=0"});
   CHECK(std::ssize(own) == 5 * tensors);
   for (const auto& [draw, times] : own) CHECK(times == (std::get<2>(draw) == 2 ? 2 : 1));
+  // Where two stages have the table of a tied head, each rounds a sum of its own. Three micro-batches, each summed once.
+  const Draws tied = draws_of({"batch.micro=4", "parallel.pipeline=2"});
+  CHECK(std::ssize(tied) == 3 * (tensors + 1));
+  for (const auto& [draw, times] : tied) CHECK(times == 1);
   std::set<uint32_t> numbers;
   for (const auto& [draw, times] : draws_of({"batch.micro=2", "parallel.zero=3"})) numbers.insert(std::get<2>(draw));
   CHECK(numbers == std::set<uint32_t>{0, 1, 2});
