@@ -38,6 +38,7 @@ std::vector<StatePiece> StateSnapshot::copy(std::vector<StatePiece> pieces, cons
       if (piece.columns[i] != nullptr) copy_part(piece.columns[i], piece.column_bytes(columns[i]));
     }
     piece.gradient = nullptr;
+    piece.narrow_gradient = nullptr;
   }
   if (copies_ != nullptr) {
     copies_->mark_work(0);

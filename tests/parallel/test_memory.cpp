@@ -285,6 +285,8 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
     CHECK(touched_bytes(memory) == planned);
     CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
     CHECK(bytes_of(rank.step, copy) == copied);
+    for (const StatePiece& piece : copy)  // gradients are not copied, and those of the step are overwritten
+      REQUIRE((piece.gradient == nullptr && piece.narrow_gradient == nullptr));
     CHECK(bytes_of(rank.step, rank.step.state(true)) != copied);
   });
 }
