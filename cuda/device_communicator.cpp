@@ -15,7 +15,16 @@ namespace {
 constexpr int64_t small_bytes = 256 * 1024;
 
 // An element of every rank in each half.
-int64_t least_scratch_bytes(int size) { return int64_t{2} * 8 * size; }
+int64_t least_half_bytes(int size) { return int64_t{8} * size; }
+
+// Halves, and what ranks send into them, begin at multiples of it where they can: a kernel reads 16 bytes at a time only
+// of what begins at multiples of 16, and a device's memory delivers 32.
+constexpr int64_t piece_alignment = 256;
+
+int64_t half_bytes(int64_t scratch_bytes, int size) {
+  const int64_t aligned = scratch_bytes / 2 / piece_alignment * piece_alignment;
+  return aligned >= least_half_bytes(size) ? aligned : scratch_bytes / 16 * 8;
+}
 
 const std::byte* place(const void* data, int64_t element, DType dtype) {
   return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
@@ -30,8 +39,8 @@ class DeviceCommunicator final : public Communicator {
       : links_(std::move(links)),
         scratch_(scratch.data()),
         scratch_bytes_(scratch.bytes()),
-        half_bytes_(scratch_bytes_ / 16 * 8) {
-    if (scratch_bytes_ < least_scratch_bytes(size())) {
+        half_bytes_(half_bytes(scratch_bytes_, size())) {
+    if (scratch_bytes_ < 2 * least_half_bytes(size())) {
       throw Error(ExitCode::device, "too many ranks in a group on devices for {} bytes to reduce in: {}",
                   scratch_bytes_, size());
     }
@@ -144,12 +153,18 @@ class DeviceCommunicator final : public Communicator {
     transfers_.clear();
   }
 
+  // Elements of a rank in a half.
+  int64_t longest_piece(int64_t width) const {
+    const int64_t most = half_bytes_ / (size() * width), whole = piece_alignment / width;
+    return most > whole ? most / whole * whole : most;
+  }
+
   // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
   // element. `out` may be that slice of in.
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice, DType dtype, ReduceOp op) {
     const int64_t width = dtype_bytes(dtype);
-    const int64_t longest = half_bytes_ / (size() * width);
+    const int64_t longest = longest_piece(width);
     int64_t end = 0;
     for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
     // A piece comes while the one before is summed; where there is only one, nothing waits for another queue.

@@ -66,7 +66,7 @@ class HostLinks final : public Links {
 
 // One rank of a group of many, each of which has its own number in every element. Peers send it until they have been
 // sent to by all, and then the sum.
-class ManyLinks final : public Links {
+class ManyLinks : public Links {
  public:
   static constexpr int rank_of_test = 3;
 
@@ -117,6 +117,21 @@ class ManyLinks final : public Links {
 
   int size_;
   bool reduced_ = false;
+};
+
+// Which of so many bytes, at most 256, all that comes begins at a multiple of.
+class AlignedLinks final : public ManyLinks {
+ public:
+  AlignedLinks(int size, uintptr_t& alignment) : ManyLinks(size), alignment_(alignment) {}
+
+  void exchange(std::span<const Transfer> transfers) override {
+    for (const Transfer& t : transfers)
+      while (reinterpret_cast<uintptr_t>(t.out) % alignment_ != 0) alignment_ /= 2;
+    ManyLinks::exchange(transfers);
+  }
+
+ private:
+  uintptr_t& alignment_;
 };
 
 template <typename T>
@@ -281,6 +296,23 @@ TEST_CASE("a group of any number of ranks reduces, in scratch for one element of
         for (int rank = 0; rank < size; ++rank) sum += ManyLinks::value(rank);
         for (const double value : data) REQUIRE(value == sum);
       }
+    }
+  }
+}
+
+TEST_CASE("pieces begin where a kernel reads them the widest, whatever size the scratch has") {
+  Device device;
+  for (const int size : {4, 5, 6, 12}) {
+    for (const int64_t bytes : {1 << 16, (1 << 16) + 16, (1 << 16) + 8, 100'000}) {
+      INFO(size << " ranks, " << bytes << " bytes");
+      const auto scratch = device.scratch(bytes);
+      uintptr_t alignment = 256;
+      const auto group = make_device_communicator(std::make_unique<AlignedLinks>(size, alignment), *scratch);
+      std::vector<double> data(static_cast<size_t>(size * 4096));
+      device.with<double>(*group, data, [&](double* at) {
+        group->reduce_scatter(at, at + 4096 * ManyLinks::rank_of_test, 4096, DType::f64, ReduceOp::sum);
+      });
+      CHECK(alignment == 256);
     }
   }
 }
