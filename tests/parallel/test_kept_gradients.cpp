@@ -1,9 +1,7 @@
 // Gradients that are kept in bf16 (precision.gradients): the same bits over layouts, no bias, and what they learn.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <fmt/format.h>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +12,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
+#include "pure_training.h"
 #include "ranks.h"
 #include "wrappers.h"
 
@@ -24,40 +23,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
-struct Layout {
-  int64_t tensor, ranks;
-  Overrides overrides;
-
-  std::string name() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
-};
-
-constexpr const char* narrow = "precision.gradients=bf16";
-
-RunConfig config_of(Family family, const Layout& layout, const char* gradients = narrow) {
-  Overrides overrides = {"model.num_heads=6",     "model.num_kv_heads=2",       "model.hidden_size=48",
-                         "model.ffn_hidden_size=60", "model.sequence_length=20", "batch.global=12",
-                         "precision.compute=bf16-pure", gradients, fmt::format("parallel.tensor={}", layout.tensor)};
-  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
-  return small_config(family, overrides, layout.ranks);
-}
-
-Outcome train(Family family, const Layout& layout, int steps) {
-  return train_on_ranks(config_of(family, layout), layout.ranks, steps);
-}
-
-void require_same_bits(const Outcome& a, const Outcome& b) {
-  REQUIRE(a.torn + b.torn == "");
-  REQUIRE(a.state.size() == b.state.size());
-  for (const auto& [name, values] : a.state) {
-    INFO(name);
-    const std::vector<float>& others = b.state.at(name);
-    REQUIRE(std::memcmp(values.data(), others.data(), values.size() * sizeof(float)) == 0);
-  }
-  REQUIRE(a.losses == b.losses);
-  REQUIRE(a.norms == b.norms);
-}
+constexpr const char* narrow = "bf16";
 
 float at(const StatePiece& piece, int64_t i) {
   return piece.gradient != nullptr ? piece.gradient[i] : to_float(piece.narrow_gradient[i]);
@@ -136,54 +102,30 @@ class DrawRecorder final : public ForwardingBackend {
   std::mutex& mutex_;
 };
 
-// The loss of every step.
-std::vector<double> losses(const RunConfig& config, int steps) {
-  std::vector<double> result;
-  on_ranks(config, 1, nullptr, {}, [&](RankContext& rank) {
-    for (int i = 0; i < steps; ++i) {
-      RandomBatches batches(config);  // the same samples
-      result.push_back(rank.step.run(2e-4, batches).loss);
-    }
-  });
-  return result;
-}
-
 }  // namespace
 
 TEST_CASE("gradients in bf16: ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
-  for (const auto& [family, tensor, data, sequence] :
-       {std::tuple{Family::gpt2, 1, 3, false}, {Family::gpt2, 2, 2, true}, {Family::llama, 2, 2, false}}) {
-    INFO("tensor " << tensor << " data " << data);
-    const auto run = [&, family = family, tensor = tensor, data = data, sequence = sequence](const Overrides& more) {
-      Overrides overrides = {"model.dropout=0.1", "batch.micro=1"};
-      if (sequence) overrides.push_back("parallel.sequence=true");
-      overrides.insert(overrides.end(), more.begin(), more.end());
-      return train(family, {tensor, tensor * data, overrides}, 3);
-    };
-    const Outcome zero0 = run({"parallel.zero=0"}), zero2 = run({"parallel.zero=2"});
-    require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
-    require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
-    CHECK(zero0.losses.front() == zero2.losses.front());
-  }
+  require_same_over_zero(narrow, 1);
 }
 
 TEST_CASE("gradients in bf16: pipelines give the bits of one stage, and one micro-batch those of every ZeRO stage") {
-  const Outcome one = train(Family::llama, {1, 1, {"batch.micro=2", "model.num_layers=4"}}, 2);
+  const Outcome one = train_pure(Family::llama, {1, 1, {"batch.micro=2", "model.num_layers=4"}}, narrow, 2);
   for (const char* schedule : {"1f1b", "interleaved", "zero-bubble"}) {
     INFO(schedule);
-    require_same_bits(one, train(Family::llama,
-                                 {1, 2,
-                                  {"batch.micro=2", "model.num_layers=4", "parallel.pipeline=2",
-                                   fmt::format("parallel.pipeline_schedule={}", schedule)}},
-                                 2));
+    const PureLayout two{1, 2,
+                         {"batch.micro=2", "model.num_layers=4", "parallel.pipeline=2",
+                          fmt::format("parallel.pipeline_schedule={}", schedule)}};
+    require_same(one, train_pure(Family::llama, two, narrow, 2));
   }
   const auto zero = [](int stage, const char* optimizer) {
-    return train(Family::llama,
-                 {1, 2, {"batch.micro=6", fmt::format("parallel.zero={}", stage), fmt::format("optimizer.type={}", optimizer)}}, 2);
+    const PureLayout layout{1, 2,
+                            {"batch.micro=6", fmt::format("parallel.zero={}", stage),
+                             fmt::format("optimizer.type={}", optimizer)}};
+    return train_pure(Family::llama, layout, narrow, 2);
   };
   for (const char* optimizer : {"adamw", "adamw-8bit", "lion", "sgd"}) {
     INFO(optimizer);
-    require_same_bits(zero(0, optimizer), zero(3, optimizer));
+    require_same(zero(0, optimizer), zero(3, optimizer));
   }
 }
 
@@ -191,17 +133,17 @@ TEST_CASE("gradients in bf16: pipelines give the bits of one stage, and one micr
 // thousand would be off by five for one of the layouts.
 TEST_CASE("gradients in bf16 are the exact ones of every layout, rounded without a bias, and the norm is theirs") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const Layout& layout : {Layout{1, 1, {"batch.micro=1"}},
-                                 {1, 2, {"batch.micro=1", "parallel.zero=0"}},
-                                 {1, 2, {"batch.micro=1", "parallel.zero=1"}},
-                                 {1, 3, {"batch.micro=1", "parallel.zero=2", "precision.reduce=bf16"}},
-                                 {1, 3, {"batch.micro=1", "parallel.zero=3"}},
-                                 {2, 2, {"batch.micro=2", "parallel.sequence=true"}},
-                                 {1, 2, {"batch.micro=2", "parallel.pipeline=2"}},
-                                 {1, 4, {"batch.micro=2", "parallel.pipeline=2", "parallel.zero=1"}}}) {
+    for (const PureLayout& layout : {PureLayout{1, 1, {"batch.micro=1"}},
+                                     {1, 2, {"batch.micro=1", "parallel.zero=0"}},
+                                     {1, 2, {"batch.micro=1", "parallel.zero=1"}},
+                                     {1, 3, {"batch.micro=1", "parallel.zero=2", "precision.reduce=bf16"}},
+                                     {1, 3, {"batch.micro=1", "parallel.zero=3"}},
+                                     {2, 2, {"batch.micro=2", "parallel.sequence=true"}},
+                                     {1, 2, {"batch.micro=2", "parallel.pipeline=2"}},
+                                     {1, 4, {"batch.micro=2", "parallel.pipeline=2", "parallel.zero=1"}}}) {
       INFO(layout.name());
-      const Gradients kept = gradients_of(config_of(family, layout), layout.ranks);
-      const Gradients exact = gradients_of(config_of(family, layout, "precision.gradients=fp32"), layout.ranks);
+      const Gradients kept = gradients_of(pure_config(family, layout, narrow), layout.ranks);
+      const Gradients exact = gradients_of(pure_config(family, layout, "fp32"), layout.ranks);
       const Errors errors = errors_of(kept, exact);
       fmt::print("{}: gradients are {:.2e} away, {:+.2f} deviations towards zero\n", layout.name(), errors.relative,
                  errors.deviations);
@@ -217,10 +159,10 @@ TEST_CASE("gradients in bf16 are the exact ones of every layout, rounded without
 }
 
 TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, but on ranks that hold the same") {
-  const auto draws_of = [](const Overrides& overrides) {
+  const auto draws_of = [](const std::vector<std::string>& overrides) {
     Draws draws;
     std::mutex mutex;
-    const RunConfig config = config_of(Family::gpt2, {1, 2, overrides});
+    const RunConfig config = pure_config(Family::gpt2, {1, 2, overrides}, narrow);
     const Wrapping recording{.backend = [&](int64_t, Backend& inner) {
       return std::make_unique<DrawRecorder>(inner, draws, mutex);
     }};
@@ -230,7 +172,7 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
     });
     return draws;
   };
-  const auto tensors = static_cast<int64_t>(make_spec(config_of(Family::gpt2, {1, 1, {}}).model).tensors.size());
+  const auto tensors = static_cast<int64_t>(make_spec(pure_config(Family::gpt2, {1, 1, {}}, narrow).model).tensors.size());
   // Three micro-batches: of two each rank keeps its own sums, 0 and 1, and 3 and 4; of the last it keeps all ranks'.
   const Draws own = draws_of({"batch.micro=2", "parallel.zero=0"});
   CHECK(std::ssize(own) == 5 * tensors);
@@ -245,44 +187,18 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
 }
 
 TEST_CASE("gradients in bf16: a step that is not finite changes no bit, on no rank") {
-  for (const int zero : {0, 1, 2, 3}) {
-    INFO("zero " << zero);
-    const RunConfig config =
-        config_of(Family::gpt2, {1, 2, {"batch.micro=2", fmt::format("parallel.zero={}", zero)}});
-    on_ranks(config, 2, nullptr, {}, [&](RankContext& rank) {
-      const auto bits = [&] {
-        std::vector<float> values;
-        for (const StatePiece& piece : rank.step.state())
-          for (int64_t i = 0; i < piece.count(); ++i)
-            values.push_back(piece.weight != nullptr ? piece.weight[i] : to_float(piece.narrow_weight[i]));
-        return values;
-      };
-      RandomBatches batches(config, 0, rank.groups.sample_rank(), 2);
-      REQUIRE_FALSE(rank.step.run(1e-3, batches).skipped);
-      for (const StatePiece& piece : rank.step.state()) {
-        const TensorSpec& tensor = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)];
-        if (tensor.name == "blocks.1.ffn.in.weight")
-          piece.narrow_weight[0] = to_bf16(std::numeric_limits<float>::infinity());
-      }
-      rank.step.weights_changed();
-      const std::vector<float> before = bits();
-      REQUIRE(rank.step.run(1e-3, batches).skipped);
-      const std::vector<float> after = bits();
-      REQUIRE(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) == 0);
-    });
-  }
+  require_unchanged_by_infinity(narrow);
 }
 
 TEST_CASE("gradients in bf16 train as those in f32 do") {
-  for (const char* optimizer : {"adamw", "adamw-8bit"}) {
-    const auto fall = [&](const char* gradients) {
+  for (const std::string optimizer : {"adamw", "adamw-8bit"}) {
+    const auto fall = [&](const std::string& gradients) {
       const RunConfig config =
-          small_config(Family::gpt2, {"precision.compute=bf16-pure", gradients, "optimizer.weight_decay=0",
-                                      fmt::format("optimizer.type={}", optimizer)});
-      const std::vector<double> of_steps = losses(config, 60);
-      return of_steps.front() - of_steps.back();
+          small_config(Family::gpt2, {"precision.compute=bf16-pure", "precision.gradients=" + gradients,
+                                      "optimizer.weight_decay=0", "optimizer.type=" + optimizer});
+      return fall_of_loss(config, 2e-4, 60);
     };
-    const double wide = fall("precision.gradients=fp32"), kept = fall(narrow);
+    const double wide = fall("fp32"), kept = fall(narrow);
     fmt::print("{}: the loss falls by {:.4f} with gradients in f32, {:.4f} in bf16\n", optimizer, wide, kept);
     CHECK(wide > 0.02);
     CHECK(kept == Approx(wide).epsilon(0.05));
