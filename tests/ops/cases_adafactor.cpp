@@ -9,15 +9,6 @@
 namespace gptrain::ops_test::cases_adafactor {
 namespace {
 
-StepState state_of(bool skip) {
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
-  return state;
-}
-
 // Three matrices of a buffer, whose moments and sums lie in another order than their gradients. Of the first a rank has
 // nothing, of the second [n, 2 n] some elements of a box from column 3 on that begin and end within rows, and of the third
 // [40, 67] everything.
@@ -96,7 +87,7 @@ void check_moments(Trial& trial, int64_t n, bool skip) {
   const Operand& sums = trial.input(DType::f64, 1, parts.num_sums(), squares);
   Moments moments(trial, parts);
   Operand& means = trial.in_out(DType::f64, 1, std::ssize(parts.matrices));
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   FactoredMoments op{.matrices = Trial::pointer<const FactoredMatrix>(trial.input_array(parts.matrices)),
                      .num_matrices = std::ssize(parts.matrices),
                      .state = Trial::pointer<const StepState>(trial.in_out_value(state)),
@@ -150,7 +141,7 @@ void check_direction(Trial& trial, int64_t n, bool skip) {
   Operand& gradients = trial.in_out(DType::f32, 1, parts.buffer());
   Moments moments(trial, parts);
   const Operand& means = trial.input(DType::f64, 1, 3, std::vector<double>{0.3, 0.7, 1.9});
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   FactoredDirection op;
   set_ranges(trial, parts, op);
   op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
@@ -205,7 +196,7 @@ Vectors<Real> vector_reference(const AdafactorVectors& op, const std::vector<Upd
 
 void check_vectors(Trial& trial, int64_t size, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   Operand& gradients = trial.in_out(DType::f32, 1, elements_of(size));
   Operand& moment = trial.in_out(DType::f32, 1, elements_of(size));
   for (int64_t i = 0; i < elements_of(size); ++i) moment.set(0, i, std::abs(moment.at(0, i)));
@@ -236,7 +227,7 @@ AdafactorEma adafactor(bool scale_parameter) {
 void check_norms(Trial& trial, int64_t size, bool masters, bool skip) {
   std::vector<UpdateSegment> segments = segments_of(size);
   Adafactor op = adafactor(true);
-  set_segments(trial, op, segments, state_of(skip));
+  set_segments(trial, op, segments, state_after(3, skip));
   const Operand& steps = trial.input(DType::f32, 1, elements_of(size));
   const Operand& weight = trial.input(masters ? DType::f32 : DType::bf16, 1, elements_of(size));
   Operand& sums = trial.output(DType::f64, num_parts, 2);
@@ -269,7 +260,7 @@ struct StepValues {
 
 template <typename Real>
 StepValues<Real> step_reference(const AdafactorEma& op, const std::vector<UpdateSegment>& segments, const Step& step) {
-  const StepState state = state_of(false);
+  const StepState state = state_after(3);
   StepValues<Real> values{to_real<Real>(step.weight.values()), to_real<Real>(step.ema.values())};
   const Real share = (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), Real{3}));
   for (const UpdateSegment& segment : segments) {
@@ -307,7 +298,7 @@ void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes,
                   trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements), trial.in_out(DType::f32, 1, elements)};
   Operand& weights = trial.in_out(DType::bf16, 1, elements);
   AdafactorEma op = adafactor(scale_parameter);
-  set_segments(trial, op, segments, state_of(skip));
+  set_segments(trial, op, segments, state_after(3, skip));
   op.gradients = step.steps.matrix();
   op.sums = step.sums.matrix();
   op.counts = step.counts.matrix();
@@ -345,7 +336,7 @@ void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes,
 
 void check_rejections(Trial& trial) {
   Adafactor step = adafactor(true);
-  set_segments(trial, step, segments_of(100), state_of(false));
+  set_segments(trial, step, segments_of(100), state_after(3));
   step.gradients = trial.input(DType::f32, 1, elements_of(100)).matrix();
   step.master = trial.in_out(DType::f32, 1, elements_of(100)).matrix();
   step.sums = trial.input(DType::f64, 4, 2).matrix();

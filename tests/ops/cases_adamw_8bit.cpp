@@ -138,11 +138,7 @@ void check(Trial& trial, int64_t whole, Writes writes, DType dtype, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(whole);
   const int64_t blocks = whole + blocks_without_end, elements = blocks * state_block;
   const bool masters = writes != Writes::weights;
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
+  const StepState state = state_after(3, skip);
   std::vector<uint8_t> random_codes[2];
   for (auto& codes : random_codes) {
     for (int64_t i = 0; i < elements; ++i) codes.push_back(static_cast<uint8_t>(trial.random.next() % 256));
@@ -169,9 +165,7 @@ void check(Trial& trial, int64_t whole, Writes writes, DType dtype, bool skip) {
   op.eps = 0.05;
   op.weight_decay = 0.1;
   op.ema = 0.8;
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = std::ssize(segments);
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, segments, state);
   op.gradients = buffers.gradients.matrix();
   op.columns = {buffers.m_codes.matrix(), buffers.v_codes.matrix(), buffers.ema.matrix()};
   op.scales = {buffers.m_scales.matrix(), buffers.v_scales.matrix()};
@@ -222,18 +216,15 @@ void check_operands(Trial& trial) {
 template <typename Op>
 void time_update(Trial& trial, bool narrow) {
   constexpr int64_t elements = 40'000'000 / state_block * state_block;
-  const std::vector<UpdateSegment> segments{{0, elements, 1}};
   Op op{};
   op.beta1 = 0.9;
   op.beta2 = 0.95;
   op.eps = 1e-8;
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = 1;
   StepState state;
   state.updates = 1;
   state.gradient_scale = 1;
   state.learning_rate = 1e-4F;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, {{0, elements, 1}}, state);
   op.gradients = trial.input(DType::f32, 1, elements).matrix();
   op.master = trial.in_out(DType::f32, 1, elements).matrix();
   if (narrow) op.weights = trial.output(DType::bf16, 1, elements).matrix();

@@ -11,14 +11,6 @@
 namespace gptrain::ops_test::cases_keep_gradients {
 namespace {
 
-StepState state_after(int64_t updates) {
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.updates = updates;
-  return state;
-}
-
 // Of |x|: the bf16 number below it plus, where 16 random bits carry, one place.
 double stochastically_rounded(double x, uint32_t word) {
   if (x == 0) return 0;
@@ -39,9 +31,7 @@ uint32_t word_of(const KeptSegment& segment, int64_t i, int64_t updates, uint32_
 
 KeepGradients make_op(Trial& trial, const std::vector<KeptSegment>& segments, int64_t updates) {
   KeepGradients op;
-  op.segments = Trial::pointer<const KeptSegment>(trial.input_array(segments));
-  op.num_segments = std::ssize(segments);
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state_after(updates)));
+  set_segments(trial, op, segments, state_after(updates));
   return op;
 }
 
@@ -168,9 +158,7 @@ void check_narrow_gradients(Trial& trial, const Op& constants, bool masters) {
   const Operand& narrow = trial.input(DType::bf16, 1, updated_elements);
   const auto updated_by = [&](const Matrix& gradients) {
     Op op = constants;
-    op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-    op.num_segments = std::ssize(segments);
-    op.state = Trial::pointer<const StepState>(trial.in_out_value(state_after(3)));
+    set_segments(trial, op, segments, state_after(3));
     op.gradients = gradients;
     const Updated updated = [&] {
       if constexpr (std::is_same_v<Op, AdamW8bit>) {
@@ -219,17 +207,6 @@ void check_narrow_norm(Trial& trial) {
   trial.expect_near("partials", norm_of(narrow.matrix()), of_wide.values(), elements * 0x1p-53 * of_wide.at(0, 0));
 }
 
-// Exact: one sum in f32.
-void check_narrow_add(Trial& trial, int64_t rows, int64_t cols) {
-  const Operand& from = trial.input(DType::bf16, rows, cols, 1, 3);
-  Operand& to = trial.in_out(DType::f32, rows, cols, 1, 1);
-  std::vector<double> expected = to.values();
-  const std::vector<double> added = from.values();
-  for (size_t i = 0; i < expected.size(); ++i) expected[i] = rounded(expected[i] + added[i], DType::f32);
-  trial.run(Add{from.matrix(), to.matrix()});
-  trial.expect_equal("to", to, expected);
-}
-
 void check_gradients_of_others(Trial& trial) {
   AdamWEma op{};
   op.state = Trial::pointer<const StepState>(trial.in_out_value(state_after(3)));
@@ -273,8 +250,6 @@ void add_keeping_cases(Suite& suite) {
   }
   suite.add<AdamWEma>("bf16 gradients, rejection", check_gradients_of_others);
   suite.add<SquaredNorm>("bf16 gradients", check_narrow_norm);
-  suite.add<Add>("bf16 [9, 64]", [](Trial& t) { check_narrow_add(t, 9, 64); });
-  suite.add<Add>("bf16 [5, 129]", [](Trial& t) { check_narrow_add(t, 5, 129); });
   suite.add_bench<KeepGradients>("40 M elements, adding", [](Trial& t) {
     constexpr int64_t elements = 40'000'000;
     const std::vector<double> zeros(static_cast<size_t>(elements));

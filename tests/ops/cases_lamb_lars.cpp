@@ -76,15 +76,6 @@ struct Buffers {
   Operand& ema;
 };
 
-StepState state_of(bool skip) {
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
-  return state;
-}
-
 // Operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
 template <typename Op>
 Buffers add_operands(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, int64_t size, bool masters,
@@ -97,9 +88,7 @@ Buffers add_operands(Trial& trial, Op& op, const std::vector<UpdateSegment>& seg
                         trial.in_out(DType::f32, 1, elements)};
   for (int64_t i = 0; i < elements; ++i) buffers.moments[1]->set(0, i, std::abs(buffers.moments[1]->at(0, i)));
   for (int64_t i = segments.back().offset; i < elements; ++i) buffers.weight.set(0, i, 0);
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = static_cast<int64_t>(segments.size());
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state_of(skip)));
+  set_segments(trial, op, segments, state_after(3, skip));
   op.gradients = buffers.gradients.matrix();
   for (size_t i = 0; i < buffers.moments.size(); ++i) op.columns[i] = buffers.moments[i]->matrix();
   (masters ? op.master : op.weights) = buffers.weight.matrix();
@@ -111,7 +100,7 @@ void check_sums(Trial& trial, Op update, int64_t size, bool masters, bool skip) 
   std::vector<UpdateSegment> segments = segments_of(size);
   const Buffers buffers = add_operands(trial, update, segments, size, masters, skip);
   Operand& sums = trial.output(DType::f64, num_tensors, 2);
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   std::vector<double> expected(2 * num_tensors);
   if (skip) segments.clear();
   for (const UpdateSegment& segment : segments) {
@@ -145,7 +134,7 @@ struct Values {
 template <typename Real, typename Op>
 Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>& segments, const Operand& sums,
                        const Buffers& buffers) {
-  const StepState state = state_of(false);
+  const StepState state = state_after(3);
   Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.ema.values()), {}};
   for (size_t i = 0; i < 2; ++i) values.moments[i] = to_real<Real>(buffers.moments[i]->values());
   const Real share =
@@ -241,7 +230,7 @@ LarsEma lars() {
 void check_nothing(Trial& trial) {
   Lars update = lars();
   const Matrix nothing(nullptr, DType::f32, 1, 0);
-  update.state = Trial::pointer<const StepState>(trial.in_out_value(state_of(false)));
+  update.state = Trial::pointer<const StepState>(trial.in_out_value(state_after(3)));
   update.gradients = update.master = update.columns[0] = nothing;
   Operand& sums = trial.output(DType::f64, 3, 2);
   trial.run(LarsNorms{.update = update, .first_tensor = 0, .sums = sums.matrix()});
@@ -263,12 +252,9 @@ constexpr int64_t bench_elements = 40'000'000;
 
 template <typename Op>
 Op bench_operands(Trial& trial, Op op) {
-  const std::vector<UpdateSegment> segments{{0, bench_elements, 1}};
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = 1;
   StepState state;
   state.updates = 1;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, {{0, bench_elements, 1}}, state);
   op.gradients = trial.input(DType::f32, 1, bench_elements, 0).matrix();
   op.master = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
   for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();

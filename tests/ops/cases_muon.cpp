@@ -18,15 +18,6 @@ std::vector<UpdateSegment> segments_of(int64_t size) {
           {size + 192, 31, 1, 0.25F, {7, 8}, row}};
 }
 
-StepState state_of(bool skip) {
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
-  return state;
-}
-
 template <typename Real>
 struct MomentumValues {
   std::vector<Real> direction, moment;
@@ -53,7 +44,7 @@ MomentumValues<Real> momentum_reference(const MuonMomentum& op, const std::vecto
 void check_momentum(Trial& trial, int64_t size, bool nesterov, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
   const int64_t elements = size + 256;
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   Operand& gradients = trial.in_out(DType::f32, 1, elements);
   Operand& moment = trial.in_out(DType::f32, 1, elements);
   MuonMomentum op;
@@ -102,7 +93,7 @@ template <typename Tested>
 void check_step(Trial& trial, int64_t size, Writes writes, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
   const int64_t elements = size + 256;
-  const StepState state = state_of(skip);
+  const StepState state = state_after(3, skip);
   const bool masters = writes != Writes::weights;
   const Operand& orthogonal = trial.input(DType::f32, 1, elements);
   Operand& weight = trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements);

@@ -28,14 +28,6 @@ uint32_t word_of(const AdamW::Segment& segment, int64_t i, int64_t updates) {
                           {segment.key.k0, segment.key.k1})[element % 4];
 }
 
-StepState make_state(int64_t updates) {
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.updates = updates;
-  return state;
-}
-
 struct Operands {
   const Operand& gradients;
   Operand& weights;
@@ -54,14 +46,12 @@ Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments
                     trial.in_out(DType::f32, 1, elements),
                     {}};
   for (int64_t i = 0; i < elements; ++i) operands.exp_avg_sq.set(0, i, std::abs(operands.exp_avg_sq.at(0, i)));
-  operands.op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
-  operands.op.num_segments = static_cast<int64_t>(segments.size());
+  set_segments(trial, operands.op, segments, state);
   operands.op.beta1 = 0.9;
   operands.op.beta2 = 0.95;
   operands.op.eps = 0.05;
   operands.op.weight_decay = 0.1;
   operands.op.ema = 0.8;
-  operands.op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   operands.op.gradients = operands.gradients.matrix();
   operands.op.columns = {operands.exp_avg.matrix(), operands.exp_avg_sq.matrix(), operands.ema.matrix()};
   operands.op.weights = operands.weights.matrix();
@@ -98,7 +88,7 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
       {64, 13, 0, 1, {3, 4}, {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
       {128, size, 1, 0.5F, {5, 6}, {.origin = 3 * stride + 8, .first = first, .cols = cols, .stride = stride}},
       {size + 192, 31, 0, 1, {5, 6}, {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
-  const StepState state = make_state((int64_t{1} << 32) + 5);
+  const StepState state = state_after((int64_t{1} << 32) + 5);
   const Operands operands = make_operands(trial, segments, state, size + 256);
   const Op& op = operands.op;
   const std::vector<double> weights = operands.weights.values();
@@ -146,7 +136,7 @@ constexpr int64_t num_alike = 100'000;
 
 // After so many updates that AdamW's bias corrections are 1.
 std::vector<double> round_alike(Trial& trial, int64_t updates) {
-  StepState state = make_state(updates);
+  StepState state = state_after(updates);
   state.gradient_scale = 1;
   state.learning_rate = static_cast<float>((1 - share_up) * 0x1p-8);
   const std::vector<AdamW::Segment> segments{{0, num_alike, 0, 1, {7, 8}, {}}};
@@ -183,7 +173,7 @@ void check_expectation(Trial& trial) {
 
 // Nothing is added to the weights: each is a bf16 number, and must stay what it is whatever the random bits.
 void check_representable(Trial& trial) {
-  StepState state = make_state(9);
+  StepState state = state_after(9);
   state.learning_rate = 0;
   const std::vector<AdamW::Segment> segments{{0, 5000, 1, 1, {7, 8}, {}}};
   Operands operands = make_operands(trial, segments, state, 5000);
@@ -197,7 +187,7 @@ void check_representable(Trial& trial) {
 }
 
 void check_skipped(Trial& trial) {
-  StepState state = make_state(9);
+  StepState state = state_after(9);
   state.skip = 1;
   const std::vector<AdamW::Segment> segments{{0, 300, 1, 1, {7, 8}, {}}};
   const Operands operands = make_operands(trial, segments, state, 300);
@@ -211,7 +201,7 @@ void check_skipped(Trial& trial) {
 
 void check_rejections(Trial& trial) {
   const std::vector<AdamW::Segment> segments{{0, 8, 1, 1, {7, 8}, {}}};
-  AdamW op = make_operands(trial, segments, make_state(1), 8).op;
+  AdamW op = make_operands(trial, segments, state_after(1), 8).op;
   op.weights = {};
   trial.expect_rejected(op, "neither masters nor weights");
   op.weights = trial.in_out(DType::f32, 1, 8).matrix();
@@ -235,14 +225,11 @@ void add_rounding_cases(Suite& suite) {
   suite.add<AdamW>("stochastic rounding, rejections", check_rejections);
   suite.add_bench<AdamW>("40 M elements, bf16 weights only", [](Trial& t) {
     constexpr int64_t elements = 40'000'000;
-    const std::vector<AdamW::Segment> segments{{0, elements, 1, 1, {7, 8}, {}}};
     AdamW op{};
-    op.segments = Trial::pointer<const AdamW::Segment>(t.input_array(segments));
-    op.num_segments = 1;
+    set_segments(t, op, {{0, elements, 1, 1, {7, 8}, {}}}, state_after(1));
     op.beta1 = 0.9;
     op.beta2 = 0.95;
     op.eps = 1e-8;
-    op.state = Trial::pointer<const StepState>(t.in_out_value(make_state(1)));
     const std::vector<double> zeros(static_cast<size_t>(elements));
     op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
     for (size_t i = 0; i < AdamW::num_columns; ++i) op.columns[i] = t.input(DType::f32, 1, elements, zeros).matrix();

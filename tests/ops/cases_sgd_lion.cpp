@@ -91,19 +91,13 @@ template <typename Tested, typename Op>
 void check(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
   const int64_t elements = size + 256;
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
+  const StepState state = state_after(3, skip);
   const bool masters = writes != Writes::weights;
   const Buffers buffers{trial.input(DType::f32, 1, elements),
                         trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
                         trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements)};
   Operand& weights = trial.in_out(weights_dtype, 1, elements);
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = static_cast<int64_t>(segments.size());
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, segments, state);
   op.gradients = buffers.gradients.matrix();
   op.columns = {buffers.moment.matrix(), buffers.ema.matrix()};
   if (masters) op.master = buffers.weight.matrix();
@@ -152,16 +146,13 @@ LionEma lion() {
 
 // Where the moment and the gradient are zero, Lion's step is zero.
 void check_zero_direction(Trial& trial) {
-  const std::vector<UpdateSegment> segments{{0, 2, 0}};
   StepState state;
   state.learning_rate = 0.5F;
   state.gradient_scale = 1;
   Operand& master = trial.in_out(DType::f32, 1, 2);
   const std::vector<double> before = master.values();
   Lion op = lion();
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = 1;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, {{0, 2, 0}}, state);
   op.gradients = trial.input(DType::f32, 1, 2, 0).matrix();
   op.master = master.matrix();
   op.columns[0] = trial.in_out(DType::f32, 1, 2, 0).matrix();
@@ -172,12 +163,9 @@ void check_zero_direction(Trial& trial) {
 template <typename Op>
 void time_update(Trial& trial, Op op) {
   constexpr int64_t elements = 40'000'000;
-  const std::vector<UpdateSegment> segments{{0, elements, 1}};
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
-  op.num_segments = 1;
   StepState state;
   state.updates = 1;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  set_segments(trial, op, {{0, elements, 1}}, state);
   op.gradients = trial.input(DType::f32, 1, elements, 0).matrix();
   op.master = trial.in_out(DType::f32, 1, elements, 0).matrix();
   for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, elements, 0).matrix();

@@ -176,21 +176,15 @@ Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& s
 template <typename Op>
 void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weights, bool skip) {
   const std::vector<AdamW::Segment> segments = segments_of(size);
-  StepState state;
-  state.learning_rate = 0.01F;
-  state.gradient_scale = 0.3F;
-  state.skip = skip ? 1 : 0;
-  state.updates = 3;
+  const StepState state = state_after(3, skip);
   const Buffers buffers = make_buffers(trial, elements_of(size), weights_dtype);
   AdamWEma op{};
-  op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
-  op.num_segments = static_cast<int64_t>(segments.size());
+  set_segments(trial, op, segments, state);
   op.beta1 = beta1;
   op.beta2 = beta2;
   op.eps = 0.05;  // beside the root, so that its place in the formula tells
   op.weight_decay = 0.1;
   op.ema = 0.8;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   op.gradients = buffers.gradients.matrix();
   op.master = buffers.master.matrix();
   op.columns = {buffers.exp_avg.matrix(), buffers.exp_avg_sq.matrix(), buffers.ema.matrix()};
@@ -278,8 +272,8 @@ void check_cast_rounding_to_f16(Trial& trial) {
 }
 
 // Exact: one sum in f32.
-void check_add(Trial& trial, int64_t rows, int64_t cols) {
-  const Operand& from = trial.input(DType::f32, rows, cols, 1, 3);
+void check_add(Trial& trial, DType dtype, int64_t rows, int64_t cols) {
+  const Operand& from = trial.input(dtype, rows, cols, 1, 3);
   Operand& to = trial.in_out(DType::f32, rows, cols, 1, 1);
   std::vector<double> expected = to.values();
   const std::vector<double> added = from.values();
@@ -390,10 +384,12 @@ void add_update_cases(Suite& suite) {
   }
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {7, 64}, {9, 64}, {5, 129}, {1, 40003}}) {
     const auto n = rows, c = cols;
-    suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, n, c); });
+    suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, DType::f32, n, c); });
   }
   // More elements than a device's threads have at once: each is to be added once.
-  suite.add<Add>("[80021, 7]", [](Trial& t) { check_add(t, 80021, 7); });
+  suite.add<Add>("[80021, 7]", [](Trial& t) { check_add(t, DType::f32, 80021, 7); });
+  suite.add<Add>("bf16 [9, 64]", [](Trial& t) { check_add(t, DType::bf16, 9, 64); });
+  suite.add<Add>("bf16 [5, 129]", [](Trial& t) { check_add(t, DType::bf16, 5, 129); });
   suite.add<Add>("rejections", check_add_rejections);
   for (const int64_t n : {1, 7, 300, 5000}) {
     for (const bool accumulate : {false, true}) {
@@ -418,19 +414,16 @@ void add_update_cases(Suite& suite) {
 
 template <typename Op>
 void time_adamw(Trial& trial, int64_t elements, bool with_weights) {
-  const std::vector<AdamW::Segment> segments{{0, elements, 1}};
   StepState state;
   state.learning_rate = 1e-3F;
   state.gradient_scale = 1;
   state.updates = 1;
   AdamWEma op{};
-  op.segments = Trial::pointer<const AdamW::Segment>(trial.input_array(segments));
-  op.num_segments = 1;
+  set_segments(trial, op, {{0, elements, 1}}, state);
   op.beta1 = beta1;
   op.beta2 = beta2;
   op.eps = 1e-8;
   op.ema = 0.999;
-  op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
   op.gradients = trial.input(DType::f32, 1, elements, 0).matrix();
   op.master = trial.input(DType::f32, 1, elements, 0).matrix();
   for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.input(DType::f32, 1, elements, 0).matrix();

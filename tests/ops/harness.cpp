@@ -395,4 +395,13 @@ void Trial::expect_true(bool condition, std::string_view what) {
   if (!condition) fail(fmt::format("does not hold: {}", what));
 }
 
+StepState state_after(int64_t updates, bool skip) {
+  StepState state;
+  state.learning_rate = 0.01F;
+  state.gradient_scale = 0.3F;
+  state.skip = skip ? 1 : 0;
+  state.updates = updates;
+  return state;
+}
+
 }  // namespace gptrain::ops_test

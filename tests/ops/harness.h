@@ -250,10 +250,16 @@ struct Registration {
   explicit Registration(void (*add_cases)(Suite&));
 };
 
-// Gives an update its table of segments and its state.
+// Of a step after so many updates, with a learning rate and a scale of gradients that show where they are left out.
+StepState state_after(int64_t updates, bool skip = false);
+
 template <typename Op>
-void set_segments(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, const StepState& state) {
-  op.segments = Trial::pointer<const UpdateSegment>(trial.input_array(segments));
+using SegmentOf = std::remove_const_t<std::remove_pointer_t<decltype(Op::segments)>>;
+
+// Gives an op of updates its table of segments and its state.
+template <typename Op>
+void set_segments(Trial& trial, Op& op, const std::vector<SegmentOf<Op>>& segments, const StepState& state) {
+  op.segments = Trial::pointer<const SegmentOf<Op>>(trial.input_array(segments));
   op.num_segments = std::ssize(segments);
   op.state = Trial::pointer<const StepState>(trial.in_out_value(state));
 }
