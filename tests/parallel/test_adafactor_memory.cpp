@@ -31,21 +31,13 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
         sums += tensor.shape[0] + matrices * tensor.shape[1];
       }
       std::mutex mutex;
-      std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-      Wrapping wrapping;
-      wrapping.backend = [&](int64_t rank, Backend& inner) {
-        auto backend = std::make_unique<PoisoningBackend>(inner);
-        backends[static_cast<size_t>(rank)] = backend.get();
-        return backend;
-      };
       int64_t rows = 0, cols = 0;  // of all stages
-      on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+      on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         const std::lock_guard lock(mutex);
         for (const MemoryClass c : {MemoryClass::optimizer, MemoryClass::state, MemoryClass::workspace}) {
           INFO(memory_class_names[static_cast<size_t>(c)]);
-          const DeviceMemory& arena = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[static_cast<size_t>(c)];
+          const DeviceMemory& arena = *backend.arenas[static_cast<size_t>(c)];
           CHECK(arena.bytes() == rank.plan.memory().arenas[c]);
           CHECK(touched_bytes(arena) == arena.bytes());
         }

@@ -193,19 +193,11 @@ namespace {
 // Two steps on every rank, on memory that shows what was written.
 void check_touched_on_all(const RunConfig& config, int64_t world_size) {
   std::mutex mutex;
-  std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-  Wrapping wrapping;
-  wrapping.backend = [&](int64_t rank, Backend& inner) {
-    auto backend = std::make_unique<PoisoningBackend>(inner);
-    backends[static_cast<size_t>(rank)] = backend.get();
-    return backend;
-  };
-  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+  on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
     rank.step.run(1e-3, batches);
     rank.step.run(1e-3, batches);
     rank.step.state();  // waits for what is still being gathered
-    check_touched(rank, config, backends[static_cast<size_t>(rank.groups.rank())]->arenas, mutex);
+    check_touched(rank, config, backend.arenas, mutex);
   });
 }
 
@@ -262,15 +254,7 @@ std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<Stat
 
 void check_snapshot(const RunConfig& config, int64_t world_size) {
   std::mutex mutex;
-  std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-  Wrapping wrapping;
-  wrapping.backend = [&](int64_t rank, Backend& inner) {
-    auto backend = std::make_unique<PoisoningBackend>(inner);
-    backends[static_cast<size_t>(rank)] = backend.get();
-    return backend;
-  };
-  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+  on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
     rank.step.run(1e-3, batches);
     rank.step.take_snapshot_memory();
     const std::vector<StatePiece> copy = rank.step.copy_state();
@@ -278,7 +262,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
     rank.step.run(1e-3, batches);
     rank.step.state();  // waits for what is still being gathered
     const std::lock_guard lock(mutex);
-    const DeviceMemory& memory = *backends[static_cast<size_t>(rank.groups.rank())]->arenas.back();
+    const DeviceMemory& memory = *backend.arenas.back();
     const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
     CHECK(planned > 0);
     CHECK(memory.bytes() == planned);

@@ -26,19 +26,11 @@ TEST_CASE("Muon's workspace is what its largest matrix needs") {
           layout, {precision, "optimizer.type=muon", "model.sequence_length=2", "batch.micro=1", "model.vocab_size=64"});
       std::mutex mutex;
       int64_t most_touched = 0, planned = 0;
-      std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
-      Wrapping wrapping;
-      wrapping.backend = [&](int64_t rank, Backend& inner) {
-        auto backend = std::make_unique<PoisoningBackend>(inner);
-        backends[static_cast<size_t>(rank)] = backend.get();
-        return backend;
-      };
-      on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+      on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         const std::lock_guard lock(mutex);
         const auto c = static_cast<size_t>(MemoryClass::workspace);
-        const DeviceMemory& workspace = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[c];
+        const DeviceMemory& workspace = *backend.arenas[c];
         planned = rank.plan.memory().arenas[MemoryClass::workspace];
         CHECK(workspace.bytes() == planned);
         most_touched = std::max(most_touched, touched_bytes(workspace));
