@@ -62,8 +62,7 @@ struct BlockMoment {
     for (const float value : values) largest = fmaxf(largest, fabsf(value));
     for (unsigned lanes = 16; lanes > 0; lanes /= 2)
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, lanes));
-    const float scale = largest >= least_block_scale && largest < INFINITY ? largest : 0.0F;
-    const float inverse = scale > 0 ? 1 / scale : 0.0F;
+    const float scale = block_scale(largest), inverse = inverse_of_scale(scale);
     const unsigned lane = threadIdx.x % 32;
     for (int k = 0; k < of_lane; ++k) codes[block * state_block + 32 * k + lane] = tables.code(values[k], inverse);
     if (lane == 0) scales[block] = scale;

@@ -83,10 +83,10 @@ constexpr EncodeTable<has_sign> make_encode_table() {
 }
 
 // Of a block whose largest magnitude is given; not a number and infinity make the block zero, too.
-[[gnu::always_inline]] inline float block_scale(float largest) {
+[[gnu::always_inline]] constexpr float block_scale(float largest) {
   return largest >= least_block_scale && largest < __builtin_inff() ? largest : 0.0F;
 }
-[[gnu::always_inline]] inline float inverse_of_scale(float scale) { return scale > 0 ? 1 / scale : 0.0F; }
+[[gnu::always_inline]] constexpr float inverse_of_scale(float scale) { return scale > 0 ? 1 / scale : 0.0F; }
 
 // The code of value * inverse, with `inverse` that of a scale. Without a sign nothing above zero becomes the code of
 // zero: see ops/adamw_8bit.h.
