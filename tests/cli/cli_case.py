@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 EXECUTABLE = Path(os.environ.get("GPTRAIN", "build/gptrain")).resolve()
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE_ROOT / "tests"))
 
 FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 0, 2, 3, 4, 5, 6, 75
 

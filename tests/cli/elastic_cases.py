@@ -3,12 +3,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import unittest
 
 from cli_case import DEVICE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase, overrides
+from ports import free_port
 
 ELASTIC = overrides("parallel.elastic=true", "batch.global=12")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
@@ -84,9 +84,7 @@ class Processes(Elastic):
             places = [{}]
             command = ["mpirun", "--oversubscribe", "-n", str(size), *command]
         else:
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                port = listener.getsockname()[1]
+            port = free_port()
             places = [{"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                        "GPTRAIN_SECRET": "the secret of these tests"} for rank in range(size)]
         self.logs = [self.path(f"log-{rank}") for rank in range(len(places))]

@@ -4,13 +4,13 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import unittest
 
 from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, not_of_some_cases,
                       overrides, overwrite, tiny_config, write_tokens)
+from ports import free_port
 
 ENDLESS = overrides("run.steps=100000000")
 SECRET = "a secret of 32 bytes or so"
@@ -34,12 +34,6 @@ for pid in $pids; do
   echo $code
 done
 """
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def may_mount():

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "cli")]
+from ports import free_port
 
 SECRET = "a secret of 32 bytes or so"
 HANG_SECONDS = 120
@@ -30,12 +31,6 @@ COST_SECONDS = 1   # that all frames together may take of the ranks' processors,
 SLACK_SECONDS = 3  # more of the latter on a machine that is busy with other things, the outsiders among them
 DEVICE = 5
 SILENT = 300       # connections that are opened and say nothing
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def frame(text):

@@ -15,17 +15,15 @@ import time
 import unittest
 from pathlib import Path
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ports import free_port
+
 USAGE, DATA, DEVICE = 2, 3, 5
 TIMEOUT_SECONDS = 2  # of comm_ranks, and given to gptrain
 REPORT_SECONDS = 1
 SLACK_SECONDS = 4    # starting and ending processes on a busy machine
 HANG_SECONDS = 60
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def clean_environment(**variables):

@@ -1,16 +1,16 @@
 """The ranks of a run, as processes or as threads of one."""
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import test_crash
 from other_processes import MPIRUN_CRASHED, is_running
+from ports import free_port
 from test_crash import PROCESS_TIMEOUT_SECONDS, wait_for
 
 RANKS = 4
@@ -27,18 +27,6 @@ def environment(**variables):
 
 def overrides(*settings):
     return [argument for setting in settings for argument in ("--set", setting)]
-
-
-def free_port():
-    """Below those that the system gives to connections: so none of these takes it before rank 0 listens there."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
 
 
 class Ranks:

@@ -4,8 +4,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
 COMMAND_SECONDS = 60
@@ -78,22 +83,6 @@ def wait_until(condition, what, seconds):
             raise AssertionError(f"after {seconds} s: not {what}")
         time.sleep(0.1)
     return value
-
-
-def free_ports(count):
-    """The first of `count` ports in a row that nobody listens at."""
-    for first in range(17000 + os.getpid() % 1000, 32000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + number))
-            return first
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-    raise AssertionError("no free ports")
 
 
 def environment_of(process_id):
