@@ -110,17 +110,17 @@ TEST_CASE("what the config says about an optimizer reaches its steps") {
     return one_step(small_config(Family::gpt2, overrides)).weights.at("embedding.token");
   };
   const std::vector<float> sgd = weights({"optimizer.type=sgd"});
-  CHECK(sgd != weights({"optimizer.type=sgd", "optimizer.nesterov=true"}));
-  CHECK(weights({"optimizer.type=sgd", "optimizer.nesterov=true"}) !=
-        weights({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0.5"}));
-  CHECK(sgd != weights({"optimizer.type=sgd", "optimizer.weight_decay=0.5"}));
-  CHECK(weights({"optimizer.type=lion"}) != weights({"optimizer.type=lion", "optimizer.weight_decay=0.5"}));
-  CHECK(weights({"optimizer.type=lion"}) != sgd);
+  CHECK((sgd != weights({"optimizer.type=sgd", "optimizer.nesterov=true"})));
+  CHECK((weights({"optimizer.type=sgd", "optimizer.nesterov=true"}) !=
+         weights({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0.5"})));
+  CHECK((sgd != weights({"optimizer.type=sgd", "optimizer.weight_decay=0.5"})));
+  CHECK((weights({"optimizer.type=lion"}) != weights({"optimizer.type=lion", "optimizer.weight_decay=0.5"})));
+  CHECK((weights({"optimizer.type=lion"}) != sgd));
   const std::vector<float> lars = weights({"optimizer.type=lars"});
-  CHECK(lars != weights({"optimizer.type=lars", "optimizer.trust_coefficient=0.01"}));
-  CHECK(lars != weights({"optimizer.type=lars", "optimizer.weight_decay=0.5"}));
-  CHECK(weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.eps=1e-3"}));
-  CHECK(weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.weight_decay=0.5"}));
+  CHECK((lars != weights({"optimizer.type=lars", "optimizer.trust_coefficient=0.01"})));
+  CHECK((lars != weights({"optimizer.type=lars", "optimizer.weight_decay=0.5"})));
+  CHECK((weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.eps=1e-3"})));
+  CHECK((weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.weight_decay=0.5"})));
 }
 
 // In the first step of LAMB each matrix moves by the learning rate times its own norm, and of LARS, without decay, by
