@@ -24,6 +24,7 @@ namespace test_cuda {
 
 using namespace gptrain;
 using gptrain::testing::Family;
+using gptrain::testing::first_difference;
 using gptrain::testing::RandomBatches;
 using gptrain::testing::small_config;
 

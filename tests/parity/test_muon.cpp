@@ -15,6 +15,7 @@ namespace test_muon {
 
 using namespace gptrain;
 using gptrain::testing::Family;
+using gptrain::testing::first_difference;
 using gptrain::testing::RandomBatches;
 using gptrain::testing::small_config;
 
