@@ -7,7 +7,7 @@ the PREFIXes of token files (src/data/README.md, "A run in words", makes them).
 A model of about 3 M parameters is trained for 1,000 steps of 2,048 tokens by each method and with each seed. Runs of one
 seed have the same initial weights and the same data, so losses are compared pair by pair. FOLDER/results.json keeps what
 has been trained: a call that is interrupted goes on, and more methods or seeds are added. Prints a table in Markdown, and
-writes FOLDER/methods.html with the plots.
+writes FOLDER/methods.html with the plots, and these alone into FOLDER/methods.svg.
 """
 import argparse
 import json
@@ -102,7 +102,7 @@ def table(results, methods, seeds):
 HEADER = ["method", "validation loss", "spread over seeds", f"from {BASE}", "by seed"]
 
 
-def write_page(file, results, methods, seeds, rows):
+def write_page(folder, results, methods, seeds, rows):
     def mean_course(method):
         courses = [results[method][seed] for seed in seeds]
         return [(points[0][0], statistics.mean(loss for _, loss in points)) for points in zip(*courses)]
@@ -110,19 +110,21 @@ def write_page(file, results, methods, seeds, rows):
     base = dict(mean_course(BASE))
     apart = {method: [(step, 100 * (loss / base[step] - 1)) for step, loss in mean_course(method)] for method in methods}
     last = max(base)
-    figures = []
+    drawings = []
     for method, color in zip(methods, plots.COLORS * len(methods)):
         values = [value for _, value in apart[method]] + [-1.0, 1.0]
         low, high = min(values), max(values)
         drawn = [([(0, 0), (last, 0)], "#999999", 1), (apart[method], color, 1)]
         marks = [(value, f"{value:+g}%") for value in plots.steps_between(low, high)]
-        figures.append(plots.figure(method, plots.line_plot(drawn, (0, last), (low, high),
-                                                            [(step, step) for step in plots.steps_between(0, last)], marks)))
+        steps = [(step, step) for step in plots.steps_between(0, last)]
+        drawings.append((method, plots.line_plot(drawn, (0, last), (low, high), steps, marks)))
+    figures = [plots.figure(*drawing) for drawing in drawings]
     cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     head = "".join(f"<th>{cell}</th>" for cell in HEADER)
     parts = [f"<p>Validation loss after {last} steps, {len(seeds)} seeds, and how far it is from {BASE} on the way.</p>",
              f"<table><tr>{head}</tr>{cells}</table><div class=plots>{''.join(figures)}</div>"]
-    file.write_text(plots.page("Methods beside plain AdamW in bf16", parts), encoding="utf-8")
+    (folder / "methods.html").write_text(plots.page("Methods beside plain AdamW in bf16", parts), encoding="utf-8")
+    (folder / "methods.svg").write_text(plots.sheet(drawings), encoding="utf-8")
 
 
 def main():
@@ -151,7 +153,7 @@ def main():
     rows = table(results, methods, seeds)
     for row in [HEADER, ["---"] * len(HEADER), *rows]:
         print(f"| {' | '.join(row)} |")
-    write_page(options.out / "methods.html", results, methods, seeds, rows)
+    write_page(options.out, results, methods, seeds, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pages with line plots that need nothing but a browser, light and dark."""
+"""Pages and pictures with line plots that need nothing but a browser, light and dark."""
 import html
 import math
 
@@ -22,6 +22,20 @@ def page(title, parts):
 
 def figure(caption, plot):
     return f"<figure><figcaption>{html.escape(caption)}</figcaption>{plot}</figure>"
+
+
+def sheet(figures, columns=3):
+    """One SVG of [(caption, plot)], for pages in Markdown, which take pictures alone."""
+    width, height = 300, 190
+    rows = math.ceil(len(figures) / columns)
+    cells = []
+    for number, (caption, plot) in enumerate(figures):
+        x, y = width * (number % columns), height * (number // columns)
+        cells.append(f'<text x="{x + LEFT}" y="{y + 14}" font-weight="bold">{html.escape(caption)}</text>'
+                     f'<svg x="{x}" y="{y + 18}" width="{width}" height="170"{plot.removeprefix("<svg")}')
+    style = STYLE[STYLE.index("text {"):].replace("body { color: #ddd; background: #181818; } ", "")
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * columns} {height * rows}" '
+            f'font-family="system-ui, sans-serif"><style>{style}</style>{"".join(cells)}</svg>\n')
 
 
 def line_plot(lines, x_range, y_range, x_marks, y_marks):

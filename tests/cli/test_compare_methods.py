@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,12 @@ class CompareMethods(unittest.TestCase):
         self.assertIn("| lion | 4.1915 | 0.0714 | +1.00% | +1.00% +1.00% |\n", done.stdout)
         page = (self.folder / "out/methods.html").read_text(encoding="utf-8")
         self.assertEqual(page.count("<svg "), 2)
+        picture = xml.etree.ElementTree.parse(self.folder / "out/methods.svg").getroot()
+        lines = picture.findall("{*}svg/{*}polyline")
+        self.assertEqual(len(lines), 4)  # of each method, and its zero
+        rows = [float(point.split(",")[1]) for point in lines[3].get("points").split()]
+        zero = float(lines[2].get("points").split(",")[-1])
+        self.assertTrue(all(row < zero for row in rows))  # the losses of lion are larger
         results = json.loads((self.folder / "out/results.json").read_text(encoding="utf-8"))
         self.assertEqual(results["losses"]["lion"]["1"][-1], [20, 4.1 * 1.01])
 
