@@ -1,3 +1,4 @@
+#include "ops/cpu/kernels/derivative_codes.h"
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/math.h"
@@ -49,86 +50,31 @@ void backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
   }
 }
 
-// Elements that are coded at a time: their values stay in the first cache.
-constexpr int64_t coded_chunk = 512;
-
-// The lowest `bits` bits of 8 bytes, side by side, and the way back.
-template <int bits>
-uint64_t packed(uint64_t bytes) {
-  constexpr uint64_t pair = ((uint64_t{1} << (2 * bits)) - 1) * 0x0001000100010001U;
-  constexpr uint64_t four = ((uint64_t{1} << (4 * bits)) - 1) * 0x0000000100000001U;
-  constexpr uint64_t eight = (uint64_t{1} << (8 * bits)) - 1;
-  bytes = (bytes | bytes >> (8 - bits)) & pair;
-  bytes = (bytes | bytes >> (16 - 2 * bits)) & four;
-  return (bytes | bytes >> (32 - 4 * bits)) & eight;
-}
-template <int bits>
-uint64_t unpacked(uint64_t codes) {
-  constexpr uint64_t four = ((uint64_t{1} << (4 * bits)) - 1) * 0x0000000100000001U;
-  constexpr uint64_t pair = ((uint64_t{1} << (2 * bits)) - 1) * 0x0001000100010001U;
-  constexpr uint64_t one = ((uint64_t{1} << bits) - 1) * 0x0101010101010101U;
-  codes = (codes | codes << (32 - 4 * bits)) & four;
-  codes = (codes | codes << (16 - 2 * bits)) & pair;
-  return (codes | codes << (8 - bits)) & one;
-}
-
 // forward_row, and the codes of the derivative.
 template <typename Function, bool has_bias, int bits, typename C>
 void forward_row_coded(const C* x, const C* bias, C* y, uint8_t* codes, int64_t cols) {
-  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
-  alignas(64) uint8_t chunk[coded_chunk];
+  alignas(64) float values[coded_chunk] = {};
   for (int64_t begin = 0; begin < cols; begin += coded_chunk) {
     const int64_t count = cols - begin < coded_chunk ? cols - begin : coded_chunk;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
       float value = load(x + begin + i);
       if constexpr (has_bias) value += load(bias + begin + i);
+      values[i] = value;
       store(y + begin + i, Function::value(value));
-      const float magnitude = value < 0.0F ? -value : value;
-      int32_t code = value < 0.0F ? pieces.count : 0;
-#pragma GCC unroll 8
-      for (int j = 0; j + 1 < pieces.count; ++j) code += magnitude > pieces.borders[j] ? 1 : 0;
-      chunk[i] = static_cast<uint8_t>(code);
     }
-    const int64_t groups = (count + codes_in_group - 1) / codes_in_group;
-    for (int64_t i = count; i < groups * codes_in_group; ++i) chunk[i] = 0;
-    for (int64_t group = 0; group < groups; ++group) {
-      uint64_t bytes;
-      __builtin_memcpy(&bytes, chunk + group * codes_in_group, sizeof bytes);
-      const uint64_t word = packed<bits>(bytes);
-      __builtin_memcpy(codes + (begin / codes_in_group + group) * bits, &word, bits);
-    }
+    encode<Function::kind, bits>(values, count, codes + begin / codes_in_group * bits);
   }
 }
 
-template <typename Function, int bits, typename C>
-void backward_row_coded(const uint8_t* codes, const C* dy, C* dx, int64_t cols) {
-  constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
-  float levels[2 * pieces.count];
-  for (int i = 0; i < pieces.count; ++i) {
-    levels[i] = pieces.levels[i];
-    levels[pieces.count + i] = 1.0F - pieces.levels[i];
-  }
-  alignas(64) uint8_t chunk[coded_chunk];
+template <int bits, typename C>
+void backward_row_coded(const uint8_t* codes, const C* dy, C* dx, int64_t cols, const CodeLevels<bits>& levels) {
+  alignas(64) float factors[coded_chunk];
   for (int64_t begin = 0; begin < cols; begin += coded_chunk) {
     const int64_t count = cols - begin < coded_chunk ? cols - begin : coded_chunk;
-    const int64_t groups = (count + codes_in_group - 1) / codes_in_group;
-    for (int64_t group = 0; group < groups; ++group) {
-      const uint8_t* from = codes + (begin / codes_in_group + group) * bits;
-      uint64_t word = 0;
-      // Four bytes of which three count are read at once; three are not. The last group has none behind it.
-      if (bits == 3 && group + 1 < groups) {
-        uint32_t four;
-        __builtin_memcpy(&four, from, sizeof four);
-        word = four;
-      } else {
-        __builtin_memcpy(&word, from, bits);
-      }
-      const uint64_t bytes = unpacked<bits>(word);
-      __builtin_memcpy(chunk + group * codes_in_group, &bytes, sizeof bytes);
-    }
+    decode<bits>(codes + begin / codes_in_group * bits, count, levels, factors);
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(dx + begin + i, load(dy + begin + i) * levels[chunk[i]]);
+    for (int64_t i = 0; i < count; ++i) store(dx + begin + i, load(dy + begin + i) * factors[i]);
   }
 }
 
@@ -239,11 +185,12 @@ void forward_rows_of_kind(const ActivationForward& op, int64_t first_row, int64_
   });
 }
 
-template <typename Function, int bits, typename C>
+template <int bits, typename C>
 void backward_rows_coded(const ActivationBackward& op, int64_t first_row, int64_t end_row) {
+  const CodeLevels<bits> levels(op.kind);
   for (int64_t row = first_row; row < end_row; ++row) {
-    backward_row_coded<Function, bits>(row_of<const uint8_t>(op.codes, row), row_of<const C>(op.dy, row),
-                                       row_of<C>(op.dx, row), op.dy.cols);
+    backward_row_coded<bits>(row_of<const uint8_t>(op.codes, row), row_of<const C>(op.dy, row), row_of<C>(op.dx, row),
+                             op.dy.cols, levels);
   }
 }
 
@@ -265,11 +212,7 @@ void activation_backward(const ActivationBackward& op, int64_t first_row, int64_
     using C = decltype(type);
     if (op.code_bits != 0) {
       with_code_width(op.code_bits, [&](auto width) {
-        if (op.kind == ActivationKind::gelu) {
-          backward_rows_coded<Gelu, decltype(width)::value, C>(op, first_row, end_row);
-        } else {
-          backward_rows_coded<GeluTanh, decltype(width)::value, C>(op, first_row, end_row);
-        }
+        backward_rows_coded<decltype(width)::value, C>(op, first_row, end_row);
       });
     } else if (op.bias.rows > 0) {
       backward_rows<true, C>(op, first_row, end_row);
