@@ -1,5 +1,5 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
-//          [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
+//          [--matrix-kernels NAME] [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
 //
 // Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
@@ -12,6 +12,7 @@
 #include <set>
 
 #include "harness.h"
+#include "matrix_kernels_choice.h"
 #include "ops/cpu/kernels/kernel_table.h"
 #include "train/machine_limits.h"
 
@@ -29,7 +30,7 @@ struct Options {
   std::string filter, op;
   bool bench = false;
   uint64_t seed = 1;
-  std::string instruction_set;
+  std::string instruction_set, matrix_kernels;
   std::string backend = "cpu";
   int repeats = 3;
   bool without_f16 = false;
@@ -70,6 +71,10 @@ std::string device_text(const Backend& backend) {
 // Whether the op computes something else on a thread-independent backend.
 bool is_linear(std::string_view op) {
   return op == LinearForward::name || op == LinearBackwardInput::name || op == LinearBackwardWeight::name;
+}
+
+bool uses_matrix_kernels(std::string_view op) {
+  return is_linear(op) || op == AttentionForward::name || op == AttentionBackward::name || op == BiasGradient::name;
 }
 
 enum class Outcome : uint8_t { passed, failed, skipped };
@@ -141,6 +146,7 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
     if (title(test).find(options.filter) == std::string::npos) continue;
     if (!options.op.empty() && test.op != options.op) continue;
     if (backend.thread_independent && !is_linear(test.op)) continue;
+    if (!options.matrix_kernels.empty() && !uses_matrix_kernels(test.op)) continue;
     if (seen++ % options.every != 0) continue;
     ++run;
     const Outcome outcome = run_case(test, backend, options);
@@ -208,6 +214,10 @@ int run_suite(const Options& options) {
     fmt::print("skipped: this machine runs the {} kernels, not {}\n", select_kernels().name, options.instruction_set);
     return exit_skipped;
   }
+  if (!options.matrix_kernels.empty() && !choose_matrix_kernels(options.matrix_kernels)) {
+    fmt::print("skipped: this machine cannot run the matrix kernels \"{}\"\n", options.matrix_kernels);
+    return exit_skipped;
+  }
   Suite suite(options.backend == "cuda");
   for (const auto add_cases : registrations()) add_cases(suite);
   if (options.backend == "cuda" && num_cuda_devices() == 0) {
@@ -248,6 +258,10 @@ int main(int argc, char** argv) {
   app.add_flag("--without-f16", options.without_f16, "skip what the CPU backend skips: cases in f16");
   app.add_option("--instruction-set", options.instruction_set,
                  "the kernels that must run (x86-64, x86-64-v3, x86-64-v4); skipped (77) where others do");
+  app.add_option("--matrix-kernels", options.matrix_kernels,
+                 "only ops of these kernels, run by: amx, whose instructions are emulated on a CPU that lacks them "
+                 "(skipped where it lacks AVX512-BF16), or substituted, the same in plain C++")
+      ->check(CLI::IsMember({"amx", "substituted"}));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

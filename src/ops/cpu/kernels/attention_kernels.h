@@ -93,7 +93,17 @@ template <typename T, bool pairs>
 void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing, const T* from, int64_t from_stride,
                      int64_t rows) {
   pack_rows<pairs>(rows_buffer, packing.row_units, from, from_stride, rows, packing.head_size);
-  transpose_tile(out, rows_buffer, packing.row_units, round_up(packing.depth, 16));
+  transpose(out, tile_size, rows_buffer, packing.row_units, tile_size, round_up(packing.depth, 16));
+}
+
+// Rows for sums over the columns and, behind them, the columns as rows of pairs, [width][tile_size / 2]: what tiles
+// multiply from the left in a sum over the rows. The buffer holds a tile.
+template <bool pairs>
+void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, const bf16* from, int64_t from_stride,
+                    int64_t rows) {
+  pack_rows<pairs>(out, packing.row_units, from, from_stride, rows, packing.head_size);
+  pack_row_pairs(buffer, packing.width, from, from_stride, rows, packing.head_size);
+  transpose(out + packing.tile / 2, tile_size / 2, buffer, packing.width, tile_size / 2, packing.width);
 }
 
 // What a row's scores are reduced by: nothing, while it has seen no key.
@@ -193,12 +203,10 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
         }
       }
       const Unit* probabilities = reinterpret_cast<const Unit*>(scores);
-#ifdef __AVX512BF16__
       if constexpr (pairs) {
         pair_columns(buffers.probabilities, scores);
         probabilities = buffers.probabilities;
       }
-#endif
       product<pairs>(o, packing.width, {probabilities, pairs ? tile_size / 2 : tile_size, 1}, buffers.v, packing.width,
                      rows, packing.cols, packing.token_units(keys), true);
     }
@@ -246,10 +254,16 @@ void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
                      const AttentionBackwardBuffers& buffers) {
   for (int64_t query = 0, tile = 0; query < head.tokens; query += tile_size, ++tile) {
     const int64_t rows = smaller(tile_size, head.tokens - query);
-    pack_both<T, pairs>(buffers.q + tile * packing.tile, packing, static_cast<const T*>(head.q) + query * head.q_stride,
-                        head.q_stride, rows);
-    pack_both<T, pairs>(buffers.d_o + tile * packing.tile, packing,
-                        static_cast<const T*>(head.d_o) + query * head.d_o_stride, head.d_o_stride, rows);
+    const auto pack = [&](Unit* out, const void* operand, int64_t stride) {
+      const T* const from = static_cast<const T*>(operand) + query * stride;
+      if constexpr (pairs && tile_products) {
+        pack_for_tiles(out + tile * packing.tile, buffers.k_rows, packing, from, stride, rows);
+      } else {
+        pack_both<T, pairs>(out + tile * packing.tile, packing, from, stride, rows);
+      }
+    };
+    pack(buffers.q, head.q, head.q_stride);
+    pack(buffers.d_o, head.d_o, head.d_o_stride);
   }
   for (int64_t query = 0; query < head.tokens; ++query) {
     const T* const o = static_cast<const T*>(head.o) + query * head.o_stride;
@@ -263,6 +277,17 @@ void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
     for (; col < head.head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
     for (int i = 0; i < 16; ++i) sum += partial[i];
     buffers.delta[query] = sum;
+  }
+}
+
+// to [rows, cols] = from^T, of from [cols][tile_size]. The buffer is [tile_size][tile_size].
+template <typename T>
+void store_transposed(T* to, int64_t to_stride, const float* from, float* buffer, int64_t rows, int64_t cols) {
+  for (int64_t col = 0; col < cols; col += tile_size) {
+    const int64_t count = smaller(tile_size, cols - col);
+    transpose(reinterpret_cast<Unit*>(buffer), tile_size, reinterpret_cast<const Unit*>(from + col * tile_size),
+              tile_size, round_up(count, 16), tile_size);
+    store_rows(to + col, to_stride, buffer, tile_size, rows, count, 1.0F);
   }
 }
 
@@ -281,7 +306,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
     pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, static_cast<const T*>(head.v) + key * head.v_stride,
                               head.v_stride, keys);
     const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k, head.k_stride, keys);
-    transpose_tile(buffers.k, buffers.k_rows, packing.row_units, round_up(packing.depth, 16));
+    transpose(buffers.k, tile_size, buffers.k_rows, packing.row_units, tile_size, round_up(packing.depth, 16));
     float* const dk = buffers.dk + (buffers.grouped ? key_tile * packing.tile : 0);
     float* const dv = buffers.dv + (buffers.grouped ? key_tile * packing.tile : 0);
 
@@ -305,7 +330,6 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       LeftOperand p_transposed{reinterpret_cast<const Unit*>(scores), 1, tile_size};
       LeftOperand ds_transposed{reinterpret_cast<const Unit*>(d_scores), 1, tile_size};
       LeftOperand ds{reinterpret_cast<const Unit*>(d_scores), tile_size, 1};
-#ifdef __AVX512BF16__
       if constexpr (pairs) {
         pair_rows(buffers.p_pairs, scores);
         pair_rows(buffers.ds_pairs, d_scores);
@@ -314,21 +338,34 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
         ds_transposed.units = buffers.ds_pairs;
         ds = {buffers.ds_rows, tile_size / 2, 1};
       }
-#endif
       const bool add = !first_of_group || tile > first_tile;
       const int64_t query_units = packing.token_units(queries);
-      product<pairs>(dv, packing.width, p_transposed, d_o + pairs_offset, packing.width, key_rows, packing.cols,
-                     query_units, add);
-      product<pairs>(dk, packing.width, ds_transposed, q + pairs_offset, packing.width, key_rows, packing.cols,
-                     query_units, add);
+      if constexpr (pairs && tile_products) {
+        // dv^T = d_o^T p and dk^T = q^T ds: tiles multiply p and ds from the right as they are.
+        product<pairs>(dv, tile_size, {d_o + pairs_offset, tile_size / 2, 1}, p_transposed.units, tile_size,
+                       packing.cols, key_rows, query_units, add);
+        product<pairs>(dk, tile_size, {q + pairs_offset, tile_size / 2, 1}, ds_transposed.units, tile_size,
+                       packing.cols, key_rows, query_units, add);
+      } else {
+        product<pairs>(dv, packing.width, p_transposed, d_o + pairs_offset, packing.width, key_rows, packing.cols,
+                       query_units, add);
+        product<pairs>(dk, packing.width, ds_transposed, q + pairs_offset, packing.width, key_rows, packing.cols,
+                       query_units, add);
+      }
       product<pairs>(buffers.dq + tile * packing.tile, packing.width, ds, k_for_dq, packing.width, rows, packing.cols,
                      packing.token_units(keys), key > first_seen_tile(head, query));
     }
     if (!last_of_group) continue;
-    store_rows(static_cast<T*>(head.dk) + key * head.dk_stride, head.dk_stride, dk, packing.width, keys, head.head_size,
-               1.0F);
-    store_rows(static_cast<T*>(head.dv) + key * head.dv_stride, head.dv_stride, dv, packing.width, keys, head.head_size,
-               1.0F);
+    const auto store_keys = [&](void* to, int64_t stride, const float* from) {
+      T* const rows = static_cast<T*>(to) + key * stride;
+      if constexpr (pairs && tile_products) {
+        store_transposed(rows, stride, from, buffers.scores, keys, head.head_size);
+      } else {
+        store_rows(rows, stride, from, packing.width, keys, head.head_size, 1.0F);
+      }
+    };
+    store_keys(head.dk, head.dk_stride, dk);
+    store_keys(head.dv, head.dv_stride, dv);
   }
   store_rows(static_cast<T*>(head.dq), head.dq_stride, buffers.dq, packing.width, head.tokens, head.head_size, 1.0F);
 }

@@ -11,12 +11,13 @@ namespace {
 #ifdef __AVX512BF16__
 constexpr bool bf16_pairs = true;
 #else
-constexpr bool bf16_pairs = false;
+constexpr bool bf16_pairs = tile_products;
 #endif
 
 void attention_forward(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
                        const AttentionForwardBuffers& buffers) {
   if (dtype == DType::bf16) {
+    const TileScope tiles;
     forward_tiles<bf16, bf16_pairs>(head, first_tile, count, buffers);
   } else {
     forward_tiles<float, false>(head, first_tile, count, buffers);
@@ -26,14 +27,26 @@ void attention_forward(const AttentionHead& head, DType dtype, int64_t first_til
 void attention_backward(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
                         const AttentionBackwardBuffers& buffers) {
   if (dtype == DType::bf16) {
+    const TileScope tiles;
     backward_head<bf16, bf16_pairs>(head, first_of_group, last_of_group, buffers);
   } else {
     backward_head<float, false>(head, first_of_group, last_of_group, buffers);
   }
 }
 
-template <typename T>
+// Rows of the depth as [tile_size][tile_size] units or [tile_size / 2][tile_size] pairs, for sums over them.
+template <bool pairs, typename T>
+void pack_depth(Unit* out, const T* from, int64_t from_stride, int64_t depth, int64_t cols) {
+  if constexpr (pairs) {
+    pack_row_pairs(out, tile_size, from, from_stride, depth, cols);
+  } else {
+    pack_rows<false>(out, tile_size, from, from_stride, depth, cols);
+  }
+}
+
+template <typename T, bool pairs>
 void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
+  constexpr int64_t tile_units = pairs ? tile_size / 2 : tile_size;  // of the depth of a tile
   const int64_t rows = smaller(tile_size, op.rows - row);
   const int64_t cols = smaller(tile_size, op.cols - col);
   const T* const a = static_cast<const T*>(op.a);
@@ -41,22 +54,25 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
   for (int64_t first = 0; first < op.depth; first += tile_size) {
     const int64_t depth = smaller(tile_size, op.depth - first);
     const T* const a_tile = a + row * op.a_row_stride + first * op.a_col_stride;
-    LeftOperand left{buffers.a, tile_size, 1};
+    LeftOperand left{buffers.a, tile_units, 1};
     if (op.a_col_stride == 1) {
-      pack_rows<false>(buffers.a, tile_size, a_tile, op.a_row_stride, rows, depth);
+      pack_rows<pairs>(buffers.a, tile_units, a_tile, op.a_row_stride, rows, depth);
+    } else if constexpr (pairs && tile_products) {
+      pack_depth<pairs>(buffers.staging, a_tile, op.a_col_stride, depth, rows);
+      transpose(buffers.a, tile_units, buffers.staging, tile_size, tile_units, tile_size);
     } else {
-      pack_rows<false>(buffers.a, tile_size, a_tile, op.a_col_stride, depth, rows);
+      pack_depth<pairs>(buffers.a, a_tile, op.a_col_stride, depth, rows);
       left = {buffers.a, 1, tile_size};
     }
     const T* const b_tile = b + first * op.b_row_stride + col * op.b_col_stride;
     if (op.b_col_stride == 1) {
-      pack_rows<false>(buffers.b, tile_size, b_tile, op.b_row_stride, depth, cols);
+      pack_depth<pairs>(buffers.b, b_tile, op.b_row_stride, depth, cols);
     } else {
-      pack_rows<false>(buffers.staging, tile_size, b_tile, op.b_col_stride, cols, depth);
-      transpose_tile(buffers.b, buffers.staging, tile_size, tile_size);
+      pack_rows<pairs>(buffers.staging, tile_units, b_tile, op.b_col_stride, cols, depth);
+      transpose(buffers.b, tile_size, buffers.staging, tile_units, tile_size, tile_units);
     }
-    product<false>(buffers.c, tile_size, left, buffers.b, tile_size, round_up(rows, product_rows), round_up(cols, 16),
-                   depth, first > 0);
+    product<pairs>(buffers.c, tile_size, left, buffers.b, tile_size, round_up(rows, product_rows), round_up(cols, 16),
+                   pairs ? (depth + 1) / 2 : depth, first > 0);
   }
   if (op.bias != nullptr) {
     const T* const bias = static_cast<const T*>(op.bias) + col;
@@ -79,9 +95,10 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
 
 void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
   if (op.operand_dtype == DType::bf16) {
-    tiled_linear_of<bf16>(op, row, col, buffers);
+    const TileScope tiles;
+    tiled_linear_of<bf16, bf16_pairs>(op, row, col, buffers);
   } else {
-    tiled_linear_of<float>(op, row, col, buffers);
+    tiled_linear_of<float, false>(op, row, col, buffers);
   }
 }
 

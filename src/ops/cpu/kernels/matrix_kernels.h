@@ -103,4 +103,7 @@ struct MatrixKernels {
 // The best table that this CPU can run and ONEDNN_MAX_CPU_ISA allows.
 const MatrixKernels& select_matrix_kernels();
 
+// For tests: what select_matrix_kernels returns from now on; nullptr: its own choice.
+void use_matrix_kernels(const MatrixKernels* kernels);
+
 }  // namespace gptrain

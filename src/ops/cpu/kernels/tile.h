@@ -3,7 +3,8 @@
 // shared between instruction sets.
 //
 // A packed tile is made of 32-bit units along the dimension that a product sums over: one float, or, where the CPU
-// multiplies pairs of bfloat16 (`pairs`), two neighbours of that dimension.
+// multiplies pairs of bfloat16 (`pairs`), two neighbours of that dimension. Vectors multiply pairs, or tiles of AMX
+// (`tile_products`).
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #endif
 
 #include "base/dtype.h"
+#include "ops/cpu/kernels/amx_tiles.h"
 #include "ops/cpu/kernels/matrix_kernels.h"
 
 namespace gptrain {
@@ -29,6 +31,7 @@ constexpr int lanes = 4;
 
 using Vec [[gnu::vector_size(lanes * 4)]] = float;
 using IntVec [[gnu::vector_size(lanes * 4)]] = int32_t;
+using BitsVec [[gnu::vector_size(lanes * 4)]] = uint32_t;
 using UnalignedVec [[gnu::vector_size(lanes * 4), gnu::aligned(4), gnu::may_alias]] = float;
 
 inline Vec load(const void* from) { return *static_cast<const UnalignedVec*>(from); }
@@ -57,7 +60,7 @@ inline Vec multiply_add(Vec a, Vec b, Vec acc) {
   return a * b + acc;
 }
 
-// A factor of a product: unit k of row i is units[i * row_stride + k * unit_stride].
+// A factor of a product: unit k of row i is units[i * row_stride + k * unit_stride]. Tiles want a unit_stride of 1.
 struct LeftOperand {
   const Unit* units;
   int64_t row_stride;
@@ -93,10 +96,15 @@ void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int
   }
 }
 
-// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. rows: a multiple of product_rows; cols: of 16.
+// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. rows: a multiple of product_rows; cols: of 16. Operands
+// hold zeros up to the next multiple of 16 of each, and c has room there.
 template <bool pairs>
 void product(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows, int64_t cols,
              int64_t depth, bool accumulate) {
+  if constexpr (pairs && tile_products) {
+    product_of_tiles(c, c_stride, a.units, a.row_stride, b, b_stride, rows, cols, depth, accumulate);
+    return;
+  }
   constexpr int widest = lanes == 16 ? 4 : 2;
   int64_t col = 0;
   for (; col + widest * lanes <= cols; col += widest * lanes) {
@@ -161,27 +169,48 @@ inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64
   for (int i = 0; i < lanes; ++i) store(out + i * out_stride, rows[i]);
 }
 
-// out [units][tile_size] from in [tile_size][in_stride]; units: a multiple of 16.
-inline void transpose_tile(Unit* out, const Unit* in, int64_t in_stride, int64_t units) {
-  for (int64_t unit = 0; unit < units; unit += lanes) {
-    for (int64_t row = 0; row < tile_size; row += lanes) {
-      transpose_block(out + unit * tile_size + row, tile_size, in + row * in_stride + unit, in_stride);
+// out [cols][rows] from in [rows][cols], both multiples of 16.
+inline void transpose(Unit* out, int64_t out_stride, const Unit* in, int64_t in_stride, int64_t rows, int64_t cols) {
+  for (int64_t col = 0; col < cols; col += lanes) {
+    for (int64_t row = 0; row < rows; row += lanes) {
+      transpose_block(out + col * out_stride + row, out_stride, in + row * in_stride + col, in_stride);
     }
   }
 }
 
+// Unit i holds low[i] and high[i], rounded to bfloat16.
+inline Vec pair_lanes(Vec low, Vec high) {
 #ifdef __AVX512BF16__
+  using Words [[gnu::vector_size(64)]] = uint16_t;
+  Words interleaved;
+  for (int i = 0; i < 2 * lanes; ++i) interleaved[i] = static_cast<uint16_t>(i / 2 + i % 2 * lanes);
+  const auto words = reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(high, low));
+  return reinterpret_cast<Vec>(__builtin_shuffle(words, interleaved));
+#else
+  const auto rounded = [](Vec value) {
+    const auto bits = reinterpret_cast<BitsVec>(value);
+    return value == value ? bits + 0x7fffU + ((bits >> 16) & 1U) : bits | 0x400000U;
+  };
+  return reinterpret_cast<Vec>((rounded(low) >> 16) | (rounded(high) & 0xffff0000U));
+#endif
+}
+
+// The elements of `first`, then those of `second`: each unit holds two neighbours, rounded to bfloat16.
+inline Vec pair_neighbours(Vec first, Vec second) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
+#else
+  IntVec even;
+  for (int i = 0; i < lanes; ++i) even[i] = 2 * i;
+  return pair_lanes(__builtin_shuffle(first, second, even), __builtin_shuffle(first, second, even + 1));
+#endif
+}
+
 // A tile of floats [tile_size][tile_size] as pairs along the columns, [tile_size][tile_size / 2].
 inline void pair_columns(Unit* out, const float* tile) {
   for (int64_t i = 0; i < tile_size * tile_size; i += 2 * lanes) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(load(tile + i + lanes), load(tile + i));
-    store(out + i / 2, reinterpret_cast<Vec>(both));
+    store(out + i / 2, pair_neighbours(load(tile + i), load(tile + i + lanes)));
   }
-}
-
-inline IntVec widen(__m256bh values) {
-  using Words [[gnu::vector_size(32)]] = uint16_t;
-  return __builtin_convertvector(reinterpret_cast<Words>(values), IntVec);
 }
 
 // The same tile as pairs of rows, [tile_size / 2][tile_size].
@@ -189,14 +218,10 @@ inline void pair_rows(Unit* out, const float* tile) {
   for (int64_t row = 0; row < tile_size; row += 2) {
     for (int64_t col = 0; col < tile_size; col += lanes) {
       const float* const even = tile + row * tile_size + col;
-      const IntVec low = widen(_mm512_cvtneps_pbh(load(even)));
-      const IntVec high = widen(_mm512_cvtneps_pbh(load(even + tile_size)));
-      const IntVec both = low | (high << 16);
-      store(out + row / 2 * tile_size + col, reinterpret_cast<Vec>(both));
+      store(out + row / 2 * tile_size + col, pair_lanes(load(even), load(even + tile_size)));
     }
   }
 }
-#endif
 
 // to [rows, cols] = from * scale, rounded to T.
 template <typename T>
