@@ -12,9 +12,13 @@ constexpr float log2_e = 1.44269504F;
 constexpr float minus_infinity = -__builtin_inff();
 
 inline float largest_lane(Vec value) {
-  float largest = value[0];
-  for (int i = 1; i < lanes; ++i) largest = value[i] > largest ? value[i] : largest;
-  return largest;
+  IntVec other;
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < lanes; ++i) other[i] = i ^ half;
+    const Vec exchanged = __builtin_shuffle(value, other);
+    value = exchanged > value ? exchanged : value;
+  }
+  return value[0];
 }
 
 // factors[c] = 0 where the probability of (query, first_key + c) is dropped, else keep_scale. first_key is a multiple
@@ -109,10 +113,12 @@ void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, cons
 // What a row's scores are reduced by: nothing, while it has seen no key.
 inline float softmax_base(float row_max) { return row_max == minus_infinity ? 0.0F : row_max; }
 
-// One tile of scores becomes unnormalised probabilities exp(score * scale - row_max); the running maximum, sum and
-// output of each row are brought to the new maximum.
-inline void online_softmax(float* scores, float* row_max, float* row_sum, float* o, int64_t width, int64_t cols,
-                           float scale, int64_t rows) {
+// One tile of scores becomes unnormalised probabilities exp(score * scale - row_max), in place or, for pairs, in
+// `probabilities`, after dropout; the running maximum, sum and output of each row are brought to the new maximum.
+template <bool pairs>
+void online_softmax(float* scores, Unit* probabilities, float* row_max, float* row_sum, float* o, int64_t width,
+                    int64_t cols, const AttentionHead& head, int64_t first_query, int64_t rows, int64_t first_key) {
+  const float scale = head.scale;
   alignas(64) float shrink[tile_size];
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -131,10 +137,21 @@ inline void online_softmax(float* scores, float* row_max, float* row_sum, float*
     float* const values = scores + row * tile_size;
     const Vec max = broadcast(softmax_base(row_max[row]));
     Vec sum = Vec{};
-    for (int64_t col = 0; col < tile_size; col += lanes) {
+    alignas(64) float factors[tile_size];
+    if (head.drop_threshold != 0) dropout_factors(factors, head, first_query + row, first_key);
+    const auto kept = [&](int64_t col) {
       const Vec p = exp2((load(values + col) * scale - max) * log2_e);
-      store(values + col, p);
       sum += p;
+      return head.drop_threshold != 0 ? p * load(factors + col) : p;
+    };
+    for (int64_t col = 0; col < tile_size; col += 2 * lanes) {
+      const Vec first = kept(col), second = kept(col + lanes);
+      if constexpr (pairs) {
+        store(probabilities + (row * tile_size + col) / 2, pair_neighbours(first, second));
+      } else {
+        store(values + col, first);
+        store(values + col + lanes, second);
+      }
     }
     store(row_sum + row * 16, load(row_sum + row * 16) * shrink[row] + sum);
     if (shrink[row] == 1.0F) continue;
@@ -193,20 +210,10 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
                      rows, tile_size, packing.depth, false);
       mask_scores(scores, head, query, queries, key);
       float* const o = buffers.o + tile * packing.tile;
-      online_softmax(scores, buffers.row_max + tile * tile_size, buffers.row_sum + tile * tile_size * 16, o,
-                     packing.width, packing.cols, head.scale, queries);
-      if (head.drop_threshold != 0) {
-        alignas(64) float factors[tile_size];
-        for (int64_t row = 0; row < queries; ++row) {
-          dropout_factors(factors, head, query + row, key);
-          for (int64_t col = 0; col < tile_size; ++col) scores[row * tile_size + col] *= factors[col];
-        }
-      }
-      const Unit* probabilities = reinterpret_cast<const Unit*>(scores);
-      if constexpr (pairs) {
-        pair_columns(buffers.probabilities, scores);
-        probabilities = buffers.probabilities;
-      }
+      online_softmax<pairs>(scores, buffers.probabilities, buffers.row_max + tile * tile_size,
+                            buffers.row_sum + tile * tile_size * 16, o, packing.width, packing.cols, head, query,
+                            queries, key);
+      const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
       product<pairs>(o, packing.width, {probabilities, pairs ? tile_size / 2 : tile_size, 1}, buffers.v, packing.width,
                      rows, packing.cols, packing.token_units(keys), true);
     }
@@ -219,33 +226,86 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   }
 }
 
-// scores and d_scores hold q k^T and d_o v^T of a tile; they become the (dropped) probabilities and the gradient of
-// q k^T. Rows past the last query become zero.
-inline void softmax_backward(float* scores, float* d_scores, const AttentionHead& head, const float* lse,
-                             const float* delta, int64_t first_query, int64_t queries, int64_t first_key) {
+// Of some keys of a query: the (dropped) probabilities, and the gradient of q k^T.
+struct KeyGradients {
+  Vec p, ds;
+};
+
+// From q k^T and d_o v^T. factors: of dropout, or nullptr.
+inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta, float scale) {
+  const Vec p = exp2((score * scale - lse) * log2_e);
+  if (factors == nullptr) return {p, p * (dp - delta) * scale};
+  const Vec factor = load(factors);
+  return {p * factor, p * (dp * factor - delta) * scale};
+}
+
+// The tile of queries and keys, and what backward knows of its queries.
+struct GradientTile {
+  const AttentionHead& head;
+  int64_t query, queries, key;
+  const float *lse, *delta;  // of the first query
+};
+
+// scores and d_scores hold q k^T and d_o v^T; they become probabilities and gradients. Rows past the last query become
+// zero.
+inline void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
   alignas(64) float factors[tile_size];
-  for (int64_t row = 0; row < queries; ++row) {
+  const bool drops = tile.head.drop_threshold != 0;
+  for (int64_t row = 0; row < tile.queries; ++row) {
     float* const p_row = scores + row * tile_size;
     float* const ds_row = d_scores + row * tile_size;
-    const Vec row_lse = broadcast(lse[row]);
-    const Vec row_delta = broadcast(delta[row]);
-    if (head.drop_threshold != 0) dropout_factors(factors, head, first_query + row, first_key);
+    if (drops) dropout_factors(factors, tile.head, tile.query + row, tile.key);
     for (int64_t col = 0; col < tile_size; col += lanes) {
-      const Vec p = exp2((load(p_row + col) * head.scale - row_lse) * log2_e);
-      Vec dp = load(ds_row + col);
-      Vec kept = p;
-      if (head.drop_threshold != 0) {
-        const Vec factor = load(factors + col);
-        dp *= factor;
-        kept *= factor;
-      }
-      store(p_row + col, kept);
-      store(ds_row + col, p * (dp - row_delta) * head.scale);
+      const KeyGradients result = softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr,
+                                                    tile.lse[row], tile.delta[row], tile.head.scale);
+      store(p_row + col, result.p);
+      store(ds_row + col, result.ds);
     }
   }
-  const size_t rest = static_cast<size_t>((tile_size - queries) * tile_size * 4);
-  std::memset(scores + queries * tile_size, 0, rest);
-  std::memset(d_scores + queries * tile_size, 0, rest);
+  const size_t rest = static_cast<size_t>((tile_size - tile.queries) * tile_size * 4);
+  std::memset(scores + tile.queries * tile_size, 0, rest);
+  std::memset(d_scores + tile.queries * tile_size, 0, rest);
+}
+
+// The same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs along
+// the columns, [tile_size][tile_size / 2]. A row behind an odd number of them holds scores of zeros: an infinite
+// log-sum-exp makes zeros of it.
+inline void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
+                                   const AttentionBackwardBuffers& buffers) {
+  alignas(64) float factors[2][tile_size];
+  const bool drops = tile.head.drop_threshold != 0;
+  for (int64_t row = 0; row < tile.queries; row += 2) {
+    float lse[2] = {tile.lse[row], -minus_infinity}, delta[2] = {tile.delta[row], 0};
+    if (row + 1 < tile.queries) {
+      lse[1] = tile.lse[row + 1];
+      delta[1] = tile.delta[row + 1];
+    }
+    for (int r = 0; r < 2 && drops; ++r) dropout_factors(factors[r], tile.head, tile.query + row + r, tile.key);
+    for (int64_t col = 0; col < tile_size; col += 2 * lanes) {
+      KeyGradients of[2][2];
+      for (int r = 0; r < 2; ++r) {
+        for (int n = 0; n < 2; ++n) {
+          const int64_t at = (row + r) * tile_size + col + n * lanes;
+          of[r][n] = softmax_gradients(load(scores + at), load(d_scores + at),
+                                       drops ? factors[r] + col + n * lanes : nullptr, lse[r], delta[r],
+                                       tile.head.scale);
+        }
+      }
+      for (int n = 0; n < 2; ++n) {
+        const int64_t at = row / 2 * tile_size + col + n * lanes;
+        store(buffers.p_pairs + at, pair_lanes(of[0][n].p, of[1][n].p));
+        store(buffers.ds_pairs + at, pair_lanes(of[0][n].ds, of[1][n].ds));
+      }
+      for (int r = 0; r < 2; ++r) {
+        store(buffers.ds_rows + ((row + r) * tile_size + col) / 2, pair_neighbours(of[r][0].ds, of[r][1].ds));
+      }
+    }
+  }
+  const int64_t filled = round_up(tile.queries, 2) * tile_size / 2;  // units
+  Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
+  for (Unit* const units : all) {
+    std::memset(units + filled, 0, static_cast<size_t>((tile_size * tile_size / 2 - filled) * 4));
+  }
 }
 
 // What the sweep over key tiles needs of each query: packed q and d_o, and delta = d_o . o.
@@ -325,18 +385,17 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       product<pairs>(d_scores, tile_size, {d_o, packing.row_units, 1}, buffers.v, tile_size, rows, tile_size,
                      packing.depth, false);
       mask_scores(scores, head, query, queries, key);
-      softmax_backward(scores, d_scores, head, head.lse + query, buffers.delta + query, query, queries, key);
-
-      LeftOperand p_transposed{reinterpret_cast<const Unit*>(scores), 1, tile_size};
-      LeftOperand ds_transposed{reinterpret_cast<const Unit*>(d_scores), 1, tile_size};
-      LeftOperand ds{reinterpret_cast<const Unit*>(d_scores), tile_size, 1};
+      const GradientTile at{head, query, queries, key, head.lse + query, buffers.delta + query};
+      LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
+      LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
+      LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
       if constexpr (pairs) {
-        pair_rows(buffers.p_pairs, scores);
-        pair_rows(buffers.ds_pairs, d_scores);
-        pair_columns(buffers.ds_rows, d_scores);
-        p_transposed.units = buffers.p_pairs;
-        ds_transposed.units = buffers.ds_pairs;
-        ds = {buffers.ds_rows, tile_size / 2, 1};
+        softmax_backward_pairs(scores, d_scores, at, buffers);
+      } else {
+        softmax_backward(scores, d_scores, at);
+        p_transposed.units = reinterpret_cast<const Unit*>(scores);
+        ds_transposed.units = reinterpret_cast<const Unit*>(d_scores);
+        ds = {ds_transposed.units, tile_size, 1};
       }
       const bool add = !first_of_group || tile > first_tile;
       const int64_t query_units = packing.token_units(queries);

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -206,23 +206,6 @@ inline Vec pair_neighbours(Vec first, Vec second) {
 #endif
 }
 
-// A tile of floats [tile_size][tile_size] as pairs along the columns, [tile_size][tile_size / 2].
-inline void pair_columns(Unit* out, const float* tile) {
-  for (int64_t i = 0; i < tile_size * tile_size; i += 2 * lanes) {
-    store(out + i / 2, pair_neighbours(load(tile + i), load(tile + i + lanes)));
-  }
-}
-
-// The same tile as pairs of rows, [tile_size / 2][tile_size].
-inline void pair_rows(Unit* out, const float* tile) {
-  for (int64_t row = 0; row < tile_size; row += 2) {
-    for (int64_t col = 0; col < tile_size; col += lanes) {
-      const float* const even = tile + row * tile_size + col;
-      store(out + row / 2 * tile_size + col, pair_lanes(load(even), load(even + tile_size)));
-    }
-  }
-}
-
 // to [rows, cols] = from * scale, rounded to T.
 template <typename T>
 void store_rows(T* to, int64_t to_stride, const float* from, int64_t from_stride, int64_t rows, int64_t cols,
@@ -247,9 +230,13 @@ inline Vec exp2(Vec x) {
   p = p * f + 0.240226507F;
   p = p * f + 0.693147182F;
   p = p * f + 1.0F;
+#ifdef __AVX512F__
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, broadcast(-126.0F), _CMP_NLT_UQ), p, whole);
+#else
   const IntVec exponent = (__builtin_convertvector(whole, IntVec) + 127) << 23;
   const Vec scaled = p * reinterpret_cast<Vec>(exponent);
   return x < -126.0F ? Vec{} : scaled;
+#endif
 }
 
 }  // namespace
