@@ -33,6 +33,14 @@ class DeviceMemory {
 
 class SideQueue;
 
+// A linear whose weights lie packed in memory of its own, as a library likes them best.
+class PackedLinear {
+ public:
+  virtual ~PackedLinear() = default;
+  // Reads x and writes y, as run(op) does; the operands must still be there.
+  virtual void run() = 0;
+};
+
 // What a sequence of ops depends on, compared whole: which ops they are, and where their operands lie.
 class RecordingKey {
  public:
@@ -85,6 +93,12 @@ class Backend {
   // While it is on, such a product only finds its fastest algorithm, if none is known, and leaves anything in its
   // outputs; all other ops are left out.
   virtual void set_choosing(bool /*choosing*/) {}
+  // The op with its weights packed as they are now, in memory that `allocate` gives, and with the scratch memory of now:
+  // what a rate of products may be held against. Null where the backend has nothing but run(op).
+  using Allocate = std::function<std::unique_ptr<DeviceMemory>(int64_t bytes)>;
+  virtual std::unique_ptr<PackedLinear> pack(const LinearForward& /*op*/, const Allocate& /*allocate*/) {
+    return nullptr;
+  }
   // What the user should be warned of since the last call: lines, mostly none.
   virtual std::string take_warnings() { return {}; }
   // Another queue of the same device (ops/side_queue.h). Null where the device's memory is the host's, which collectives

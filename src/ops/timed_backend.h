@@ -34,6 +34,9 @@ class TimedBackend final : public Backend {
   std::string algorithms() const override { return inner_.algorithms(); }
   void use_algorithms(const std::string& record) override { inner_.use_algorithms(record); }
   void set_choosing(bool choosing) override { inner_.set_choosing(choosing); }
+  std::unique_ptr<PackedLinear> pack(const LinearForward& op, const Allocate& allocate) override {
+    return inner_.pack(op, allocate);
+  }
   std::string take_warnings() override { return inner_.take_warnings(); }
   std::unique_ptr<SideQueue> make_side_queue() override;
 

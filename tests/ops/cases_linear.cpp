@@ -231,6 +231,40 @@ void long_sum_case(Trial& trial, bool accumulate) {
   }
 }
 
+// The op with packed weights gives what the op gives. Small integers: every order of summing is exact.
+void packed_case(Trial& trial, DType dtype) {
+  constexpr int64_t rows = 65, in = 96, out = 80;
+  const auto small_integers = [&](int64_t r, int64_t c) -> const Operand& {
+    std::vector<double> values(static_cast<size_t>(r * c));
+    for (double& value : values) value = static_cast<double>(trial.random.below(5) - 2);
+    return trial.input(dtype, r, c, values);
+  };
+  const Operand &x = small_integers(rows, in), &w = small_integers(out, in), &bias = small_integers(1, out);
+  Operand& y = trial.output(DType::f32, rows, out);
+  LinearForward op{x.matrix(), w.matrix(), bias.matrix(), y.matrix()};
+  trial.run(op);
+
+  Backend& backend = trial.backend();
+  std::vector<float> result(rows * out);
+  const auto memory = backend.allocate(op.y.bytes());
+  op.y.data = memory->data();
+  const int64_t scratch_bytes = footprint(op, backend.target()).scratch_bytes;
+  const auto scratch = backend.allocate(scratch_bytes);
+  backend.set_scratch(scratch->data(), scratch_bytes);
+  int64_t packed_bytes = 0;
+  const auto packed = backend.pack(op, [&](int64_t bytes) {
+    packed_bytes = bytes;
+    return backend.allocate(bytes);
+  });
+  if (packed == nullptr) {  // the library serves no bf16 without AVX512-BF16, and is not asked on a GPU
+    return trial.expect_true(backend.target().kind == Target::Kind::gpu || dtype == DType::bf16, "packed weights");
+  }
+  packed->run();
+  backend.download(result.data(), op.y.data, op.y.bytes());
+  trial.expect_true(packed_bytes >= op.w.bytes(), "memory for the packed weights");
+  trial.expect_true(y.values() == std::vector<double>(result.begin(), result.end()), "y as with plain weights");
+}
+
 std::string describe(const Shape& shape, std::string_view dtypes, std::string_view rest) {
   return fmt::format("N={} in={} out={} {}{}", shape.rows, shape.in, shape.out, dtypes, rest);
 }
@@ -286,6 +320,10 @@ void add_cases(Suite& suite) {
     }
   }
   suite.add<LinearForward>("gelu_tanh rejections", activation_rejections);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    suite.add<LinearForward>(fmt::format("packed weights {}", dtype_name(dtype)),
+                             [=](Trial& trial) { packed_case(trial, dtype); });
+  }
   suite.add<LinearBackwardWeight>("N=5 in=7 out=3 f32 central differences", derivative_case);
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(

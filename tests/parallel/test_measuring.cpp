@@ -1,6 +1,8 @@
 // Memory that measuring the machine borrows before a run.
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "catch.h"
 #include "train/machine_limits.h"
@@ -39,6 +41,23 @@ class CountingBackend final : public ForwardingBackend {
   };
 };
 
+constexpr double slow_seconds = 0.05;
+
+// Products of plain weights are slow on it.
+class SlowBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  using ForwardingBackend::run;
+
+  void run(const LinearForward& op) override {
+    std::this_thread::sleep_for(std::chrono::duration<double>(slow_seconds));
+    inner_.run(op);
+    flops = static_cast<double>(2 * op.x.rows * op.x.cols * op.y.cols);
+  }
+
+  double flops = 0;
+};
+
 }  // namespace
 
 TEST_CASE("measuring the machine borrows no more memory than is said, and gives it back") {
@@ -49,6 +68,12 @@ TEST_CASE("measuring the machine borrows no more memory than is said, and gives 
   CHECK(backend.most > 0);
   CHECK(backend.most <= measuring_bytes);
   CHECK(backend.now == 0);
+}
+
+TEST_CASE("the rate of products is that of packed weights where plain ones are slow") {
+  const auto cpu = make_cpu_backend(2);
+  SlowBackend backend(*cpu);
+  CHECK(measure_matrix_rate(backend, DType::f32) > 2 * backend.flops / slow_seconds);
 }
 
 }  // namespace test_measuring

@@ -24,6 +24,9 @@ class ForwardingBackend : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
   void synchronize() override { inner_.synchronize(); }
+  std::unique_ptr<PackedLinear> pack(const LinearForward& op, const Allocate& allocate) override {
+    return inner_.pack(op, allocate);
+  }
   std::unique_ptr<SideQueue> make_side_queue() override { return inner_.make_side_queue(); }
 #define GPTRAIN_FORWARD(Op) \
   void run(const Op& op) override { inner_.run(op); }

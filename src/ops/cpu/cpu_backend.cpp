@@ -117,6 +117,11 @@ void CpuBackend::prepare(const Op& op) const {
   require_scratch(Op::name, cpu_scratch_bytes(op, context_.num_threads), context_.scratch_bytes);
 }
 
+std::unique_ptr<PackedLinear> CpuBackend::pack(const LinearForward& op, const Allocate& allocate) {
+  prepare(op);
+  return linear_.pack(op, allocate, context_.scratch, context_.scratch_bytes);
+}
+
 void CpuBackend::run(const EmbeddingForward& op) {
   prepare(op);
   cpu_embedding_forward(op, context_);

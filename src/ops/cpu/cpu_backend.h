@@ -19,6 +19,7 @@ class CpuBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override;
   void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override {}  // every op has run when its call returns
+  std::unique_ptr<PackedLinear> pack(const LinearForward& op, const Allocate& allocate) override;
   std::unique_ptr<SideQueue> make_side_queue() override { return nullptr; }
 
 #define GPTRAIN_DECLARE_CPU_RUN(Op) void run(const Op& op) override;

@@ -6,6 +6,7 @@
 #include <map>
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <oneapi/dnnl/dnnl_version.h>
 #include <optional>
 #include <vector>
 
@@ -16,6 +17,8 @@
 
 namespace gptrain {
 namespace {
+
+static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP, "threads of gptrain's teams share out products: oneDNN has to run on OpenMP, too");
 
 // c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += where `accumulate`. A transposed factor is stored
 // with its second dimension as rows.
@@ -43,6 +46,16 @@ struct Product {
     return part;
   }
 };
+
+Product product_of(const LinearForward& op) {
+  Product product;
+  product.a = op.x;
+  product.b = op.w;
+  product.b_transposed = true;
+  product.bias = op.bias;
+  product.c = op.y;
+  return product;
+}
 
 int64_t row_stride(const Matrix& matrix) { return matrix.rows <= 1 ? matrix.cols : matrix.stride; }
 bool is_dense(const Matrix& matrix) { return row_stride(matrix) == matrix.cols; }
@@ -96,6 +109,24 @@ struct Primitive {
   dnnl::matmul matmul;
   std::vector<Memories> of_thread;  // for each thread that may run it
 };
+
+// Where oneDNN's versions differ: the third has no operation descriptors.
+dnnl::matmul::primitive_desc describe_product(const dnnl::engine& engine, const dnnl::memory::desc& a,
+                                              const dnnl::memory::desc& b, const dnnl::memory::desc* bias,
+                                              const dnnl::memory::desc& c, const dnnl::primitive_attr& attributes) {
+#if DNNL_VERSION_MAJOR >= 3
+  if (bias != nullptr) return dnnl::matmul::primitive_desc(engine, a, b, *bias, c, attributes);
+  return dnnl::matmul::primitive_desc(engine, a, b, c, attributes);
+#else
+  const auto operation = bias != nullptr ? dnnl::matmul::desc(a, b, *bias, c) : dnnl::matmul::desc(a, b, c);
+  return dnnl::matmul::primitive_desc(operation, attributes, engine);
+#endif
+}
+
+dnnl::memory::desc plain_desc(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool transposed) {
+  using Dims = dnnl::memory::dims;
+  return dnnl::memory::desc({rows, cols}, dnnl_type(dtype), transposed ? Dims{1, stride} : Dims{stride, 1});
+}
 
 TiledLinearBuffers carve_tiled(ScratchCarver& carver) {
   constexpr int64_t square = tile_size * tile_size;
@@ -157,6 +188,25 @@ class CpuLinear::Products {
     }
   }
 
+  // The product with b in the layout that oneDNN prefers, which is its own memory's.
+  std::unique_ptr<PackedLinear> pack(const Product& product, const Backend::Allocate& allocate) {
+    if (!is_dense(product) || !serves(product.a.dtype)) return nullptr;
+    const TeamSize threads(num_threads_);
+    const ProductKey key = key_of(product, num_threads_);
+    std::optional<Primitive> primitive = make_primitive(key, true);
+    if (!primitive) return nullptr;
+    dnnl::memory& b = primitive->of_thread.front().b;
+    const auto bytes = static_cast<int64_t>(b.get_desc().get_size());
+    std::unique_ptr<DeviceMemory> memory = allocate(bytes);
+    b.set_data_handle(memory->data());
+    dnnl::memory plain(plain_desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed), engine_,
+                       product.b.data);
+    dnnl::reorder(plain, b).execute(streams_.front(), plain, b);
+    Product packed = product;
+    packed.b.data = memory->data();
+    return std::make_unique<PackedProduct>(*this, packed, std::move(*primitive), std::move(memory));
+  }
+
   void add_column_sums(const Matrix& values, const Matrix& sums, bool accumulate) {
     const MatrixKernels& kernels = select_matrix_kernels();
     const int64_t rounds = (values.cols + num_threads_ * column_sum_width - 1) / (num_threads_ * column_sum_width);
@@ -171,6 +221,23 @@ class CpuLinear::Products {
   }
 
  private:
+  class PackedProduct final : public PackedLinear {
+   public:
+    PackedProduct(Products& products, const Product& product, Primitive primitive, std::unique_ptr<DeviceMemory> memory)
+        : products_(products), product_(product), primitive_(std::move(primitive)), memory_(std::move(memory)) {}
+
+    void run() override {
+      const TeamSize threads(products_.num_threads_);
+      check(products_.execute(primitive_, product_, 0));
+    }
+
+   private:
+    Products& products_;
+    Product product_;
+    Primitive primitive_;
+    std::unique_ptr<DeviceMemory> memory_;  // of b
+  };
+
   // Each part by one thread, which is the faster way as long as there are large parts for all threads: they need not
   // wait for each other. False, and nothing done, when there are not, or when oneDNN does not serve the parts.
   bool run_parts(const Product& product) {
@@ -218,30 +285,36 @@ class CpuLinear::Products {
     return true;
   }
 
+  static bool serves(DType dtype) {
+    return dtype != DType::bf16 ||
+           (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+  }
+
+  static ProductKey key_of(const Product& product, int num_threads) {
+    return {num_threads,           product.rows(),        product.cols(),        product.depth(),
+            row_stride(product.a), row_stride(product.b), row_stride(product.c), product.a.dtype,
+            product.c.dtype,       product.a_transposed,  product.b_transposed,  product.bias.given(),
+            product.accumulate};
+  }
+
   // The primitive for a dense product or a part of one, on one thread or all; nullptr when the tiled products serve it.
   // OpenMP's default number of threads is `num_threads`.
   const Primitive* find(const Product& product, int num_threads) {
-    const bool bf16_products =
-        (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
-    if (product.a.dtype == DType::bf16 && !bf16_products) return nullptr;
-    const ProductKey key{num_threads,           product.rows(),        product.cols(),        product.depth(),
-                         row_stride(product.a), row_stride(product.b), row_stride(product.c), product.a.dtype,
-                         product.c.dtype,       product.a_transposed,  product.b_transposed,  product.bias.given(),
-                         product.accumulate};
+    if (!serves(product.a.dtype)) return nullptr;
+    const ProductKey key = key_of(product, num_threads);
     auto found = primitives_.find(key);
-    if (found == primitives_.end()) found = primitives_.emplace(key, make_primitive(key)).first;
+    if (found == primitives_.end()) found = primitives_.emplace(key, make_primitive(key, false)).first;
     return found->second ? &*found->second : nullptr;
   }
 
-  std::optional<Primitive> make_primitive(const ProductKey& key) {
-    const auto desc = [](int64_t rows, int64_t cols, int64_t stride, DType dtype, bool transposed) {
-      using Dims = dnnl::memory::dims;
-      return dnnl::memory::desc({rows, cols}, dnnl_type(dtype), transposed ? Dims{1, stride} : Dims{stride, 1});
-    };
-    const auto a = desc(key.rows, key.depth, key.a_stride, key.operand_dtype, key.a_transposed);
-    const auto b = desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed);
-    const auto c = desc(key.rows, key.cols, key.c_stride, key.c_dtype, false);
-    const auto bias = desc(1, key.cols, key.cols, key.operand_dtype, false);
+  // packed: b in whatever layout oneDNN prefers.
+  std::optional<Primitive> make_primitive(const ProductKey& key, bool packed) {
+    const auto a = plain_desc(key.rows, key.depth, key.a_stride, key.operand_dtype, key.a_transposed);
+    const auto b = packed ? dnnl::memory::desc({key.depth, key.cols}, dnnl_type(key.operand_dtype),
+                                               dnnl::memory::format_tag::any)
+                          : plain_desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed);
+    const auto c = plain_desc(key.rows, key.cols, key.c_stride, key.c_dtype, false);
+    const auto bias = plain_desc(1, key.cols, key.cols, key.operand_dtype, false);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (key.accumulate) {
@@ -250,14 +323,13 @@ class CpuLinear::Products {
       attributes.set_post_ops(sum);
     }
     try {
-      const auto operation = key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
-      const dnnl::matmul::primitive_desc description(operation, attributes, engine_);
+      const auto description = describe_product(engine_, a, b, key.bias ? &bias : nullptr, c, attributes);
       const auto scratch = description.scratchpad_desc();
       if (static_cast<int64_t>(scratch.get_size()) > linear_scratch_bytes(key.num_threads)) return std::nullopt;
       const auto memory = [this](const dnnl::memory::desc& of) { return dnnl::memory(of, engine_, DNNL_MEMORY_NONE); };
       Primitive primitive{dnnl::matmul(description), {}};
       for (int thread = 0; thread < (key.num_threads == 1 ? num_threads_ : 1); ++thread) {
-        primitive.of_thread.push_back({memory(a), memory(b), memory(c), key.bias ? memory(bias) : dnnl::memory(),
+        primitive.of_thread.push_back({memory(a), memory(description.weights_desc()), memory(c), key.bias ? memory(bias) : dnnl::memory(),
                                        scratch.get_size() > 0 ? memory(scratch) : dnnl::memory()});
       }
       return primitive;
@@ -340,13 +412,13 @@ CpuLinear::~CpuLinear() = default;
 
 void CpuLinear::run(const LinearForward& op, std::byte* scratch, int64_t scratch_bytes) {
   products_->use_scratch(scratch, scratch_bytes);
-  Product product;
-  product.a = op.x;
-  product.b = op.w;
-  product.b_transposed = true;
-  product.bias = op.bias;
-  product.c = op.y;
-  products_->run(product);
+  products_->run(product_of(op));
+}
+
+std::unique_ptr<PackedLinear> CpuLinear::pack(const LinearForward& op, const Backend::Allocate& allocate,
+                                              std::byte* scratch, int64_t scratch_bytes) {
+  products_->use_scratch(scratch, scratch_bytes);
+  return products_->pack(product_of(op), allocate);
 }
 
 void CpuLinear::run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes) {

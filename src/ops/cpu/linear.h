@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "ops/backend.h"
 #include "ops/ops.h"
 
 namespace gptrain {
@@ -38,6 +39,9 @@ class CpuLinear {
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const BiasGradient& op);
+  // On all threads at once. Null where oneDNN has no such product within the scratch bound. Only as long as this lives.
+  std::unique_ptr<PackedLinear> pack(const LinearForward& op, const Backend::Allocate& allocate, std::byte* scratch,
+                                     int64_t scratch_bytes);
 
  private:
   class Products;
