@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every shell script parses, can be run, passes shellcheck where that is installed, and refuses what it does not know;
-# the corpus script and the test counter do what they say. Run as test_scripts.sh SOURCE_ROOT.
+# the corpus script and the test counter do what they say;
+# so does the build's option for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
 set -euo pipefail
 cd "$1"
 failures=0
@@ -37,6 +38,20 @@ expect 1 'usage: tools/test.sh' tools/test.sh --suite all
 expect 1 'usage: tools/gpu_check.sh' tools/gpu_check.sh --nonsense
 expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
 expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
+
+# A oneDNN of its own folder: what is wrong with one is said before anything is built.
+if command -v meson >/dev/null; then
+  onednn=$scratch/onednn
+  configure=(meson setup "$scratch/build" -Dcuda=disabled -Dtests=false "-Donednn=$onednn")
+  expect 1 "onednn: there is no $onednn/include/oneapi/dnnl/dnnl.h" "${configure[@]}"
+  mkdir -p "$onednn/include/oneapi/dnnl" "$onednn/lib"
+  touch "$onednn/include/oneapi/dnnl/dnnl.h"
+  expect 1 "onednn: there is no $onednn/lib/libdnnl.so" "${configure[@]}"
+  touch "$onednn/lib/libdnnl.so"
+  printf '#define %s\n' 'DNNL_RUNTIME_OMP 2' 'DNNL_RUNTIME_SYCL 512' 'DNNL_CPU_RUNTIME DNNL_RUNTIME_SYCL' \
+    >"$onednn/include/oneapi/dnnl/dnnl_config.h"
+  expect 1 'this oneDNN is not built for OpenMP' "${configure[@]}"
+fi
 
 # The sum of two logs; what failed is named, and a log without tests is a failure.
 log() { printf '{"name": "%s", "result": "%s"}\n' "$@"; }
