@@ -2,7 +2,8 @@
 // sources that are compiled once per instruction set; everything has internal linkage.
 //
 // With vectors the magnitudes are computed: one of a decade is a straight line in its number, and what differs between
-// decades comes from tables of eight.
+// decades comes from tables of eight. What is written by AVX-512's instructions costs about a tenth of a nanosecond for
+// each of them and 16 elements, whichever it is: few are what makes it fast.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +17,52 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
+#ifdef __AVX2__
+
+#ifdef __AVX512F__
+constexpr int code_lanes = 16;
+// Forms with a mask of all lanes: GCC 12 takes those without for uses of an uninitialized value.
+constexpr __mmask16 all_lanes = 0xffff;
+constexpr int and_or = 0xea;         // of three: (a & b) | c
+constexpr int larger_size = 0b1011;  // of two: the larger magnitude
+#else
+constexpr int code_lanes = 8;
+using CodeFloats [[gnu::vector_size(4 * code_lanes)]] = float;
+using CodeInts [[gnu::vector_size(4 * code_lanes)]] = int32_t;
+
+// GCC 12 takes bytes apart one by one.
+inline CodeInts load_codes(const uint8_t* codes) {
+  return reinterpret_cast<CodeInts>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
+}
+
+inline void store_codes(uint8_t* codes, CodeInts n) {
+  const auto wide = reinterpret_cast<__m256i>(n);
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packus_epi16(words, words));
+}
+#endif
+
+#endif
+
 // Several maxima at a time, of which none waits for the one before.
 inline float largest_magnitude(const float* values) {
   constexpr int64_t lanes = 64;
-  float largest[lanes] = {};
+  alignas(64) float largest[lanes] = {};
   for (int64_t i = 0; i < state_block; i += lanes) {
+#ifdef __AVX512F__
+#pragma GCC unroll 4
+    for (int64_t lane = 0; lane < lanes; lane += code_lanes) {
+      const __m512 larger = _mm512_maskz_range_ps(all_lanes, _mm512_load_ps(largest + lane),
+                                                  _mm512_loadu_ps(values + i + lane), larger_size);
+      _mm512_store_ps(largest + lane, larger);
+    }
+#else
 #pragma omp simd
     for (int64_t lane = 0; lane < lanes; ++lane) {
       const float size = __builtin_fabsf(values[i + lane]);
       largest[lane] = size > largest[lane] ? size : largest[lane];
     }
+#endif
   }
   float all = 0;
 #pragma omp simd reduction(max : all)
@@ -34,36 +71,6 @@ inline float largest_magnitude(const float* values) {
 }
 
 #ifdef __AVX2__
-
-#ifdef __AVX512F__
-constexpr int code_lanes = 16;
-#else
-constexpr int code_lanes = 8;
-#endif
-using CodeFloats [[gnu::vector_size(4 * code_lanes)]] = float;
-using CodeInts [[gnu::vector_size(4 * code_lanes)]] = int32_t;
-
-// GCC 12 takes bytes apart one by one. (And it takes forms without a mask of all lanes for uses of an uninitialized
-// value.)
-inline CodeInts load_codes(const uint8_t* codes) {
-#ifdef __AVX512F__
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  return reinterpret_cast<CodeInts>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
-#else
-  return reinterpret_cast<CodeInts>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
-#endif
-}
-
-inline void store_codes(uint8_t* codes, CodeInts n) {
-#ifdef __AVX512F__
-  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(n));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), bytes);
-#else
-  const auto wide = reinterpret_cast<__m256i>(n);
-  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packus_epi16(words, words));
-#endif
-}
 
 template <bool has_sign>
 struct DecadeTables {
@@ -107,6 +114,143 @@ inline Vector vector_of(const T (&table)[8]) {
   return vector;
 }
 
+#ifdef __AVX512F__
+
+// By the logarithm of a magnitude's place, plus 15, modulo 16: as DecadeTables has them. Zero without a sign has place 1.
+struct PlaceTables {
+  float low[16], span[16];
+};
+
+template <bool has_sign>
+constexpr PlaceTables make_place_tables() {
+  constexpr DecadeTables<has_sign> decades = make_decade_tables<has_sign>();
+  PlaceTables tables{};
+  for (int log = has_sign ? 0 : 1; log <= (has_sign ? 7 : 8); ++log) {
+    tables.low[(log + 15) % 16] = decades.low[(log + 7) % 8];
+    tables.span[(log + 15) % 16] = decades.span[(log + 7) % 8];
+  }
+  return tables;
+}
+
+template <bool has_sign>
+inline void decode_block(const uint8_t* codes, float scale, float* values) {
+  static constexpr auto tables = make_place_tables<has_sign>();
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(tables.low), factor);
+  const __m512 span = _mm512_mul_ps(_mm512_loadu_ps(tables.span), factor);
+  const __m512i one = _mm512_set1_epi32(0x3f800000), fraction_bits = _mm512_set1_epi32(0x7fffff);
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000U));
+  const __m512i zero = _mm512_set1_epi32(has_sign ? zero_code : -1);
+  for (int64_t i = 0; i < state_block; i += code_lanes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+    const __m512i n = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(all_lanes, bytes), zero);
+    const __m512i place = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // its sign is looked at last
+    const __m512i log = _mm512_maskz_srli_epi32(all_lanes, place, 23);  // plus 127
+    const __m512i mantissa = _mm512_maskz_ternarylogic_epi32(all_lanes, place, fraction_bits, one, and_or);
+    const __m512 fraction = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_castsi512_ps(one));
+    __m512 value = _mm512_maskz_fmadd_ps(has_sign ? _mm512_test_epi32_mask(n, n) : all_lanes,
+                                         _mm512_maskz_permutexvar_ps(all_lanes, log, span), fraction,
+                                         _mm512_maskz_permutexvar_ps(all_lanes, log, low));
+    if (has_sign)
+      value = _mm512_castsi512_ps(
+          _mm512_maskz_ternarylogic_epi32(all_lanes, n, sign, _mm512_castps_si512(value), and_or));
+    _mm512_storeu_ps(values + i, value);
+  }
+}
+
+// A number's place among those of its decade: cells (1 + u), with cells those of the decade and u from 0 at its tenth to
+// 1 at its whole. 1 + u = scale x + 8 / 9 has the place in the highest bits of its mantissa. Magnitude 1 is a decade of
+// its own, and so is zero with a sign.
+template <bool has_sign>
+struct OctaveTables {
+  // By the exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or one above it,
+  // with the bits of a mantissa behind the place in the decade below in the lowest bits, which move the border by less
+  // than its rounding.
+  uint32_t border[32];
+  float scale[16];  // by these bits, modulo 16
+  float least;      // what is below is taken for it: a number of the lowest decade that has a border
+};
+
+template <bool has_sign>
+constexpr OctaveTables<has_sign> make_octave_tables() {
+  constexpr DecadeTables<has_sign> decades = make_decade_tables<has_sign>();
+  constexpr uint32_t most_bits = has_sign ? 24 : 23;
+  OctaveTables<has_sign> tables{};
+  for (uint32_t exponent = 104; exponent <= 127; ++exponent) {
+    // Without a sign all that is not zero has at least the lowest decade.
+    uint32_t decade = has_sign ? 0 : 1;
+    while (decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < exponent << 23) ++decade;
+    const bool is_inside = decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < (exponent + 1) << 23;
+    const uint32_t border = is_inside ? __builtin_bit_cast(uint32_t, decades.border[decade]) : 0x7fffff00U;
+    tables.border[exponent % 32] = border | (most_bits - decade);
+  }
+  double power = 1e-6;
+  for (uint32_t decade = 1; decade <= 7; ++decade, power *= 10)
+    tables.scale[(most_bits - decade) % 16] = static_cast<float>(1 / (0.9 * power));
+  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // the place of 1 is the first, whatever the bits behind
+  tables.least = has_sign ? 0x1p-23F : decades.low[0];
+  return tables;
+}
+
+// Of 64 numbers, 16 at a time, less `first`: their bytes.
+inline __m512i bytes_of(__m512i a, __m512i b, __m512i c, __m512i d, int16_t first) {
+  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  const __m512i less = _mm512_set1_epi16(first);
+  const __m512i ab = _mm512_sub_epi16(_mm512_packs_epi32(a, b), less);
+  const __m512i cd = _mm512_sub_epi16(_mm512_packs_epi32(c, d), less);
+  return _mm512_maskz_permutexvar_epi32(all_lanes, order, _mm512_packus_epi16(ab, cd));
+}
+
+template <bool has_sign>
+inline void encode_values(const float* values, uint8_t* codes, float inverse) {
+  static constexpr auto tables = make_octave_tables<has_sign>();
+  const __m512i first_borders = _mm512_loadu_si512(tables.border);
+  const __m512i other_borders = _mm512_loadu_si512(tables.border + 16);
+  const __m512 scale = _mm512_loadu_ps(tables.scale), start = _mm512_set1_ps(8.0F / 9.0F);
+  const __m512 below_two = _mm512_set1_ps(0x1.fffffep0F), least = _mm512_set1_ps(tables.least);
+  const __m512i one = _mm512_set1_epi32(1), count_bits = _mm512_set1_epi32(31);
+  const __m512i fraction_bits = _mm512_set1_epi32(0x7fffff), hidden_bit = _mm512_set1_epi32(0x800000);
+  const __m512 factor = _mm512_set1_ps(inverse);
+  const auto place_of = [&](const float* from) __attribute__((always_inline)) {
+    const __m512 value = _mm512_loadu_ps(from);
+    const __m512 scaled = _mm512_mul_ps(value, factor);
+    const __m512 x = has_sign ? _mm512_maskz_range_ps(all_lanes, scaled, least, larger_size)
+                              : _mm512_maskz_max_ps(all_lanes, scaled, least);
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i border =
+        _mm512_permutex2var_epi32(first_borders, _mm512_maskz_srli_epi32(all_lanes, bits, 23), other_borders);
+    const __m512i behind = _mm512_mask_sub_epi32(border, _mm512_cmpge_epi32_mask(bits, border), border, one);
+    const __m512 line = _mm512_fmadd_ps(_mm512_maskz_permutexvar_ps(all_lanes, behind, scale), x, start);
+    const __m512i mantissa = _mm512_castps_si512(_mm512_maskz_min_ps(all_lanes, line, below_two));
+    const __m512i place = _mm512_maskz_ternarylogic_epi32(all_lanes, mantissa, fraction_bits, hidden_bit, and_or);
+    const __m512i shift = _mm512_and_si512(behind, count_bits);
+    // Without a sign places begin with 1, which zero has.
+    if (has_sign) return _mm512_maskz_srlv_epi32(all_lanes, place, shift);
+    const __m512i value_bits = _mm512_castps_si512(value);
+    return _mm512_mask_srlv_epi32(one, _mm512_test_epi32_mask(value_bits, value_bits), place, shift);
+  };
+  for (int64_t i = 0; i < state_block; i += 64) {
+    const float* const from = values + i;
+    const __m512i a = place_of(from), b = place_of(from + 16), c = place_of(from + 32), d = place_of(from + 48);
+    __m512i bytes;
+    if (has_sign) {
+      const auto below = [](const float* some) {
+        return static_cast<uint64_t>(_mm512_movepi32_mask(_mm512_loadu_si512(some)));
+      };
+      const __mmask64 negative = below(from) | below(from + 16) << 16 | below(from + 32) << 32 | below(from + 48) << 48;
+      const __m512i zero = _mm512_set1_epi8(zero_code);
+      const __m512i n = bytes_of(a, b, c, d, 0);
+      bytes = _mm512_add_epi8(n, zero);
+      bytes = _mm512_mask_sub_epi8(bytes, negative, zero, _mm512_min_epu8(n, zero));  // there is no -1
+    } else {
+      bytes = bytes_of(a, b, c, d, 1);
+    }
+    _mm512_storeu_si512(codes + i, bytes);
+  }
+}
+
+#else
+
 template <bool has_sign>
 inline void decode_block(const uint8_t* codes, float scale, float* values) {
   static constexpr auto tables = make_decade_tables<has_sign>();
@@ -124,75 +268,6 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
     std::memcpy(values + i, &value, sizeof value);
   }
 }
-
-#ifdef __AVX512F__
-
-template <bool has_sign>
-struct OctaveTables {
-  // By the exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or one above it,
-  // with the decade below it in the lowest bits, which move the border by less than its rounding. Magnitude 1 is a
-  // decade of its own.
-  uint32_t border[32];
-  // By decade: magnitude = scale x + shift, at most `last`.
-  float scale[16], shift[16];
-  int32_t last[16];
-};
-
-template <bool has_sign>
-constexpr OctaveTables<has_sign> make_octave_tables() {
-  constexpr DecadeTables<has_sign> decades = make_decade_tables<has_sign>();
-  OctaveTables<has_sign> tables{};
-  for (uint32_t exponent = 104; exponent <= 127; ++exponent) {
-    uint32_t decade = 0;
-    while (decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < exponent << 23) ++decade;
-    const bool is_inside = decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < (exponent + 1) << 23;
-    const uint32_t border = is_inside ? __builtin_bit_cast(uint32_t, decades.border[decade]) : 0x7fffff00U;
-    tables.border[exponent % 32] = border | decade;
-  }
-  for (int decade = 0; decade < 8; ++decade) {
-    tables.scale[decade] = decades.scale[decade];
-    tables.shift[decade] = decades.shift[decade];
-    tables.last[decade] = decades.last[decade];
-  }
-  tables.shift[8] = static_cast<float>(DynamicMap<has_sign>::most);
-  tables.last[8] = DynamicMap<has_sign>::most;
-  return tables;
-}
-
-template <bool has_sign>
-inline void encode_values(const float* values, uint8_t* codes, float inverse) {
-  static constexpr auto tables = make_octave_tables<has_sign>();
-  const __m512i first_borders = _mm512_loadu_si512(tables.border);
-  const __m512i other_borders = _mm512_loadu_si512(tables.border + 16);
-  const __m512 scale = _mm512_loadu_ps(tables.scale), shift = _mm512_loadu_ps(tables.shift);
-  const __m512i last = _mm512_loadu_si512(tables.last), one = _mm512_set1_epi32(1);
-  const __m512i least = _mm512_set1_epi32(104 << 23), sign = _mm512_set1_epi32(0x7fffffff);
-  const __m512 factor = _mm512_set1_ps(inverse);
-  constexpr __mmask16 all = 0xffff;  // see load_codes
-  for (int64_t i = 0; i < state_block; i += code_lanes) {
-    const __m512i value = _mm512_loadu_si512(values + i);
-    const __m512 x = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(value, sign)), factor);
-    const __m512i bits = _mm512_maskz_max_epi32(all, _mm512_castps_si512(x), least);
-    const __m512i exponent = _mm512_maskz_srli_epi32(all, bits, 23);
-    const __m512i border = _mm512_permutex2var_epi32(first_borders, exponent, other_borders);
-    const __m512i decade = _mm512_mask_add_epi32(border, _mm512_cmpge_epi32_mask(bits, border), border, one);
-    const __m512 line = _mm512_fmadd_ps(_mm512_maskz_permutexvar_ps(all, decade, scale), x,
-                                        _mm512_maskz_permutexvar_ps(all, decade, shift));
-    const __m512i most = _mm512_maskz_permutexvar_epi32(all, decade, last);
-    __m512i n = _mm512_maskz_min_epi32(all, _mm512_maskz_cvttps_epi32(all, line), most);
-    if (has_sign) {
-      const __m512i zero = _mm512_set1_epi32(zero_code);
-      const __mmask16 below = _mm512_movepi32_mask(value);
-      n = _mm512_mask_min_epi32(n, below, n, zero);  // there is no -1
-      n = _mm512_mask_sub_epi32(_mm512_add_epi32(zero, n), below, zero, n);
-    } else {
-      n = _mm512_mask_max_epi32(n, _mm512_cmpgt_epi32_mask(value, _mm512_setzero_si512()), n, one);
-    }
-    store_codes(codes + i, reinterpret_cast<CodeInts>(n));
-  }
-}
-
-#else
 
 template <bool has_sign>
 inline void encode_values(const float* values, uint8_t* codes, float inverse) {

@@ -96,23 +96,36 @@ void update_range(const Op& op, const typename Op::Formula& formula, const Updat
   update_elements(op, segment, formula, first, end, op.columns[column].template as<float>() + first...);
 }
 
+// A block's moments as numbers.
+struct BlockMoments {
+  alignas(64) float m[state_block];
+  alignas(64) float v[state_block];
+};
+
+template <typename Op>
+uint8_t* codes_of(const Op& op, size_t column, int64_t block) {
+  return row_of<uint8_t>(op.columns[column], 0) + block * state_block;
+}
+
+template <typename Op>
+void decode_moments(const Op& op, int64_t block, BlockMoments& moments) {
+  decode_block<true>(codes_of(op, 0, block), row_of<float>(op.scales[0], 0)[block], moments.m);
+  decode_block<false>(codes_of(op, 1, block), row_of<float>(op.scales[1], 0)[block], moments.v);
+}
+
 // `more` are the columns that are no codes.
 template <typename Op, size_t... more>
 void update_each_block(const Op& op, const typename Op::Formula& formula, int64_t first, int64_t end,
                        std::index_sequence<more...>) {
-  alignas(64) float m[state_block];
-  alignas(64) float v[state_block];
+  BlockMoments moments[2];
   int64_t next = 0;  // the first segment that does not end before the block
   int64_t begun = -1;  // that of `own`
   auto own = formula;
+  if (first < end) decode_moments(op, first, moments[first % 2]);
   for (int64_t block = first; block < end; ++block) {
     const int64_t begin = block * state_block, end_of_block = begin + state_block;
-    uint8_t* const m_codes = row_of<uint8_t>(op.columns[0], 0) + begin;
-    uint8_t* const v_codes = row_of<uint8_t>(op.columns[1], 0) + begin;
-    float* const m_scale = row_of<float>(op.scales[0], 0) + block;
-    float* const v_scale = row_of<float>(op.scales[1], 0) + block;
-    decode_block<true>(m_codes, *m_scale, m);
-    decode_block<false>(v_codes, *v_scale, v);
+    float* const m = moments[block % 2].m;
+    float* const v = moments[block % 2].v;
     const auto clear = [&](int64_t from, int64_t to) {
       for (int64_t i = from - begin; i < to - begin; ++i) m[i] = v[i] = 0;
     };
@@ -134,10 +147,13 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
       done = to;
     }
     clear(done, end_of_block);
-    *m_scale = block_scale(largest_magnitude(m));
-    *v_scale = block_scale(largest_magnitude(v));
-    encode_values<true>(m, m_codes, inverse_of_scale(*m_scale));
-    encode_values<false>(v, v_codes, inverse_of_scale(*v_scale));
+    const float m_scale = block_scale(largest_magnitude(m)), v_scale = block_scale(largest_magnitude(v));
+    // While the scales are not known yet.
+    if (block + 1 < end) decode_moments(op, block + 1, moments[(block + 1) % 2]);
+    row_of<float>(op.scales[0], 0)[block] = m_scale;
+    row_of<float>(op.scales[1], 0)[block] = v_scale;
+    encode_values<true>(m, codes_of(op, 0, block), inverse_of_scale(m_scale));
+    encode_values<false>(v, codes_of(op, 1, block), inverse_of_scale(v_scale));
   }
 }
 
