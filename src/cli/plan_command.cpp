@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -120,6 +121,28 @@ std::vector<std::string> held_keys(const PlanArguments& arguments) {
   return held;
 }
 
+// The search owns the budget as it owns memory.recompute: it is that of the layouts whose value of that is "optimal".
+// Error(usage): there are none, and it was asked for.
+void require_use_of_budget(const PlanArguments& arguments) {
+  const auto settings = settings_of(arguments);
+  const auto value_of = [&](std::string_view key) -> std::string {
+    const auto found = std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
+    return found == settings.end() || found->second == "null" ? "" : found->second;
+  };
+  const std::string budget = value_of(budget_key), recompute = value_of("memory.recompute");
+  const bool is_optimal = (recompute.empty() && value_of("memory.recompute_interval").empty()) || recompute == "optimal";
+  if (budget.empty() || (is_optimal && arguments.search.objective != Objective::memory)) return;
+  throw Error(ExitCode::usage, "--set {}={}: has no effect, as no layout that is searched has memory.recompute = \"optimal\"",
+              budget_key, budget);
+}
+
+bool sets_a_layout(const PlanArguments& arguments) {
+  const auto settings = settings_of(arguments);
+  return std::any_of(settings.begin(), settings.end(), [](const auto& set) {
+    return set.first == budget_key || layout_value(set.first) != nullptr;
+  });
+}
+
 // Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
 // spread over data ranks is then a matter of the layout that is found.
 RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
@@ -144,14 +167,23 @@ Searched search_config(const PlanArguments& arguments, const Machine& machine, i
     const RunConfig config = load_for(arguments, gpus);
     return {config, search_layouts(config, machine, arguments.search)};
   } catch (const Error& error) {
-    if (error.code() != ExitCode::usage || arguments.search.held.empty()) throw;
+    if (error.code() != ExitCode::usage || !sets_a_layout(arguments)) throw;
     refused = error.what();
   }
+  std::optional<RunConfig> config;
   try {
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
-    const RunConfig config = with_values(load_for(without, gpus), arguments.search.held);
-    return {config, search_layouts(config, machine, arguments.search)};
+    without.overrides.emplace_back("memory.recompute=optimal");  // with which a budget may stand in the file
+    config = with_values(load_for(without, gpus), arguments.search.held);
+  } catch (const Error&) {
+    throw Error(ExitCode::usage, "{}", refused);
+  }
+  const bool on_gpu = planned_target(machine, *config, gpus).kind == Target::Kind::gpu;
+  require_tried_values(layout_of(*config, gpus), arguments.search.held,
+                       arguments.search.objective == Objective::memory, on_gpu);
+  try {
+    return {*config, search_layouts(*config, machine, arguments.search)};
   } catch (const Error&) {
     throw Error(ExitCode::usage, "{}", refused);
   }
@@ -271,6 +303,7 @@ void search(PlanArguments& arguments) {
   const Machine machine = machine_for(arguments, arguments.target, gpus);
   const auto objective = std::find(objective_names.begin(), objective_names.end(), arguments.objective);
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
+  require_use_of_budget(arguments);
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
   const auto [config, found] = search_config(arguments, machine, gpus);
   std::string winner;

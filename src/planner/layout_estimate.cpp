@@ -212,11 +212,15 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
   fixed.recompute = RecomputeKind::none;
-  const int64_t most = stage_bytes(fixed, lies, held(fixed, lies), stage);
+  const Held kept = held(fixed, lies);
+  const int64_t most = stage_bytes(fixed, lies, kept, stage);
+  const int64_t budget = config_.memory.activation_budget;
+  const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
+  const int64_t over = budget == 0 ? most - room_ : activation_bytes(fixed, lies, kept, in_flight, stage) - budget;
   fixed.recompute = RecomputeKind::block;
   const int64_t least = stage_bytes(fixed, lies, held(fixed, lies), stage);
-  if (most <= room_ || most <= least) return 0;
-  const double share = static_cast<double>(most - room_) / static_cast<double>(most - least);
+  if (over <= 0 || most <= least) return 0;
+  const double share = static_cast<double>(over) / static_cast<double>(most - least);
   return std::min(layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(layers))));
 }
 
@@ -251,10 +255,22 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   if (most.bytes > room) return most;
   most = {};
   RunLayout least = layout;  // what is made to fit takes no less than what runs all blocks again
-  if (layout.recompute == RecomputeKind::optimal) least.recompute = RecomputeKind::block;
+  const bool is_optimal = layout.recompute == RecomputeKind::optimal;
+  if (is_optimal) least.recompute = RecomputeKind::block;
   const Held of_blocks = held(least, lies);
-  for (size_t stage = 0; stage < stages; ++stage) count(stage, stage_bytes(least, lies, of_blocks, stage));
+  const int64_t budget = is_optimal ? config_.memory.activation_budget : 0;  // for which that may be too much
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const InFlight& in_flight = stage_passes(least, lies)[stage].most;
+    const int64_t above =
+        budget == 0 ? 0 : std::max<int64_t>(activation_bytes(least, lies, of_blocks, in_flight, stage) - budget, 0);
+    count(stage, stage_bytes(least, lies, of_blocks, stage) - above);
+  }
   return most;
+}
+
+int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
+  const bool splits = chunks(layout).stages.schedule->splits_backward;
+  return parts_.micro_batch(layout, RecomputeKind::none, splits).held_bytes;
 }
 
 void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {

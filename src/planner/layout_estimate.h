@@ -33,6 +33,8 @@ class LayoutEstimator {
 
   // Of the stage that has the most. Where parameters alone take more than `room`, these.
   LeastBytes least_bytes(const RunLayout& layout, int64_t room);
+  // What a block keeps of a micro-batch, if all is kept: it is there when the block's backward pass runs.
+  int64_t record_bytes(const RunLayout& layout);
   // No estimate is below.
   double least_seconds(const RunLayout& layout);
   // Plays the pipeline's passes. peak_bytes is the lower bound.

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <fmt/format.h>
 #include <utility>
 
+#include "base/error.h"
+#include "config/faults.h"
 #include "config/load.h"
 #include "parallel/make_stages.h"
 
@@ -75,7 +78,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.batch.accumulation = layout.accumulation;
   changed.memory.recompute = layout.recompute;
   changed.memory.recompute_interval = layout.recompute_interval;
-  changed.memory.activation_budget = 0;
+  if (layout.recompute != RecomputeKind::optimal) changed.memory.activation_budget = 0;
   changed.memory.offload_activations = layout.offload;
   return changed;
 }
@@ -127,6 +130,44 @@ std::vector<std::string_view> layout_key_paths() {
   std::vector<std::string_view> paths;
   for (const auto& [path, value] : layout_values) paths.push_back(path);
   return paths;
+}
+
+namespace {
+
+// What a search tries of such a key where that is not the value; empty: the value may be among it.
+std::string tried_values(std::string_view key, int64_t value, bool by_memory, bool on_gpu) {
+  const auto up_to = [&](int64_t most) { return value > most ? fmt::format("up to {}", most) : ""; };
+  if (key == "batch.micro") return up_to(most_micro);
+  if (key == "parallel.virtual_stages") return up_to(most_virtual_stages);
+  if (key == "memory.recompute" && by_memory && value == static_cast<int64_t>(RecomputeKind::optimal))
+    return "\"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak";
+  if (key == "memory.recompute_interval") {
+    const bool is_tried = std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();
+    if (value > 0 && !is_tried) return "2, 3 and 4";
+  }
+  if (key == "memory.offload_activations" && value != no_offload) {
+    if (!on_gpu) return "\"none\" on a CPU";
+    if (value != hidden_offload && value != all_offload) return "\"none\", \"hidden\" and \"all\"";
+  }
+  return "";
+}
+
+}  // namespace
+
+void require_tried_values(const RunLayout& own, const std::vector<std::string>& held, bool by_memory, bool on_gpu) {
+  bool every_nth = false, offloads = false;
+  for (const std::string& setting : held) {
+    const std::string key = setting.substr(0, setting.find('='));
+    const int64_t value = layout_value(key)(own);
+    const std::string tried = tried_values(key, value, by_memory, on_gpu);
+    if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries {}", setting, tried);
+    every_nth |= key == "memory.recompute_interval" && value > 0;
+    every_nth |= key == "memory.recompute" && value == static_cast<int64_t>(RecomputeKind::every_nth);
+    offloads |= key == "memory.offload_activations" && value != no_offload;
+  }
+  if (every_nth && offloads)
+    throw Error(ExitCode::usage, "{}: a search offloads no blocks with memory.recompute = \"every_nth\"",
+                join(held, ", "));
 }
 
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {

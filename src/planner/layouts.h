@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -11,7 +12,8 @@
 
 namespace gptrain {
 
-// The config with that layout; it is not elastic. Not checked: see checked_layout.
+// The config with that layout; it is not elastic, and has its budget of activations where the layout has a use for it. Not
+// checked: see checked_layout.
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout);
 // The layout of a config.
 RunLayout layout_of(const RunConfig& config, int64_t world_size);
@@ -20,6 +22,11 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size);
 using LayoutValue = int64_t (*)(const RunLayout& layout);
 LayoutValue layout_value(std::string_view key);
 std::vector<std::string_view> layout_key_paths();  // all of these keys
+constexpr std::string_view budget_key = "memory.activation_budget";  // of all layouts that have a use for it
+
+// Error(usage): of the keys that are held ("parallel.tensor=8"), of which `own` has the values, one has a value that no
+// search tries. `by_memory`: one for the smallest peak.
+void require_tried_values(const RunLayout& own, const std::vector<std::string>& held, bool by_memory, bool on_gpu);
 
 // The same as the config reader makes it of its text, every rule applied. Error(usage): a rule forbids it.
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "report/run_speed.h"
+
 namespace gptrain {
 
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds) {
@@ -91,6 +93,32 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
                                       planned_checkpoint(machine, config, prediction.plan, world_size),
                                       config.checkpoint.asynchronous);
   return prediction;
+}
+
+LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
+                           const StepForecast& forecast, const RunLayout& layout, double price) {
+  const RunSpeed speed = run_speed(config, target, plan.ops, layout.world_size(), forecast.step_seconds);
+  LayoutResult result;
+  result.layout = layout;
+  result.is_exact = result.is_peak_exact = true;
+  result.step_seconds = forecast.step_seconds;
+  result.bubble_seconds = forecast.bubble_seconds;
+  result.exposed_seconds = forecast.exposed_seconds;
+  result.peak_bytes = plan.largest.arenas.total();
+  result.host_bytes = fullest_host(plan, make_mesh(config, layout.world_size()), target.ranks_per_node).total();
+  result.tokens_per_second = speed.tokens_per_second;
+  result.mfu = speed.mfu;
+  result.model_flops = speed.model_flops_per_gpu * static_cast<double>(layout.world_size());
+  result.gpu_hours = speed.gpu_hours;
+  result.goodput = forecast.goodput;
+  result.cost = price * speed.gpu_hours / result.goodput;
+  return result;
+}
+
+LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
+  const Prediction prediction = predict_run(config, machine, layout.world_size());
+  return layout_result(config, planned_target(machine, config, layout.world_size()), prediction.plan,
+                       prediction.forecast, layout, price);
 }
 
 }  // namespace gptrain

@@ -10,6 +10,7 @@
 #include "planner/simulate_step.h"
 #include "report/checkpoint_forecast.h"
 #include "report/forecast.h"
+#include "report/layout_search.h"
 #include "train/plan_step.h"
 
 namespace gptrain {
@@ -49,5 +50,11 @@ struct Prediction {
   StepForecast forecast;
 };
 Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size);
+
+// What a dry run says, in short.
+LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
+                           const StepForecast& forecast, const RunLayout& layout, double price);
+// The dry run of a layout's config.
+LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
 
 }  // namespace gptrain

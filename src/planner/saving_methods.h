@@ -13,11 +13,18 @@ struct SavingMethod {
   std::string_view name;
   std::array<std::string_view, 4> settings;  // as --set takes them; empty: none
 
-  // `overrides`, and then its own settings.
-  std::vector<std::string> on(std::span<const std::string> overrides) const {
+  // `overrides`, and then its own settings. One that has a value of memory.recompute of its own takes back what goes with
+  // others only: `takes_offload_back` where that is so of memory.offload_activations. A budget of activations stays with
+  // "optimal".
+  std::vector<std::string> on(std::span<const std::string> overrides, bool takes_offload_back = false) const {
     std::vector<std::string> all(overrides.begin(), overrides.end());
-    for (const std::string_view setting : settings)
+    for (const std::string_view setting : settings) {
+      const bool is_optimal = setting == "memory.recompute=optimal";
+      if (setting.starts_with("memory.recompute=")) all.emplace_back("memory.recompute_interval=null");
+      if (setting.starts_with("memory.recompute=") && !is_optimal) all.emplace_back("memory.activation_budget=null");
+      if (setting.starts_with("memory.recompute=") && takes_offload_back) all.emplace_back("memory.offload_activations=null");
       if (!setting.empty()) all.emplace_back(setting);
+    }
     return all;
   }
 };
@@ -45,9 +52,8 @@ constexpr std::array<SavingMethod, 18> saving_methods = {{
     {"projected inputs, 20%", {R"(memory.linear_projection={"kind": "rademacher", "share": 0.2})"}},
     {"recompute selective", {"memory.recompute=selective"}},
     {"recompute block", {"memory.recompute=block"}},
-    {"recompute optimal", {"memory.recompute=optimal", "memory.activation_budget=fit"}},
-    {"recompute and offload optimal",
-     {"memory.recompute=optimal", "memory.offload_activations=optimal", "memory.activation_budget=fit"}},
+    {"recompute optimal", {"memory.recompute=optimal"}},
+    {"recompute and offload optimal", {"memory.recompute=optimal", "memory.offload_activations=optimal"}},
     {"offload hidden", {"memory.offload_activations=hidden"}},
     {"offload all", {"memory.offload_activations=all"}},
     {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},

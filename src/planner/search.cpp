@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -16,7 +17,6 @@
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
-#include "report/run_speed.h"
 #include "train/device.h"
 
 namespace gptrain {
@@ -26,6 +26,7 @@ constexpr int64_t most_played = 400;             // layouts whose passes are pla
 constexpr int64_t most_passes = 16'000'000;      // that these have together
 constexpr int64_t most_planned = 40;             // layouts that are planned whole, where not more are asked for
 constexpr int64_t most_actions = 6'000'000;      // that these have together
+constexpr int most_over_budget = 60;             // of these, that are refused as their activations take too much
 constexpr int most_fitting = 4;                  // layouts of a class that are estimated
 constexpr int most_tries = 24;                   // plans of memory for that
 constexpr int most_weighed = 8;                  // where the smallest peak of a class is looked for, of a rank each
@@ -106,6 +107,7 @@ class Search {
 
   LayoutSearch run() {
     require_target(config_, target_, ExitCode::usage);
+    require_tried_values(own_, options_.held, options_.objective == Objective::memory, target_.kind == Target::Kind::gpu);
     collect();
     if (options_.objective == Objective::memory) {
       plan_smallest();
@@ -113,6 +115,11 @@ class Search {
       play();
       plan_best();
     }
+    if (candidates_.empty() && least_record_ < std::numeric_limits<int64_t>::max())
+      throw Error(ExitCode::usage, "{} = {}: of no layout that is searched the record of a block takes less than {} bytes",
+                  budget_key, config_.memory.activation_budget, least_record_);
+    if (exact_.empty() && !over_budget_.empty())
+      throw Error(ExitCode::usage, "no layout that was planned keeps within the budget; the quickest: {}", over_budget_);
     if (exact_.empty()) {
       found_.least_missing_bytes = miss_.bytes;
       found_.least_missing = miss_.layout;
@@ -168,6 +175,11 @@ class Search {
     for (size_t i = 0; i < num_classes; ++i) misses_[{i, values[i]}].add(missing, layout);
   }
 
+  bool holds(std::string_view key) const {
+    return std::any_of(options_.held.begin(), options_.held.end(),
+                       [&](const std::string& held) { return held.substr(0, held.find('=')) == key; });
+  }
+
   bool has_held_values(const RunLayout& layout) const {
     return std::all_of(held_.begin(), held_.end(), [&](LayoutValue value) { return value(layout) == value(own_); });
   }
@@ -206,25 +218,36 @@ class Search {
   }
 
   // What takes all the memory that there is, is of use where it is less than keeping all takes, and more than the blocks'
-  // inputs alone.
+  // inputs alone. It is tried everywhere where it is asked for: by a budget, or as the value that is held.
   void consider_optimal(RunLayout layout) {
-    if (options_.objective == Objective::memory || estimator_.least_bytes(layout, room_).bytes > room_) return;
-    layout.recompute = RecomputeKind::none;
-    if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
+    if (options_.objective == Objective::memory) return;
+    if (config_.memory.activation_budget == 0 && !holds("memory.recompute")) {
+      if (estimator_.least_bytes(layout, room_).bytes > room_) return;
+      layout.recompute = RecomputeKind::none;
+      if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
+    }
     layout.recompute = RecomputeKind::optimal;
-    consider(layout);
+    if (!has_held_values(layout)) return;
+    const int64_t budget = found_.activation_budget = config_.memory.activation_budget;
+    const int64_t record = budget == 0 ? 0 : estimator_.record_bytes(layout);
+    if (record <= budget) return consider(layout);
+    ++found_.num_layouts;  // no plan of it keeps to the budget
+    least_record_ = std::min(least_record_, record);
   }
 
-  // Copies to the host are of use where a layout does not fit without, and fits with all of them.
+  // Copies to the host are of use where a layout does not fit without, and fits with all of them. Where their value is
+  // held, they are tried everywhere.
   void consider_offload(RunLayout layout) {
     if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
+    const bool is_held = holds("memory.offload_activations");
     const auto fits = [&] { return estimator_.least_bytes(layout, room_).bytes <= room_; };
-    if (fits()) return;
+    if (!is_held && fits()) return;
     layout.offload = all_offload;
-    if (!fits()) return;
+    if (!is_held && !fits()) return;
     consider(layout);
     layout.offload = hidden_offload;
-    if (options_.objective != Objective::memory && fits()) consider(layout);  // takes no less memory than all
+    // It takes no less memory than all.
+    if (is_held || (options_.objective != Objective::memory && fits())) consider(layout);
   }
 
   void estimate(Candidate& candidate) {
@@ -254,6 +277,23 @@ class Search {
     });
   }
 
+  // Runs `plan`. False: it takes more than the config's budget of activations.
+  bool keeps_budget(const Candidate& candidate, const std::function<void()>& plan) {
+    const bool has_budget = candidate.layout.recompute == RecomputeKind::optimal && config_.memory.activation_budget > 0;
+    if (!has_budget) {
+      plan();
+      return true;
+    }
+    try {
+      plan();
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::usage) throw;
+      if (over_budget_.empty()) over_budget_ = error.what();
+      return false;
+    }
+  }
+
   // How much more the layout takes than there is, by plans of the ranks that take most: of the stage that the bound
   // names, the first and the last one. 0: all of these fit.
   int64_t missing(const RunConfig& config, const Candidate& candidate) const {
@@ -281,6 +321,7 @@ class Search {
   // Plans the best whole, as long as they are few and small enough.
   void plan_best() {
     int64_t actions = 0;
+    int num_over_budget = 0;
     for (Candidate& candidate : candidates_) {
       if (!candidate.estimate && !exact_.empty()) break;
       if (std::ssize(exact_) >= std::max(options_.top, most_planned)) break;
@@ -295,8 +336,12 @@ class Search {
         add_miss(candidate.layout, lacks);
         continue;
       }
-      LayoutResult result = predict_layout(*config, machine_, candidate.layout, options_.price);
+      LayoutResult result;
       actions += more;
+      if (!keeps_budget(candidate, [&] { result = predict_layout(*config, machine_, candidate.layout, options_.price); })) {
+        if (++num_over_budget == most_over_budget) break;
+        continue;
+      }
       if (result.peak_bytes > room_) {
         add_miss(candidate.layout, result.peak_bytes - room_);
         continue;
@@ -487,7 +532,9 @@ class Search {
       const std::optional<RunConfig> config = checked(candidate.layout);
       if (!config) continue;
       ++tries;
-      if (const int64_t lacks = missing(*config, candidate); lacks > 0) {
+      int64_t lacks = 0;
+      if (!keeps_budget(candidate, [&] { lacks = missing(*config, candidate); })) continue;
+      if (lacks > 0) {
         add_miss(candidate.layout, lacks);
         const int64_t above = room_ + lacks - candidate.least.bytes;
         above_bound = above_bound == 0 ? above : std::min(above_bound, above);
@@ -517,37 +564,13 @@ class Search {
   std::vector<LayoutResult> exact_;
   std::map<std::pair<std::array<int64_t, num_classes>, int64_t>, int64_t> weighed_;  // bytes by layout, and data ranks
   std::vector<Candidate*> not_simulated_;  // whose bytes are known
+  std::string over_budget_;  // why the first layout was refused whose plan does not keep to its budget
+  int64_t least_record_ = std::numeric_limits<int64_t>::max();  // of blocks that alone take more than the budget
   Miss miss_;
   std::map<std::pair<size_t, int64_t>, Miss> misses_;  // by key and value
 };
 
 }  // namespace
-
-LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
-                           const StepForecast& forecast, const RunLayout& layout, double price) {
-  const RunSpeed speed = run_speed(config, target, plan.ops, layout.world_size(), forecast.step_seconds);
-  LayoutResult result;
-  result.layout = layout;
-  result.is_exact = result.is_peak_exact = true;
-  result.step_seconds = forecast.step_seconds;
-  result.bubble_seconds = forecast.bubble_seconds;
-  result.exposed_seconds = forecast.exposed_seconds;
-  result.peak_bytes = plan.largest.arenas.total();
-  result.host_bytes = fullest_host(plan, make_mesh(config, layout.world_size()), target.ranks_per_node).total();
-  result.tokens_per_second = speed.tokens_per_second;
-  result.mfu = speed.mfu;
-  result.model_flops = speed.model_flops_per_gpu * static_cast<double>(layout.world_size());
-  result.gpu_hours = speed.gpu_hours;
-  result.goodput = forecast.goodput;
-  result.cost = price * speed.gpu_hours / result.goodput;
-  return result;
-}
-
-LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
-  const Prediction prediction = predict_run(config, machine, layout.world_size());
-  return layout_result(config, planned_target(machine, config, layout.world_size()), prediction.plan,
-                       prediction.forecast, layout, price);
-}
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
   return Search(config, machine, options).run();

@@ -29,14 +29,9 @@ struct SearchOptions {
   std::vector<std::string> held = {};
 };
 
-// batch.global and everything but the keys of a RunLayout stay as they are. Error(usage): the config suits no layout at
-// all on so many devices, or none of those that are searched has the values that are held.
+// batch.global and everything but the keys of a RunLayout stay as they are. memory.activation_budget is that of the
+// layouts whose memory.recompute is "optimal". Error(usage): the config suits no layout at all on so many devices, none of
+// those that are searched has the values that are held, or the budget is too small for all that were planned.
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
-
-// What a dry run says, in short.
-LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
-                           const StepForecast& forecast, const RunLayout& layout, double price);
-// The dry run of a layout's config.
-LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
 
 }  // namespace gptrain

@@ -86,9 +86,11 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
   study.title = fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
   study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
   study.axes = {"method"};
+  const bool takes_offload_back = config.memory.offload_activations == optimal_offload;
   for (const SavingMethod& method : saving_methods) {
-    study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price,
-                                    [&] { return load_config(file, method.on(overrides), gpus); }));
+    study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
+      return load_config(file, method.on(overrides, takes_offload_back), gpus);
+    }));
   }
   return study;
 }

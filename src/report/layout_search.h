@@ -80,6 +80,7 @@ struct LayoutSearch {
   int64_t gpus = 0;
   int64_t room_bytes = 0;        // of a device
   std::vector<std::string> held;  // "parallel.tensor=8": keys that all layouts have that value of, as was asked
+  int64_t activation_budget = 0;  // of layouts with memory.recompute "optimal"; 0: none is given
   int64_t num_layouts = 0;       // that the config and the machine allow
   int64_t num_too_large = 0;     // of them: more memory than there is by the lower bound alone
   int64_t num_played = 0;        // of the others: whose pipelines were played pass by pass

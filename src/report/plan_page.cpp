@@ -259,6 +259,9 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
                                  escape_html(search.machine), search.objective, escape_html(search.error.text()));
   if (!search.held.empty())
     body += fmt::format("<p class=\"note\">All with {}.</p>\n", escape_html(join(search.held, ", ")));
+  if (search.activation_budget > 0)
+    body += fmt::format("<p class=\"note\">{} for activations with memory.recompute optimal.</p>\n",
+                        bytes_text(search.activation_budget));
   body += "<dl class=\"summary\">\n";
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");

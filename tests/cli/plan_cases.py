@@ -124,6 +124,57 @@ class Search(PlanCase):
         self.assertGreater(len({row["layout"]["zero"] for row in plan["best"]}), 1)
         self.assertIn("\n  all with parallel.tensor=2, batch.micro=2\n", self.succeed("plan", *arguments))
 
+    def test_a_budget_of_activations_is_that_of_layouts_with_optimal(self):
+        config = plan_config()
+        config["model"] |= {"num_layers": 12}
+        name, winner = self.write_config(config), self.path("winner.json")
+        free = self.plan(name, "--gpus", 1, "--top", 1, *overrides("batch.micro=4", "memory.recompute=none"), "--out", winner)
+        kept = json.loads(self.succeed("train", winner, "--dry-run", "--json", "--target", "h100"))["activations_bytes"]
+        budget = kept // 2
+        setting = overrides(f"memory.activation_budget={budget}")
+        optimal = ["--gpus", 1, "--top", 1, *overrides("batch.micro=4", "memory.recompute=optimal"), *setting]
+        best = self.plan(name, *optimal, "--out", winner)["best"][0]
+        self.assertEqual(json.loads(winner.read_text().split("\n", 2)[2])["memory"]["activation_budget"], budget)
+        dry = json.loads(self.succeed("train", winner, "--dry-run", "--json", "--target", "h100"))
+        self.assertLessEqual(dry["activations_bytes"], budget)
+        for key in ["peak_bytes", "step_seconds"]:
+            self.assertEqual(best[key], dry[key])
+        self.assertGreater(best["step_seconds"], free["best"][0]["step_seconds"])
+        self.assertRegex(self.succeed("plan", name, *optimal, "--html", "page.html"),
+                         r"\n  [\d.]+ [MG]iB for activations with memory.recompute optimal\n")
+        self.assertIn("for activations with memory.recompute optimal", self.path("page.html").read_text(encoding="utf-8"))
+        # In the file, too, and where other values of the key are tried or held.
+        file = self.write_config(config | {"batch": {"global": 16, "micro": 4},
+                                           "memory": {"recompute": "optimal", "activation_budget": budget}}, "budget.json")
+        self.assertEqual(self.plan(file, "--gpus", 1, "--top", 1, *overrides("memory.recompute=optimal", "batch.micro=4"))
+                         ["best"][0]["peak_bytes"], best["peak_bytes"])
+        for arguments in [[name, *setting], [file], [file, *overrides("memory.recompute=null")]]:
+            plan = self.plan(*arguments, "--gpus", 1)
+            self.assertEqual(plan["best"][0]["layout"]["recompute"], "none")
+            self.assertNotIn("activation_budget", plan["config"]["memory"])
+            self.assertIn(("memory.recompute", "optimal"), [(lost["key"], lost["value"]) for lost in plan["lost"]])
+        self.assertEqual(self.plan(file, "--gpus", 1, *overrides("memory.recompute=block"))["best"][0]["layout"]["recompute"],
+                         "block")
+        points = {point["method"]: point for point in self.plan(file, "--gpus", 1, "--methods")["points"]}
+        self.assertEqual(points["recompute optimal"]["peak_bytes"], best["peak_bytes"])
+        self.assertEqual({method for method, point in points.items() if "refused" in point}, {"offload hidden", "offload all"})
+        self.refuse(USAGE, "of no layout that is searched the record of a block takes less than ", "plan", name, "--gpus", 1,
+                    *overrides("memory.recompute=optimal", "memory.activation_budget=1"))
+        self.refuse(USAGE, "no layout that was planned keeps within the budget; the quickest: memory.activation_budget = ",
+                    "plan", name, "--gpus", 1, *overrides("batch.micro=4", "memory.recompute=optimal",
+                                                          f"memory.activation_budget={kept // 10}"))
+        for more in [["--objective", "memory"], overrides("memory.recompute=block"), overrides("memory.recompute_interval=2")]:
+            self.refuse(USAGE, f"--set memory.activation_budget={budget}: has no effect, as no layout that is searched has "
+                        "memory.recompute = \"optimal\"", "plan", name, "--gpus", 1, *setting, *more)
+
+    def test_values_that_are_held_are_tried_where_others_would_do(self):
+        config = self.write_config(plan_config())
+        for setting, key, value in [("memory.recompute=optimal", "recompute", "optimal"),
+                                    ("memory.offload_activations=hidden", "offload_activations", "hidden"),
+                                    ("memory.offload_activations=all", "offload_activations", "all")]:
+            plan = self.plan(config, "--gpus", 1, "--top", 2, "--set", setting)
+            self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
+
     def test_what_offload_takes_of_the_host_is_told(self):
         config = plan_config()
         config["model"] |= {"num_layers": 24, "sequence_length": 2048}
@@ -238,6 +289,20 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, *overrides("parallel.zero=1", "batch.micro=16")],
                  "no layout divides batch.global = 16 and the model's heads and layers over so many and is one of those "
                  "searched, with parallel.zero=1, batch.micro=16"),
+                ([config, "--gpus", 1, *overrides("memory.offload_activations=optimal")],
+                 "--set memory.offload_activations=optimal: a search tries \"none\", \"hidden\" and \"all\""),
+                ([config, "--gpus", 1, *overrides("memory.recompute=optimal", "memory.offload_activations=optimal")],
+                 "--set memory.offload_activations=optimal: a search tries \"none\", \"hidden\" and \"all\""),
+                ([config, "--gpus", 1, *overrides("memory.recompute=optimal"), "--objective", "memory"],
+                 "a search tries \"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak"),
+                ([config, "--gpus", 1, *overrides("memory.recompute=every_nth", "memory.recompute_interval=5")],
+                 "--set memory.recompute_interval=5: a search tries 2, 3 and 4"),
+                ([config, "--gpus", 1, *overrides("memory.recompute_interval=2", "memory.offload_activations=all")],
+                 "a search offloads no blocks with memory.recompute = \"every_nth\""),
+                ([config, "--gpus", 1, *overrides("batch.micro=128", "batch.global=128")],
+                 "--set batch.micro=128: a search tries up to 64"),
+                ([config, "--gpus", 2, *overrides("parallel.virtual_stages=16")],
+                 "--set parallel.virtual_stages=16: a search tries up to 8"),
                 ([config, "--gpus", 8, *overrides("parallel.pipeline=2", "parallel.layers_per_stage=[3,5]")],
                  "--set parallel.layers_per_stage=[3,5]: a search spreads the layers evenly"),
                 ([config, "--scale", "1..2", *overrides("parallel.elastic=true")],
