@@ -1,6 +1,7 @@
 #include "planner/recompute_curve.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,7 @@ namespace {
 // Each point takes a step that is planned on all stages.
 int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
-// Predicted, with such choices of all stages.
+// Predicted, with such choices of all stages; where a stage has none, with those of the config.
 double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const Mesh mesh = make_mesh(config, world_size);
@@ -25,7 +26,7 @@ double predicted_step_seconds(const RunConfig& config, const Target& target, con
     point[MeshAxis::pipeline] = stage;
     const int64_t rank = mesh.rank_of(point);
     const UnitChoices& choices = points[static_cast<size_t>(stage)].choices;
-    logs.emplace_back(plan_step(config, target, world_size, rank, nullptr, &choices).log,
+    logs.emplace_back(plan_step(config, target, world_size, rank, nullptr, choices.empty() ? nullptr : &choices).log,
                       EventTimes(machine, config, mesh, rank));
   }
   std::vector<StageLog> stages;
@@ -41,6 +42,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   forecast.budget_bytes = config.memory.activation_budget;
   const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
+  int64_t most_bytes = 0;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
@@ -48,25 +50,28 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     const RecomputeCounts counts = planner.counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
                                planner.least().bytes, chosen.again_share});
-    if (chosen.bytes > forecast.stages[static_cast<size_t>(forecast.curve_stage)].bytes)
-      forecast.curve_stage = static_cast<int64_t>(stage);
+    most_bytes = std::max(most_bytes, planner.fixed(RecomputeKind::none).bytes);
   }
-  const auto curve_stage = static_cast<size_t>(forecast.curve_stage);
-  const RecomputePlanner& planner = planners[curve_stage];
-  const auto add = [&](std::vector<RecomputeForecast::Point>& to, std::string name,
-                       const std::vector<RecomputePoint>& points) {
-    const RecomputePoint& point = points[curve_stage];
-    to.push_back({std::move(name), point.bytes, point.again_share,
-                  machine != nullptr ? predicted_step_seconds(config, target, *machine, world_size, points) : 0});
+  const auto point_of = [&](std::string name, const RunConfig& of, const std::vector<RecomputePoint>& points) {
+    RecomputeForecast::Point point{.name = std::move(name)};
+    for (const RecomputePoint& stage : points) {
+      point.bytes = std::max(point.bytes, stage.bytes);
+      point.again_share = std::max(point.again_share, stage.again_share);
+    }
+    if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, target, *machine, world_size, points);
+    return point;
   };
   // `of`: one planner a stage.
   const auto add_curve = [&](std::vector<RecomputeForecast::Point>& to, const std::string& name,
                              const std::vector<RecomputePlanner>& of) {
-    for (const RecomputePoint& of_stage : of[curve_stage].curve(curve_points(config.parallel.pipeline))) {
+    int64_t least = 0;  // with which all stages have a schedule
+    for (const RecomputePlanner& of_stage : of) least = std::max(least, of_stage.least().bytes);
+    for (const int64_t budget : curve_budgets(least, most_bytes, curve_points(config.parallel.pipeline))) {
       std::vector<RecomputePoint> points;
-      for (size_t stage = 0; stage < of.size(); ++stage)
-        points.push_back(stage == curve_stage ? of_stage : of[stage].best(of_stage.bytes).value_or(of[stage].least()));
-      add(to, name, points);
+      for (const RecomputePlanner& of_stage : of) points.push_back(of_stage.best(budget).value_or(of_stage.least()));
+      RecomputeForecast::Point point = point_of(name, config, points);
+      if (to.empty() || (point.bytes > to.back().bytes && point.again_share < to.back().again_share))
+        to.push_back(std::move(point));
     }
   };
   add_curve(forecast.curve, offloads ? "optimal, offload optimal" : "optimal", planners);
@@ -86,10 +91,23 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
           offload == hidden_offload ? hidden_blocks(fixed, target, world_size, static_cast<int32_t>(stage)) : offload;
       points.push_back(planners[stage].fixed(kind, 0, blocks));
     }
-    add(forecast.others, std::move(name), points);
+    forecast.others.push_back(point_of(std::move(name), config, points));
+  };
+  const auto add_selective_apart = [&] {
+    RunConfig selective = config;
+    selective.memory.recompute = RecomputeKind::selective;
+    selective.memory.offload_activations = no_offload;
+    std::vector<RecomputePoint> points;
+    for (const RecomputePlanner& of_stage : planners) {
+      std::optional<RecomputePoint> point = of_stage.selective_apart();
+      if (!point) return;
+      points.push_back(*std::move(point));
+    }
+    forecast.others.push_back(point_of("selective", selective, points));
   };
   add_fixed("none", RecomputeKind::none, no_offload);
-  if (planner.keeps_parts()) add_fixed("selective", RecomputeKind::selective, no_offload);
+  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, no_offload);
+  add_selective_apart();
   add_fixed("block", RecomputeKind::block, no_offload);
   if (!offloads) return forecast;
   add_fixed("none, offload hidden", RecomputeKind::none, hidden_offload);

@@ -488,7 +488,6 @@ Json recompute_json(const RecomputeForecast& forecast) {
     }
     return array;
   };
-  json["curve_stage"] = forecast.curve_stage;
   json["curve"] = points(forecast.curve);
   if (!forecast.without_offload.empty()) json["curve_without_offload"] = points(forecast.without_offload);
   json["others"] = points(forecast.others);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <utility>
 
 #include "report/html_page.h"
 #include "report/svg_plot.h"
@@ -26,9 +27,26 @@ std::string blocks_text(const RecomputeForecast::OfStage& stage) {
 
 std::string share_text(double share) { return fmt::format("{:.2f}%", 100 * share); }
 
+// "  stages 3 to 27 ...": those that are alike are one line.
+std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
+  std::string text;
+  const auto words = [&](size_t stage) {
+    return std::pair(share_text(stages[stage].again_share), fmt::format("more time; {}", blocks_text(stages[stage])));
+  };
+  for (size_t first = 0, next = 0; first < stages.size(); first = next) {
+    while (next < stages.size() && words(next) == words(first)) ++next;
+    const std::string label = stages.size() == 1   ? "blocks"
+                              : next == first + 1 ? fmt::format("stage {}", first)
+                                                  : fmt::format("stages {} to {}", first, next - 1);
+    text += text_row(label, words(first).first, words(first).second);
+  }
+  return text;
+}
+
+// Bytes to the last digit: as a budget they lead to that row.
 std::string point_row(const RecomputeForecast::Point& point) {
-  return fmt::format("  {:<24} {:>12} {:>10} {:>12}\n", point.name, bytes_text(point.bytes),
-                     share_text(point.again_share),
+  return fmt::format("  {:<24} {:>19} {:>10} {:>10} {:>12}\n", point.name, format_grouped(point.bytes),
+                     bytes_text(point.bytes), share_text(point.again_share),
                      point.step_seconds > 0 ? seconds_text(point.step_seconds) : "?");
 }
 
@@ -57,15 +75,9 @@ std::string recompute_text(const RecomputeForecast& forecast) {
   std::string text = "\nrecomputation\n";
   text += text_row("budget", forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "fit",
                    forecast.budget_bytes > 0 ? "for the activations of a rank" : "what the device leaves");
-  for (size_t i = 0; i < forecast.stages.size(); ++i) {
-    const RecomputeForecast::OfStage& stage = forecast.stages[i];
-    text += text_row(forecast.stages.size() > 1 ? fmt::format("stage {}", i) : "blocks", share_text(stage.again_share),
-                     fmt::format("more time; {}", blocks_text(stage)));
-  }
-  text += fmt::format("\n{:<26} {:>12} {:>10} {:>12}\n",
-                      forecast.stages.size() > 1 ? fmt::format("time against memory of stage {}", forecast.curve_stage)
-                                                 : "time against memory",
-                      "activations", "more time", "step");
+  text += stage_rows(forecast.stages);
+  text += fmt::format("\n{:<26} {:>30} {:>10} {:>12}\n", "time against memory",
+                      forecast.stages.size() > 1 ? "most activations of a stage" : "activations", "more time", "step");
   for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others})
     for (const RecomputeForecast::Point& point : *points) text += point_row(point);
   return text;
@@ -91,8 +103,9 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
     plot.series.push_back(series_of(point.name, {point}, times, static_cast<int>(names.size() % 3)));
   }
   const std::string body =
-      fmt::format("<p class=\"note\">Stage {} of {}: the least time for the memory of its activations, at least {}.</p>\n",
-                  forecast.curve_stage, forecast.stages.size(), bytes_text(forecast.curve.front().bytes));
+      fmt::format("<p class=\"note\">The least time for the memory of the activations{}, at least {}.</p>\n",
+                  forecast.stages.size() > 1 ? " of the stage that takes the most" : "",
+                  bytes_text(forecast.curve.front().bytes));
   return html_page(title, "", body + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n");
 }
 

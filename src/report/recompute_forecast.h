@@ -21,17 +21,15 @@ struct RecomputeForecast {
     double again_share = 0;   // time of what is run again, and of waits for copies, as a share of that of everything else
   };
   struct Point {
-    std::string name;  // of the values of the two keys
-    int64_t bytes = 0;
-    double again_share = 0;
+    std::string name;        // of the values of the two keys
+    int64_t bytes = 0;       // of the stage that takes the most
+    double again_share = 0;  // of the stage that has most to run again
     double step_seconds = 0;  // 0: not known
   };
 
   int64_t budget_bytes = 0;  // 0: what the device leaves
   std::vector<OfStage> stages;
-  // Of the stage whose activations take the most; in rising order of bytes.
-  int64_t curve_stage = 0;
-  std::vector<Point> curve;
+  std::vector<Point> curve;  // in rising order of bytes
   std::vector<Point> without_offload;  // the same, where nothing may be offloaded; empty: nothing may be in `curve`
   std::vector<Point> others;           // as other values of the two keys have it
 };

@@ -262,6 +262,20 @@ RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int
   return weighed(choices_of(kind, interval, offloaded));
 }
 
+std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
+  if (keeps_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
+  const StepPlan few = plan_step(config_of(RecomputeKind::selective), target_, world_size_, rank_);
+  double seconds = 0;
+  for (const LoggedAction& action : few.log.actions)
+    if (action.micro_batch == timed_micro_batch && runs_ops_of_a_unit(action.kind))
+      seconds += block_seconds(few.log, action, target_);
+  RunConfig config = config_;
+  config.memory.recompute = RecomputeKind::selective;
+  config.memory.offload_activations = no_offload;
+  const MemoryPlan memory = plan_step(config, target_, world_size_, rank_).memory().arenas;
+  return RecomputePoint{{}, memory[MemoryClass::activations], seconds / work_seconds_ - 1};
+}
+
 UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
   RunConfig config = config_;
   config.memory.recompute = kind;
@@ -429,18 +443,14 @@ std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes
   return best;
 }
 
-std::vector<RecomputePoint> RecomputePlanner::curve(int64_t num_points) const {
-  std::vector<RecomputePoint> points{best(least().bytes).value_or(least())};
-  const int64_t most = fixed(RecomputeKind::none).bytes;
-  const double factor = static_cast<double>(most) / static_cast<double>(points.front().bytes);
-  for (int64_t i = 1; i < num_points; ++i) {
-    const double share = std::pow(factor, static_cast<double>(i) / static_cast<double>(num_points - 1) - 1);
-    const int64_t budget = i + 1 == num_points ? most : static_cast<int64_t>(share * static_cast<double>(most));
-    const std::optional<RecomputePoint> found = best(budget);
-    if (found && found->bytes > points.back().bytes && found->again_share < points.back().again_share)
-      points.push_back(*found);
+std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budgets) {
+  std::vector<int64_t> budgets{least};
+  const double factor = static_cast<double>(most) / static_cast<double>(least);
+  for (int64_t i = 1; i < num_budgets; ++i) {
+    const double share = std::pow(factor, static_cast<double>(i) / static_cast<double>(num_budgets - 1) - 1);
+    budgets.push_back(i + 1 == num_budgets ? most : static_cast<int64_t>(share * static_cast<double>(most)));
   }
-  return points;
+  return budgets;
 }
 
 int64_t activation_room(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {

@@ -47,13 +47,14 @@ class RecomputePlanner {
   const RecomputePoint& least() const;
   // As another value of memory.recompute has it. `interval`: of every_nth; `offloaded`: blocks, spread evenly.
   RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
+  // memory.recompute "selective" as a run has it, where its bits differ, so that it is none of the choices; it has none
+  // here. None: keeps_parts, or a rule of the config forbids it.
+  std::optional<RecomputePoint> selective_apart() const;
   // What any choices take.
   RecomputePoint weighed(UnitChoices choices) const;
   RecomputeCounts counts(const UnitChoices& choices) const;
   // Whether blocks can keep what their linears gave, with the same bits.
   bool keeps_parts() const { return in_parts_.has_value(); }
-  // From the least to that of keeping all, at budgets of which each is larger than the one before by one factor.
-  std::vector<RecomputePoint> curve(int64_t num_points) const;
 
  private:
   // How copies are chosen.
@@ -110,6 +111,9 @@ class RecomputePlanner {
   mutable std::optional<RecomputePoint> least_;
   mutable std::vector<RecomputePoint> of_few_, of_all_;  // what has been weighed: different budgets come to the same choices
 };
+
+// So many, each larger than the one before by one factor.
+std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budgets);
 
 // The bytes that a device leaves for the activations of a rank of the stage, beside everything else that such a rank
 // takes.

@@ -438,6 +438,45 @@ class DryRun(CliCase):
         self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
 
+    def test_selective_is_beside_optimal_where_its_bits_differ(self):
+        config = self.write_config(tiny_config(model={"num_layers": 4, "hidden_size": 768, "num_heads": 12,
+                                                      "sequence_length": 1024}, precision={"compute": "bf16"}))
+        arguments = [config, "--target", "h100"]
+        optimal = self.plan(*arguments, *overrides("memory.recompute=optimal"))["recomputation"]
+        self.assertEqual(optimal["stages"][0]["blocks_kept_in_part"], 0)
+        [row] = [row for row in optimal["others"] if row["recompute"] == "selective"]
+        plan = self.plan(*arguments, *overrides("memory.recompute=selective"))
+        self.assertEqual((row["activations_bytes"], row["step_seconds"]), (plan["activations_bytes"], plan["step_seconds"]))
+        [none] = [row for row in optimal["others"] if row["recompute"] == "none"]
+        self.assertAlmostEqual(1 + row["again_share"], row["step_seconds"] / none["step_seconds"], delta=0.1)
+        self.assertGreater(row["again_share"], 0)
+        for setting in ["memory.saved_inputs=8", "memory.activation_bits=4"]:  # with which it is refused
+            others = self.plan(*arguments, *overrides("memory.recompute=optimal", setting))["recomputation"]["others"]
+            self.assertNotIn("selective", [row["recompute"] for row in others])
+
+    def test_the_memory_of_a_pipelines_curve_is_that_of_its_largest_stage(self):
+        config = self.write_config(tiny_config(model={"num_layers": 12, "hidden_size": 256}, batch={"global": 16, "micro": 2}))
+        arguments = [config, "--target", "h100", "--world-size", "4", *overrides("parallel.pipeline=4")]
+        optimal = overrides("memory.recompute=optimal")
+        recomputation = self.plan(*arguments, *optimal)["recomputation"]
+        stages = recomputation["stages"]
+        [none] = [row for row in recomputation["others"] if row["recompute"] == "none"]
+        self.assertEqual(none["activations_bytes"], max(stage["activations_bytes"] for stage in stages))
+        self.assertEqual(recomputation["curve"][0]["activations_bytes"],
+                         max(stage["least_activations_bytes"] for stage in stages))
+        for row in recomputation["curve"]:  # is what that budget gives
+            same = self.plan(*arguments, *optimal, *overrides(f"memory.activation_budget={row['activations_bytes']}"))
+            self.assertLessEqual(max(stage["activations_bytes"] for stage in same["recomputation"]["stages"]),
+                                 row["activations_bytes"])
+            self.assertLessEqual(same["step_seconds"], 1.001 * row["step_seconds"])
+        # The last row keeps all, on all stages.
+        self.assertEqual(recomputation["curve"][-1]["step_seconds"], none["step_seconds"])
+        text = self.succeed("train", *arguments, "--dry-run", *optimal, "--memory-curve", "curve.html")
+        self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 kept whole\n")
+        self.assertRegex(text, r"\ntime against memory +most activations of a stage +more time +step\n  optimal +[\d,]+ +[\d.]+ [MK]iB ")
+        self.assertIn(f" {none['activations_bytes']:,} ", text)
+        self.assertIn("of the activations of the stage that takes the most", self.path("curve.html").read_text(encoding="utf-8"))
+
     def test_replaces_no_device_and_no_pipe(self):
         config = self.write_config(tiny_config(model={"num_layers": 2}))
         os.mkfifo(self.path("pipe"))

@@ -145,12 +145,14 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
         CHECK(best->again_share <= point.again_share);
       }
       // Less time with more memory.
-      const std::vector<RecomputePoint> curve = planner.curve(5);
-      REQUIRE(curve.size() > 2);
-      for (size_t i = 1; i < curve.size(); ++i) {
-        CHECK(curve[i].bytes > curve[i - 1].bytes);
-        CHECK(curve[i].again_share < curve[i - 1].again_share);
+      std::vector<RecomputePoint> curve;
+      for (const int64_t budget : curve_budgets(planner.least().bytes, planner.fixed(RecomputeKind::none).bytes, 5)) {
+        const RecomputePoint point = planner.best(budget).value_or(planner.least());
+        CHECK(point.bytes <= budget);
+        if (curve.empty() || point.again_share < curve.back().again_share) curve.push_back(point);
       }
+      REQUIRE(curve.size() > 2);
+      for (size_t i = 1; i < curve.size(); ++i) CHECK(curve[i].bytes > curve[i - 1].bytes);
       CHECK(curve.back().again_share == 0);
       CHECK(curve.front().bytes <= planner.fixed(RecomputeKind::block).bytes);
       below_block += curve.front().bytes < planner.fixed(RecomputeKind::block).bytes ? 1 : 0;
