@@ -123,6 +123,30 @@ TEST_CASE("bounds and estimates of what is offloaded are as good") {
   CHECK(sum / count < 0.06);
 }
 
+TEST_CASE("bounds hold for layouts whose activations have a budget") {
+  RunConfig config = model(2560, 24, 64);
+  config.memory.recompute = RecomputeKind::optimal;
+  config.memory.activation_budget = 1'500'000'000;
+  LayoutEstimator estimator(config, a100(), planned_target(a100(), config, 16));
+  int count = 0, near = 0;
+  for (RunLayout layout : some_of(layouts_of(config, 16), 150)) {
+    if (layout.recompute != RecomputeKind::block) continue;
+    layout.recompute = RecomputeKind::optimal;
+    INFO(text_of(layout));
+    try {
+      const LayoutResult exact = predict_layout(checked_layout(config, layout), a100(), layout, 0);
+      CHECK(estimator.record_bytes(layout) <= config.memory.activation_budget);
+      CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
+      near += std::abs(estimator.estimate(layout).step_seconds / exact.step_seconds - 1) < estimate_error ? 1 : 0;
+      ++count;
+    } catch (const Error&) {  // less than any plan of it takes
+    }
+  }
+  INFO(count << ", near " << near);
+  CHECK(count > 10);
+  CHECK(near > 0.7 * count);
+}
+
 TEST_CASE("a search offloads what hides behind compute, where that is enough to fit") {
   const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
   Machine machine = a100();
