@@ -44,6 +44,9 @@ struct Field {
   bool used(const RunConfig& config) const { return !dependency || dependency->holds(config); }
 };
 
+// Whether a text of the config has the field: it has a value that means something there, and is not what the ranks make it.
+bool is_shown(const Field& field, const RunConfig& config);
+
 // In the order in which values are applied (the preset first) and printed.
 const std::vector<Field>& fields();
 const Field* find_field(std::string_view path);  // nullptr if there is none

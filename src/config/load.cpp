@@ -198,6 +198,15 @@ RunConfig with_values(RunConfig config, std::span<const std::string> settings) {
   return config;
 }
 
+std::optional<RunConfig> settled(RunConfig config, int64_t world_size) {
+  std::set<std::string> given;
+  for (const Field& field : fields())
+    if (is_shown(field, config)) given.insert(field.path);
+  Faults faults;
+  settle(config, given, world_size, faults);
+  return faults.empty() ? std::optional(std::move(config)) : std::nullopt;
+}
+
 RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides, int64_t world_size) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
 // The config with the values of `settings` ("key.path=value"), each by the rule of its own key alone: those between keys
 // are not applied. Error(usage): a key or a value is none.
 RunConfig with_values(RunConfig config, std::span<const std::string> settings);
+
+// What load_config makes of these values for `world_size` ranks, where each is given that has an effect. None: a rule
+// between keys forbids them.
+std::optional<RunConfig> settled(RunConfig config, int64_t world_size);
 
 // Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
 // order of the table. Derived values are printed too; keys without effect under the other values, which load_config

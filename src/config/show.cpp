@@ -25,17 +25,20 @@ Json resume_state(const Field& field, const RunConfig& config) {
 
 }  // namespace
 
+bool is_shown(const Field& field, const RunConfig& config) {
+  if (!field.get || !field.used(config)) return false;
+  if (field.path == "model.preset") return !config.model.preset.empty();
+  return field.path != "batch.accumulation" || !config.parallel.elastic;
+}
+
 std::string show_config(const RunConfig& config, ConfigText text) {
   std::vector<std::string> sections;
   for (const std::string& section : section_names()) {
     std::vector<std::string> lines;
     for (const Field& field : fields()) {
-      if (field.section() != section || !field.get || !field.used(config)) continue;
-      const Json value = field.get(config);
-      if (field.path == "model.preset" && config.model.preset.empty()) continue;
-      const bool for_any_ranks = text == ConfigText::for_any_ranks || config.parallel.elastic;
-      if (field.path == "batch.accumulation" && for_any_ranks) continue;
-      lines.push_back(fmt::format("    \"{}\": {}", field.key(), json_text(value)));
+      if (field.section() != section || !is_shown(field, config)) continue;
+      if (field.path == "batch.accumulation" && text == ConfigText::for_any_ranks) continue;
+      lines.push_back(fmt::format("    \"{}\": {}", field.key(), json_text(field.get(config))));
     }
     sections.push_back(fmt::format("  \"{}\": {{\n{}\n  }}", section, join(lines, ",\n")));
   }

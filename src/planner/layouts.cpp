@@ -61,6 +61,22 @@ void for_each_recomputation(int64_t layers, const Body& body) {
     if (interval < layers) body(RecomputeKind::every_nth, interval);
 }
 
+// `layout` with each recomputation, and without and with sequence parallelism: those that the rules between keys allow.
+// What they refuse has no plan.
+std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout) {
+  std::vector<RunLayout> allowed;
+  for_each_recomputation(config.model.num_layers, [&](RecomputeKind kind, int64_t interval) {
+    layout.recompute = kind;
+    layout.recompute_interval = interval;
+    for (const bool sequence : {false, true}) {
+      layout.sequence = sequence;
+      if (sequence && layout.tensor == 1) continue;
+      if (settled(with_layout(config, layout), layout.world_size())) allowed.push_back(layout);
+    }
+  });
+  return allowed;
+}
+
 }  // namespace
 
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
@@ -196,24 +212,19 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
     layout.micro = micro;
     layout.accumulation = sequences / micro;
     if (layout.accumulation * (layers + 2) > most_units_played) continue;
+    const std::vector<RunLayout> allowed = allowed_layouts(config, layout);
     for_each_pipeline(config, group.pipeline, [&](PipelineOrder schedule, int64_t chunks, bool is_balanced) {
-      layout.schedule = schedule;
-      layout.virtual_stages = chunks;
-      layout.is_balanced = is_balanced;
-      for_each_recomputation(layers, [&](RecomputeKind kind, int64_t interval) {
-        layout.recompute = kind;
-        layout.recompute_interval = interval;
-        for (const bool sequence : {false, true}) {
-          layout.sequence = sequence;
-          if (sequence && (group.tensor == 1 || micro * config.model.sequence_length % group.tensor != 0)) continue;
-          for (layout.zero = 0; layout.zero <= (group.data > 1 ? 3 : 0); ++layout.zero) {
-            for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
-              layout.rank_order = order;
-              if (order == RankOrder::tensor_data_pipeline || group.orders_differ) body(layout);
-            }
+      for (RunLayout of_all : allowed) {
+        of_all.schedule = schedule;
+        of_all.virtual_stages = chunks;
+        of_all.is_balanced = is_balanced;
+        for (of_all.zero = 0; of_all.zero <= (group.data > 1 ? 3 : 0); ++of_all.zero) {
+          for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
+            of_all.rank_order = order;
+            if (order == RankOrder::tensor_data_pipeline || group.orders_differ) body(of_all);
           }
         }
-      });
+      }
     });
   }
 }

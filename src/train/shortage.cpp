@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
+#include "config/load.h"
 #include "report/text_parts.h"
 #include "train/plan_step.h"
 
@@ -17,54 +19,128 @@ constexpr int64_t small_chunk = 2048;
 
 using Change = std::function<void(RunConfig&)>;
 
-// A setting that may shrink a plan.
+// Settings that may shrink a plan.
 struct Remedy {
   std::string setting;
   Change change;
+  bool fills = false;  // it takes what others leave: of use where it fits, and no part of what all do together
   int64_t peak_bytes = 0;  // with it
   int64_t host_bytes = 0;  // likewise, on the host
 };
 
-std::vector<Remedy> possible_remedies(const RunConfig& config, const Target& target, int64_t world_size) {
-  std::vector<Remedy> remedies;
-  const auto add = [&](std::string setting, Change change) {
-    remedies.push_back({std::move(setting), std::move(change)});
-  };
-  if (config.memory.recompute == RecomputeKind::none)
-    add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
-  if (config.memory.recompute != RecomputeKind::block && config.memory.offload_activations != optimal_offload)
-    add("memory.recompute = \"block\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
-  if (target.kind == Target::Kind::gpu && config.memory.recompute != RecomputeKind::optimal)
-    add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });
-  if (config.batch.micro > 1) {
-    int64_t smaller = config.batch.micro / 2;
-    while (config.batch.micro % smaller != 0) --smaller;
-    add(fmt::format("batch.micro = {} instead of {}", smaller, config.batch.micro), [smaller](RunConfig& run) {
-      run.batch.accumulation *= run.batch.micro / smaller;
-      run.batch.micro = smaller;
-    });
+class Remedies {
+ public:
+  Remedies(const RunConfig& config, const Target& target, int64_t world_size)
+      : config_(config), target_(target), world_size_(world_size) {}
+
+  std::vector<Remedy> possible() {
+    add_recomputation();
+    add_batch();
+    add_precision();
+    add_saved();
+    add_the_rest();
+    return std::move(remedies_);
   }
-  if (config.precision.compute == DType::f32) {
-    const DType narrow = target.bf16_products ? DType::bf16 : DType::f16;
-    add(fmt::format("precision.compute = \"{}\"", target.bf16_products ? "bf16" : "fp16"),
-        [narrow](RunConfig& run) { run.precision.compute = run.precision.residual = run.precision.linears = narrow; });
+
+ private:
+  void add(std::string setting, Change change, bool fills = false) {
+    remedies_.push_back({std::move(setting), std::move(change), fills});
   }
-  if (config.precision.compute == DType::bf16 && !config.precision.pure)
-    add("precision.compute = \"bf16-pure\"", [](RunConfig& run) { run.precision.pure = true; });
-  const auto& types = types_with_bf16_gradients;
-  if (config.precision.pure && config.precision.gradients == DType::f32 && config.optimizer.ema == 0 &&
-      std::find(types.begin(), types.end(), config.optimizer.type) != types.end())
-    add("precision.gradients = \"bf16\"", [](RunConfig& run) { run.precision.gradients = DType::bf16; });
-  if (config.memory.loss_chunk_tokens > small_chunk ||
-      (config.memory.loss_chunk_tokens == 0 && target.kind == Target::Kind::gpu))
-    add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),
-        [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
-  if (config.checkpoint.keeps_snapshot() && host_place(target) == MemoryPlace::device)
-    add("checkpoint.asynchronous = false", [](RunConfig& run) { run.checkpoint.asynchronous = false; });
-  if (world_size > config.parallel.tensor * config.parallel.pipeline)
-    for (int64_t stage = config.parallel.zero + 1; stage <= 3; ++stage)
-      add(fmt::format("parallel.zero = {}", stage), [stage](RunConfig& run) { run.parallel.zero = stage; });
-  return remedies;
+
+  // What the config may give that another recomputation is refused with, taken back.
+  std::string taken_back() const {
+    if (config_.memory.recompute == RecomputeKind::every_nth) return ", memory.recompute_interval = null";
+    return config_.memory.recompute == RecomputeKind::optimal ? ", memory.activation_budget = null" : "";
+  }
+
+  void add_recomputation() {
+    const MemoryConfig& memory = config_.memory;
+    const bool is_gpu = target_.kind == Target::Kind::gpu;
+    const bool is_optimal = memory.recompute == RecomputeKind::optimal;
+    if (memory.recompute == RecomputeKind::none)
+      add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
+    if (memory.recompute != RecomputeKind::block && memory.offload_activations != optimal_offload)
+      add("memory.recompute = \"block\"" + taken_back(),
+          [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
+    if (is_gpu && !is_optimal)
+      add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });
+    if (is_optimal && memory.activation_budget > 0)
+      add("memory.activation_budget = \"fit\"", [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
+    if (is_optimal) return;
+    const bool offloads = memory.offload_activations != no_offload;
+    const std::string_view copied = !offloads ? "" : is_gpu ? ", memory.offload_activations = \"optimal\""
+                                                            : ", memory.offload_activations = \"none\"";
+    add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied),
+        [=](RunConfig& run) {
+          run.memory.recompute = RecomputeKind::optimal;
+          run.memory.offload_activations = offloads && is_gpu ? optimal_offload : no_offload;
+        },
+        true);
+  }
+
+  void add_batch() {
+    const int64_t micro = config_.batch.micro;
+    for (int64_t smaller = micro / 2; smaller > 0; --smaller) {
+      const auto change = [smaller](RunConfig& run) {
+        run.batch.accumulation *= run.batch.micro / smaller;
+        run.batch.micro = smaller;
+      };
+      RunConfig changed = config_;
+      if (micro % smaller == 0) change(changed);
+      if (micro % smaller != 0 || !settled(changed, world_size_)) continue;
+      return add(fmt::format("batch.micro = {} instead of {}", smaller, micro), change);
+    }
+  }
+
+  void add_precision() {
+    const PrecisionConfig& precision = config_.precision;
+    const OptimizerKind optimizer = config_.optimizer.type;
+    if (precision.compute == DType::f32) {
+      const DType narrow = target_.bf16_products ? DType::bf16 : DType::f16;
+      add(fmt::format("precision.compute = \"{}\"", target_.bf16_products ? "bf16" : "fp16"), [narrow](RunConfig& run) {
+        PrecisionConfig& all = run.precision;
+        all.compute = all.residual = all.linears = all.weight_gradients = narrow;
+      });
+    }
+    if (precision.compute == DType::bf16 && !precision.pure)
+      add("precision.compute = \"bf16-pure\"", [](RunConfig& run) { run.precision.pure = true; });
+    if (precision.pure && precision.gradients == DType::f32)
+      add("precision.gradients = \"bf16\"", [](RunConfig& run) { run.precision.gradients = DType::bf16; });
+    if (optimizer == OptimizerKind::adamw)
+      add("optimizer.type = \"adamw-8bit\"", [](RunConfig& run) { run.optimizer.type = OptimizerKind::adamw_8bit; });
+  }
+
+  void add_saved() {
+    constexpr int64_t code_bits = 3;  // with which losses are those without codes, nearly
+    if (config_.memory.activation_bits > code_bits)
+      add(fmt::format("memory.activation_bits = {}", code_bits),
+          [](RunConfig& run) { run.memory.activation_bits = code_bits; });
+    if (config_.memory.saved_inputs == 16)
+      add("memory.saved_inputs = 8", [](RunConfig& run) { run.memory.saved_inputs = 8; });
+    const int64_t chunk = config_.memory.loss_chunk_tokens;
+    if (chunk > small_chunk || (chunk == 0 && target_.kind == Target::Kind::gpu))
+      add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),
+          [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
+  }
+
+  void add_the_rest() {
+    if (config_.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
+      add("checkpoint.asynchronous = false", [](RunConfig& run) { run.checkpoint.asynchronous = false; });
+    if (world_size_ > config_.parallel.tensor * config_.parallel.pipeline)
+      for (int64_t stage = config_.parallel.zero + 1; stage <= 3; ++stage)
+        add(fmt::format("parallel.zero = {}", stage), [stage](RunConfig& run) { run.parallel.zero = stage; });
+  }
+
+  const RunConfig& config_;
+  const Target& target_;
+  const int64_t world_size_;
+  std::vector<Remedy> remedies_;
+};
+
+// With the change, all rules applied. None: one forbids it.
+std::optional<RunConfig> changed_by(const Remedy& remedy, RunConfig config, int64_t world_size) {
+  remedy.change(config);
+  return settled(std::move(config), world_size);
 }
 
 // What asks for a class of memory of the host, and what takes less.
@@ -109,15 +185,22 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   };
   const int64_t on_host = memory.total(MemoryPlace::host);
   RunConfig all = config;
+  size_t num_together = 0;
   std::vector<Remedy> remedies;
-  for (Remedy& remedy : possible_remedies(config, target, world_size)) {
-    RunConfig changed = config;
-    remedy.change(changed);
-    const MemoryPlan smaller = plan_with(changed);
+  const int64_t noticed = peak - (peak - room) / 100;
+  const bool others_fit = peak - memory[MemoryClass::activations] < room;
+  for (Remedy& remedy : Remedies(config, target, world_size).possible()) {
+    const std::optional<RunConfig> changed = changed_by(remedy, config, world_size);
+    if (!changed || (remedy.fills && !others_fit)) continue;
+    const MemoryPlan smaller = plan_with(*changed);
     remedy.peak_bytes = smaller.total();
     remedy.host_bytes = smaller.total(MemoryPlace::host);
-    if (remedy.peak_bytes >= peak || (target.host_bytes > 0 && remedy.host_bytes > target.host_bytes)) continue;
-    remedy.change(all);
+    if (remedy.peak_bytes >= (remedy.fills ? room + 1 : noticed)) continue;
+    if (target.host_bytes > 0 && remedy.host_bytes > target.host_bytes) continue;
+    if (std::optional<RunConfig> more = remedy.fills ? std::nullopt : changed_by(remedy, all, world_size)) {
+      all = std::move(*more);
+      ++num_together;
+    }
     remedies.push_back(std::move(remedy));
   }
   std::stable_sort(remedies.begin(), remedies.end(),
@@ -126,10 +209,11 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   for (const Remedy& remedy : remedies)
     text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes, remedy.host_bytes - on_host));
   int64_t least = remedies.empty() ? peak : remedies.front().peak_bytes;
-  if (remedies.size() > 1) {
+  if (num_together > 1) {
     const MemoryPlan smallest = plan_with(all);
-    least = smallest.total();
-    text += fmt::format("\n  with all of them: {}", verdict(least, smallest.total(MemoryPlace::host) - on_host));
+    least = std::min(least, smallest.total());
+    text += fmt::format("\n  with all {}: {}", num_together == remedies.size() ? "of them" : "that go together",
+                        verdict(smallest.total(), smallest.total(MemoryPlace::host) - on_host));
   }
   if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
   return text;

@@ -11,8 +11,8 @@
 namespace gptrain {
 
 // Empty if `memory`, the plan of `rank` of `world_size` ranks, fits into its share of the target's. Else lines: how
-// much is missing, what each setting that shrinks the plan makes of it (planned with no other change; the most helpful
-// first), and what all of them do together.
+// much is missing, what each setting that shrinks the plan, and that the rules of configs allow beside the others, makes of it
+// (planned with no other change; the most helpful first), and what all do that go together.
 std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
                             const MemoryPlan& memory);
 

@@ -49,6 +49,18 @@ class Search(PlanCase):
                       "device-hours", "goodput", "cost", "why others lost", "parallel.zero", "memory.recompute", "ops +"]:
             self.assertIn(words, text)
 
+    def test_what_the_rules_between_keys_refuse_is_no_layout(self):
+        config = self.write_config(plan_config())
+        search = [config, "--gpus", 2, "--target", "a100-80g", "--top", 1]
+        for saved in ["memory.activation_bits=4", "memory.saved_inputs=8"]:
+            for objective in ["time", "memory", "cost"]:
+                plan = self.plan(*search, "--objective", objective, *overrides(saved))
+                self.assertNotIn("selective", json.dumps(plan), saved)
+        # Whole sequences are projected, which tensor ranks have where a micro-batch has as many as there are ranks.
+        held = overrides("parallel.tensor=2", "batch.micro=1")
+        projected = overrides('memory.linear_projection={"kind": "dct"}')
+        self.assertEqual(self.plan(*search, *held)["layouts"], 2 * self.plan(*search, *held, *projected)["layouts"])
+
     def test_what_fits_nowhere_is_refused_with_what_is_missing(self):
         result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g")
         self.assertEqual(result.code, DEVICE)
