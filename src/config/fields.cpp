@@ -245,7 +245,8 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .only_with(fp16),
           field("precision.loss_scale_window", &RunConfig::precision, &PrecisionConfig::loss_scale_window,
                 IntegerRule{1, max_steps, {}}, "steps in a row without overflow after which the loss scale doubles")
-              .only_with(fp16),
+              .only_with(fp16)
+              .changeable(),
       });
 }
 

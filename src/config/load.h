@@ -58,10 +58,9 @@ struct ModelChanges {
 ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
 
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
-// checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume:
-// data paths, steps, checkpoint, log, comm, run.out, device, threads, learning-rate keys; the layout (parallel,
-// batch.micro, batch.accumulation), precision.reduce and precision.gradients; and what only looks at the run or gives the same bits:
-// validation, run.max_skipped_steps, memory.recompute.
+// checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume
+// (Field::may_change): paths of data and learning-rate keys; the layout; what changes the course by rounding or noise;
+// and what only looks at the run or gives the same bits. src/checkpoint/README.md lists it.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

@@ -1,7 +1,10 @@
 // Faults between keys, derived values, and what may change on resume.
 #include <fmt/format.h>
+#include <fstream>
+#include <iterator>
 
 #include "config/elastic.h"
+#include "config/fields.h"
 #include "support.h"
 
 namespace gptrain::config_test {
@@ -414,6 +417,21 @@ TEST_CASE("resume refuses what changes the model or the training state") {
   CHECK(resume_conflicts(saved, parse({"batch.global=32"})) == "batch.global: 16 in the checkpoint, 32 in the config");
   CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
         "data.train[].weight: [1.0] in the checkpoint, [1.0,2.0] in the config");
+}
+
+TEST_CASE("the page of checkpoints lists the keys that may change on resume, and no others") {
+  std::ifstream file(RESUME_PAGE);
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  const size_t begin = page.find("These may change on resume:");
+  REQUIRE(begin < page.find("Any other difference is refused"));
+  const std::string list = page.substr(begin, page.find("Any other difference is refused") - begin);
+  const auto names = [&](const std::string& word) { return list.find("`" + word + "`") != std::string::npos; };
+  const auto but = [&](const std::string& word) { return list.find("but `" + word + "`") != std::string::npos; };
+  for (const Field& field : fields()) {
+    if (!field.get) continue;  // a shorthand
+    INFO(field.path);
+    CHECK(field.may_change == ((names(field.section()) || names(field.path)) && !but(field.path)));
+  }
 }
 
 TEST_CASE("resume accepts another layout") {

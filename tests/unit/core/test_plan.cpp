@@ -341,7 +341,9 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
 
   const std::string shortage = shortage_on(config, cpu_target(), 30);
   CHECK(shortage.starts_with("Does not fit: "));
-  for (const char* setting : {"memory.recompute = \"block\": ", "batch.micro = 1 instead of 2: ", "with all of them: "})
+  for (const char* setting : {"memory.recompute = \"block\": ", "memory.recompute = \"optimal\": ", "batch.micro = 1 instead of 2: ",
+                              "optimizer.type = \"adamw-8bit\": ", "memory.saved_inputs = 8: ",
+                              "memory.activation_bits = 3: ", "with all that go together: "})
     CHECK(has(shortage, setting));
   CHECK(!has(shortage, "loss_chunk_tokens"));
   CHECK(!has(shortage, "offload"));
@@ -355,6 +357,11 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   const std::string too_large = shortage_on(config, cpu_target(), 4);
   CHECK(has(too_large, "\"bf16-pure\": "));
   CHECK(!has(too_large, "precision.gradients"));
+  CHECK(!has(too_large, "\"optimal\""));  // without activations it would be too large, too
+  CHECK(has(too_large, "with all of them: "));
+  // Less than a hundredth of what is missing is not worth a line.
+  CHECK(has(too_large, "memory.activation_bits"));
+  CHECK(!has(shortage_on(preset_config("gpt3-175b", {"batch.micro=1"}), cpu_target(), 40), "memory.activation_bits"));
   for (const char* optimizer : {"adamw-8bit", "lamb"}) {
     const RunConfig pure = preset_config(
         "gpt2-1.5b", {"precision.compute=bf16-pure", "optimizer.type=" + std::string(optimizer)});
