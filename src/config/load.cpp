@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 #include <system_error>
+#include <variant>
 #include <vector>
 
 #include "base/error.h"
@@ -78,6 +79,12 @@ class Overrides {
       if (!document_.contains(field->section())) document_[field->section()] = Json::object();
       return put(document_[field->section()], field->key(), std::move(value));
     }
+    const size_t last = path.rfind('.');
+    if (last != std::string::npos) {
+      const Field* const object = find_field(path.substr(0, last));
+      if (object != nullptr && std::holds_alternative<ObjectRule>(object->rule))
+        return set_member(*object, path.substr(last + 1), std::move(value));
+    }
     const std::vector<std::string> sections = section_names();
     if (value.is_null() && std::find(sections.begin(), sections.end(), path) != sections.end()) {
       document_.erase(path);
@@ -87,6 +94,15 @@ class Overrides {
     const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
     faults_.add(path, show_value(value), "unknown key",
                 nearest_path(section, dot == std::string::npos ? path : path.substr(dot + 1)));
+  }
+
+  // Of the object that is the field's value, which is made where there is none.
+  void set_member(const Field& field, const std::string& key, Json value) {
+    Json& section = document_[field.section()];
+    if (section.is_null()) section = Json::object();
+    if (!section.is_object()) return;  // reported when it is read
+    if (!section.contains(field.key())) section[field.key()] = Json::object();
+    put(section[field.key()], key, std::move(value));
   }
 
   // `rest` of the path is "[N]", an element of the list that is the field's value, or "[N].member" of one.

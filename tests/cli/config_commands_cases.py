@@ -233,6 +233,28 @@ class Show(CliCase):
         self.assertEqual((shown["model"]["residual_dropout"], shown["model"]["attention_dropout"]), (0.25, 0.25))
         self.assertEqual(shown["data"]["validation"], [{"path": "held", "weight": 1.0}])
 
+    def test_overrides_of_the_keys_of_objects(self):
+        config = self.write_config(tiny_config(checkpoint={"every_steps": 5}))
+
+        def shown(*given):
+            text = json.loads(self.succeed("config", "show", config, *overrides(*given)))
+            return text["memory"]["linear_projection"], text["run"]["rollback"]
+
+        self.assertEqual(shown("memory.linear_projection.kind=dct")[0]["kind"], "dct")
+        self.assertEqual(shown("run.rollback.skip_samples=3", "run.rollback.spike=5")[1],
+                         {"spike": 5.0, "window": 100, "skip_samples": 3, "steps": 3, "limit": 5})
+        projected = 'memory.linear_projection={"kind": "rows", "share": 0.3}'
+        self.assertEqual(shown(projected, "memory.linear_projection.share=0.5")[0]["share"], 0.5)
+        self.assertEqual(shown(projected, "memory.linear_projection.share=null")[0]["share"], 0.2)
+        self.assertEqual(shown("run.rollback.skip_samples=null")[1], {})
+        for given, words in [("memory.linear_projection.knd=dct", "unknown key (try memory.linear_projection.kind)"),
+                             ("memory.linear_projection.share=0.5", "memory.linear_projection.kind: must be given"),
+                             ("run.rollback.skip=3", "unknown key (try run.rollback.skip_samples)")]:
+            self.refuse(USAGE, [words], "config", "show", config, *overrides(given))
+        broken = self.write_config(tiny_config(memory={"linear_projection": 3}))
+        self.refuse(USAGE, ["memory.linear_projection = 3: must be an object"], "config", "show", broken,
+                    *overrides("memory.linear_projection.kind=dct"))
+
     def test_what_is_shown_reads_back_as_the_same_config(self):
         for settings in [[], ["model.positions=rope", "schedule.type=wsd", "schedule.decay_steps=2",
                               "memory.recompute=every_nth", "memory.recompute_interval=3"]]:
