@@ -1,5 +1,6 @@
 """`gptrain plan`: the search for a layout, comparisons of plans, and what their messages say."""
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -414,6 +415,44 @@ class Pages(PlanCase):
                          page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
                 self.assertNotIn("CONSOLE", result.stderr)
                 self.assertGreater(picture.stat().st_size, 5000)
+
+
+class Offered(CliCase):
+    def offered(self, config, *arguments):
+        """What the message of a run that does not fit says: {the setting: its bytes in words, "which fits" or not}."""
+        text = self.succeed("train", config, "--dry-run", "--target", "a100-40g", *arguments)
+        lines = text.split("with one of these settings:\n")[1].split("with all ")[0].splitlines()
+        return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory)?", line).groups()
+                    for line in lines if line.strip())
+
+    def test_what_is_offered_where_a_run_does_not_fit_is_taken_with_the_rest(self):
+        large, llama = CONFIGS / "gpt2-1.5b.json", CONFIGS / "llama-7b.json"
+        projected = 'memory.linear_projection={"kind": "dct"}'
+        for config, given, offered, others in [
+                (large, ["memory.activation_bits=4"],
+                 {'memory.recompute = "block"', 'memory.recompute = "optimal"', "memory.saved_inputs = 8",
+                  'optimizer.type = "adamw-8bit"', "memory.activation_bits = 3"}, {'memory.recompute = "selective"'}),
+                (large, ["memory.saved_inputs=8"], {'memory.recompute = "block"'}, {'memory.recompute = "selective"'}),
+                (large, ["memory.recompute=optimal", "memory.activation_budget=38000000000"],
+                 {'memory.recompute = "block", memory.activation_budget = null', 'memory.activation_budget = "fit"'},
+                 {'memory.recompute = "optimal"'}),
+                (large, ["memory.recompute=every_nth", "memory.recompute_interval=8", "batch.micro=64"],
+                 {'memory.recompute = "block", memory.recompute_interval = null',
+                  'memory.recompute = "optimal", memory.recompute_interval = null'}, {'memory.recompute = "optimal"'}),
+                (large, ["memory.offload_activations=1"],
+                 {'memory.recompute = "optimal", memory.offload_activations = "optimal"'}, set()),
+                (large, ["precision.compute=fp32"], {'precision.compute = "bf16"'}, set()),
+                (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0"],
+                 {'optimizer.type = "adamw-8bit"'}, {"batch.micro = 1 instead of 2"})]:
+            ranks = ["--world-size", "2" if config == llama else "1"]
+            said = self.offered(config, *ranks, *overrides(*given))
+            self.assertLessEqual(offered, said.keys())
+            self.assertFalse(others & said.keys())
+            for setting, verdict in said.items():
+                one = overrides(*given, *(part.replace(" ", "").split("insteadof")[0] for part in setting.split(", ")))
+                plan = json.loads(self.succeed("train", config, "--dry-run", "--json", "--target", "a100-40g", *ranks, *one))
+                self.assertEqual(plan["fits"], verdict.endswith(", which fits"), setting)
+                self.assertAlmostEqual(plan["peak_bytes"] / 2**30, float(verdict.split()[0]), delta=0.51, msg=setting)
 
 
 if __name__ == "__main__":
