@@ -450,7 +450,7 @@ class Offered(CliCase):
             self.assertFalse(others & said.keys())
             for setting, verdict in said.items():
                 one = overrides(*given, *(part.replace(" ", "").split("insteadof")[0] for part in setting.split(", ")))
-                if "memory.recompute=optimal" in given:  # each plan takes a second
+                if given != ["memory.activation_bits=4"]:  # plans take a second each
                     self.succeed("config", "show", config, *one)
                     continue
                 plan = json.loads(self.succeed("train", config, "--dry-run", "--json", "--target", "a100-40g", *ranks, *one))
