@@ -139,7 +139,7 @@ class MeshRules : Rules {
     const bool has_accumulation = is_given("batch.accumulation");
     if (config_.parallel.elastic && has_accumulation) {
       return fault("batch.accumulation", "follows from the ranks that are there, as parallel.elastic is true",
-                   "leaving it out");
+                   "null or leaving it out");
     }
     if (config_.parallel.elastic && !has_global) {
       return faults_.add("batch.global", "", "must be given, as parallel.elastic is true",
