@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
+#include <limits>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -143,6 +146,30 @@ std::optional<RunConfig> changed_by(const Remedy& remedy, RunConfig config, int6
   return settled(std::move(config), world_size);
 }
 
+// Remedies that can be set at once, the best first: one for each key.
+struct Together {
+  RunConfig config;
+  size_t count = 0;
+  std::vector<std::string> others;
+};
+
+Together together(const std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
+  Together all{config, 0, {}};
+  std::set<std::string> keys;
+  for (const Remedy& remedy : remedies) {
+    const std::string key = remedy.setting.substr(0, remedy.setting.find(' '));
+    const bool has_place = !remedy.fills && !keys.contains(key);
+    if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, world_size) : std::nullopt) {
+      all.config = std::move(*more);
+      keys.insert(key);
+      ++all.count;
+    } else {
+      all.others.push_back(remedy.setting);
+    }
+  }
+  return all;
+}
+
 // What asks for a class of memory of the host, and what takes less.
 std::string_view host_remedy(MemoryClass memory_class) {
   switch (memory_class) {
@@ -176,31 +203,29 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
                         memory[MemoryClass::optimizer];
   text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
                       bytes_text(state));
-  const auto plan_with = [&](const RunConfig& changed) {
-    return plan_step(changed, target, world_size, rank).memory().arenas;
+  // Of the rank that takes the most then: with another recomputation it may be one of another stage.
+  const auto peak_with = [&](const RunConfig& changed) {
+    const int64_t stage = make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline];
+    return largest_rank_bytes(changed, target, world_size, stage, std::numeric_limits<int64_t>::max());
+  };
+  const auto host_with = [&](const RunConfig& changed) {
+    return plan_step(changed, target, world_size, rank).memory().arenas.total(MemoryPlace::host);
   };
   const auto verdict = [&](int64_t bytes, int64_t more_on_host) {
     return fmt::format("{}{}{}", bytes_text(bytes), bytes <= room ? ", which fits" : "",
                        more_on_host > 0 ? fmt::format("; and {} of the host's memory", bytes_text(more_on_host)) : "");
   };
   const int64_t on_host = memory.total(MemoryPlace::host);
-  RunConfig all = config;
-  size_t num_together = 0;
   std::vector<Remedy> remedies;
   const int64_t noticed = peak - (peak - room) / 100;
   const bool others_fit = peak - memory[MemoryClass::activations] < room;
   for (Remedy& remedy : Remedies(config, target, world_size).possible()) {
     const std::optional<RunConfig> changed = changed_by(remedy, config, world_size);
     if (!changed || (remedy.fills && !others_fit)) continue;
-    const MemoryPlan smaller = plan_with(*changed);
-    remedy.peak_bytes = smaller.total();
-    remedy.host_bytes = smaller.total(MemoryPlace::host);
+    remedy.peak_bytes = peak_with(*changed);
     if (remedy.peak_bytes >= (remedy.fills ? room + 1 : noticed)) continue;
+    remedy.host_bytes = host_with(*changed);
     if (target.host_bytes > 0 && remedy.host_bytes > target.host_bytes) continue;
-    if (std::optional<RunConfig> more = remedy.fills ? std::nullopt : changed_by(remedy, all, world_size)) {
-      all = std::move(*more);
-      ++num_together;
-    }
     remedies.push_back(std::move(remedy));
   }
   std::stable_sort(remedies.begin(), remedies.end(),
@@ -209,11 +234,12 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   for (const Remedy& remedy : remedies)
     text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes, remedy.host_bytes - on_host));
   int64_t least = remedies.empty() ? peak : remedies.front().peak_bytes;
-  if (num_together > 1) {
-    const MemoryPlan smallest = plan_with(all);
-    least = std::min(least, smallest.total());
-    text += fmt::format("\n  with all {}: {}", num_together == remedies.size() ? "of them" : "that go together",
-                        verdict(smallest.total(), smallest.total(MemoryPlace::host) - on_host));
+  const Together all = together(remedies, config, world_size);
+  if (all.count > 1) {
+    const int64_t bytes = peak_with(all.config);
+    least = std::min(least, bytes);
+    text += fmt::format("\n  with all {}: {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
+                        verdict(bytes, host_with(all.config) - on_host));
   }
   if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
   return text;
