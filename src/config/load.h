@@ -20,9 +20,9 @@ namespace gptrain {
 
 // Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON or a bare
 // word; of two overrides of one key the later one counts). A path may name an element of a list that is there, a
-// member of one ("data.train[0].path"), or a member of an object, which need not be there ("run.rollback.spike"). Null takes out what the path names: a key, for which the default then holds, a
-// section, an element. The batch is derived for `world_size` ranks; a number of
-// ranks that the mesh does not divide into is found when the mesh is made.
+// member of one ("data.train[0].path"), or a member of an object, which need not be there ("run.rollback.spike"). Null
+// takes out what the path names: a key, for which the default then holds, a section, an element. The batch is derived for
+// `world_size` ranks; a number of ranks that the mesh does not divide into is found when the mesh is made.
 RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
                       int64_t world_size = 1);
 // The same from text; `origin` names it in messages of syntax errors (with line and column).

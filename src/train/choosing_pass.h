@@ -7,6 +7,7 @@
 #include "model/micro_batch.h"
 #include "model/model.h"
 #include "parallel/executor.h"
+#include "schedule/offload.h"
 
 namespace gptrain {
 
@@ -14,20 +15,7 @@ namespace gptrain {
 class ComputeOnly final : public ActionObserver {
  public:
   bool before(const Action& action) override {
-    switch (action.kind) {
-      case ActionKind::load:
-      case ActionKind::forward:
-      case ActionKind::forward_again:
-      case ActionKind::recompute:
-      case ActionKind::loss:
-      case ActionKind::evaluate:
-      case ActionKind::backward_input:
-      case ActionKind::backward_weight:
-      case ActionKind::backward:
-        return true;
-      default:
-        return false;
-    }
+    return action.kind == ActionKind::load || action.kind == ActionKind::evaluate || is_unit_pass(action.kind);
   }
   void after(const Action&) override {}
 };

@@ -248,20 +248,12 @@ TEST_CASE("state of 8 bits takes the bytes of the closed formula, and touches th
       }
       expected += 2 * padded(codes / 256 * 4, 256);
       std::mutex mutex;
-      std::vector<PoisoningBackend*> backends(static_cast<size_t>(data));
-      Wrapping wrapping;
-      wrapping.backend = [&](int64_t rank, Backend& inner) {
-        auto backend = std::make_unique<PoisoningBackend>(inner);
-        backends[static_cast<size_t>(rank)] = backend.get();
-        return backend;
-      };
-      on_ranks(config, data, nullptr, wrapping, [&](RankContext& rank) {
-        RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+      on_poisoned_ranks(config, data, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         rank.step.state();  // waits for what is still being gathered
         const std::lock_guard lock(mutex);
         const auto c = static_cast<size_t>(MemoryClass::optimizer);
-        const DeviceMemory& arena = *backends[static_cast<size_t>(rank.groups.rank())]->arenas[c];
+        const DeviceMemory& arena = *backend.arenas[c];
         INFO(data << " ranks " << ema);
         CHECK(arena.bytes() == expected);
         CHECK(arena.bytes() == rank.plan.memory().arenas[MemoryClass::optimizer]);
