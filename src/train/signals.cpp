@@ -3,6 +3,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -14,10 +16,14 @@ namespace gptrain {
 namespace {
 
 constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+constexpr std::chrono::seconds one_request{5};
+
 std::atomic<int> received = 0;
+std::atomic<int64_t> first_term = 0;  // when it came, in ticks of the steady clock; 0: it did not
 std::atomic<bool> ending = false;
 std::atomic<bool> left_terminal = false;
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
+              "a signal handler may only use lock-free atomics");
 
 // nohup lets a run outlive its terminal.
 bool is_handled(int number) {
@@ -34,6 +40,15 @@ sigset_t handled_set() {
   return set;
 }
 
+// Whether this TERM belongs to an earlier one: Slurm sends two, one right after the other, to a job whose time is over.
+bool is_repeated_term(int number) {
+  if (number != SIGTERM) return false;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  int64_t earlier = 0;
+  if (first_term.compare_exchange_strong(earlier, now.count())) return false;
+  return now - std::chrono::steady_clock::duration(earlier) < one_request;
+}
+
 // A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
 // two is the second. A terminal that is lost is told of by the kernel and by the shell.
 void on_signal(int number) {
@@ -41,7 +56,7 @@ void on_signal(int number) {
   const bool is_first = received.compare_exchange_strong(none, number);
   if (number == SIGHUP) {
     leave_lost_terminal();
-  } else if (!is_first) {
+  } else if (!is_repeated_term(number) && !is_first) {
     _exit(128 + number);
   }
 }
@@ -77,6 +92,7 @@ void flush_lines() {
 
 StopSignals::StopSignals() {
   received = 0;
+  first_term = 0;
   ending = false;
   struct sigaction action {};
   action.sa_handler = on_signal;

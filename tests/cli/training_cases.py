@@ -417,6 +417,17 @@ class Signals(CliCase):
                 self.assertEqual(process.wait(timeout=30), 128 + second)
                 self.assertEqual(self.checkpoint_steps(second.name), [])
 
+    def test_two_terms_in_a_row_are_one(self):
+        process = self.start("train", self.write_run(), *SLOW_STEPS)
+        self.wait_until((self.path("out") / "run.json").exists, process)
+        time.sleep(1)  # from there to the first step
+        for pause in (0.2, 5.3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(pause)
+            self.assertIsNone(process.poll(), "two at the same time are not one")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=30), 128 + signal.SIGTERM)
+
 
 if __name__ == "__main__":
     unittest.main()

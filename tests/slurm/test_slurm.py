@@ -25,6 +25,7 @@ NODES = (4, 3)  # of the two partitions: two for a job, and others to go to
 CPUS_PER_NODE = 4
 PARALLEL_SCENARIOS = 4
 WAIT_SECONDS = 120
+REFERENCE_SECONDS = 300  # of a run that repeats the steps of many jobs, beside other tests
 SAVE_EVERY = 25
 ENDLESS = 1_000_000  # steps of a run until the scenario knows where it is to end
 REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")
@@ -59,7 +60,7 @@ class Workplace:
 
     def gptrain(self, *arguments):
         subprocess.run([self.program, *map(str, arguments)], check=True, stdin=subprocess.DEVNULL,
-                       capture_output=True, timeout=WAIT_SECONDS, env=self.cluster.environment)
+                       capture_output=True, timeout=REFERENCE_SECONDS, env=self.cluster.environment)
 
     def config(self, out, steps, **checkpoint):
         return json.dumps({
@@ -102,11 +103,23 @@ class Job:
         path = self.folder / f"gptrain-{self.id}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def told(self):
+        """The log with the first and the last line of every row of steps and their checkpoints."""
+        lines = self.log().splitlines()
+        of_step = [re.match("step|checkpoint of step|the checkpoint of step", line) for line in lines]
+        inside = [all(of_step[max(0, at - 1):at + 2]) for at in range(len(lines))]
+        return "\n".join(line for line, hidden in zip(lines, inside) if not hidden)[-5000:]
+
     def field(self, name):
         return re.search(rf"\b{name}=(\S*)", self.cluster.run("scontrol", "show", "job", self.id)).group(1)
 
     def signal(self, *options):
         self.cluster.run("scancel", *options, self.id)
+
+    def limit_to(self, minutes):
+        """Sets the time limit to more than so many minutes from now, by less than one."""
+        hours, past, _ = map(int, self.field("RunTime").split(":"))
+        self.cluster.run("scontrol", "update", f"jobid={self.id}", f"timelimit={60 * hours + past + minutes + 1}")
 
     def nodes(self):
         return self.cluster.run("scontrol", "show", "hostnames", self.field("NodeList")).split()
@@ -127,7 +140,7 @@ class Job:
         try:
             return wait_until(condition, f"{what} (job {self.id})", WAIT_SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log()[-3000:]}") from None
+            raise AssertionError(f"{error}\n{self.told()}") from None
 
     def wait_for_step(self, step):
         self.wait_for(lambda: self.step() >= step, f"at step {step}")
@@ -145,7 +158,7 @@ class Job:
     def wait_for_end(self, state, exit_code=None):
         self.wait_for(lambda: not self.cluster.run("squeue", "--noheader", f"--job={self.id}").strip(), "ended")
         seen = self.field("JobState")
-        check(seen == state, f"job {self.id} ended as {seen}, not {state}:\n{self.log()[-3000:]}")
+        check(seen == state, f"job {self.id} ended as {seen}, not {state}:\n{self.told()}")
         if exit_code is not None:
             check(self.field("ExitCode") == f"{exit_code}:0", f"job {self.id}: ExitCode {self.field('ExitCode')}")
         left = list(map(command_line, self.cluster.processes(self.id)))
@@ -182,7 +195,10 @@ def detected_transport(place, name):
 
 def time_limit(place, name, transport):
     job = Job(place, name, "preemptible", transport)
-    job.submit(*TWO_NODES, "--time=1", "--signal=USR1@50")
+    job.submit(*TWO_NODES, "--time=60", "--signal=USR1@80")
+    # Slurm looks at its limits each 30 s, signals up to 30 s early, and nobody hears what comes before the ranks run.
+    job.wait_for_step(10)
+    job.limit_to(1)
     job.wait_for_text("exit 75: queued again")
     check(re.search("stopped by (SIGUSR1|a signal to another rank) after step", job.log()),
           "the run was not stopped by USR1")
@@ -203,7 +219,7 @@ def cancelled(place, name, script, options, transport, arguments=()):
     job.wait_for_end("CANCELLED")
     # The ranks may have agreed to stop before the signal came to the one that says so.
     check(re.search("stopped by (SIGTERM|a signal to another rank) after step", job.log()) and
-          "queued again" not in job.log(), job.log()[-3000:])
+          "queued again" not in job.log(), job.told())
     check(job.saved() == job.step(), f"step {job.step()} was done, and {job.saved()} saved")
     stopped_at = job.step()
     job.end_soon()
@@ -233,7 +249,7 @@ def killed_rank(place, name, transport):
     saved = job.saved()
     os.kill(job.rank_process(1), signal.SIGKILL)
     job.wait_for_text("queued again")
-    check("1 of 2 ranks lost" in job.log() and "rank 1 (" in job.log(), job.log()[-3000:])
+    check("1 of 2 ranks lost" in job.log() and "rank 1 (" in job.log(), job.told())
     job.end_soon()
     job.wait_for_end("COMPLETED", 0)
     resumed = int(re.search(r"^resumed from .* \(step (\d+)\)", job.log(), re.MULTILINE).group(1))
@@ -256,7 +272,7 @@ def faulty_config(place, name):
         job = Job(place, f"{name} {script}", script)
         job.submit(*options, arguments=("--set", "model.num_heads=5"))
         job.wait_for_end("FAILED", 2)
-        check("model.num_heads = 5: must divide" in job.log(), job.log()[-3000:])
+        check("model.num_heads = 5: must divide" in job.log(), job.told())
     return []
 
 
@@ -303,7 +319,7 @@ def lost_node(place, name, transport):
 def goes_on_with_more_nodes(job, node):
     """The job of ELASTIC, which has lost that node; the node comes back."""
     job.wait_for_text("elastic: data ranks 5 -> 2, batch.accumulation 2 -> 5; batch.global stays 20")
-    check("elastic: 2 of 4 ranks train, ranks 2 to 3 idle; " in job.log(), job.log()[-3000:])
+    check("elastic: 2 of 4 ranks train, ranks 2 to 3 idle; " in job.log(), job.told())
     resumed = int(job.resumed_at()[-1])
     job.wait_for_step(resumed + 5)
     job.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
@@ -311,8 +327,8 @@ def goes_on_with_more_nodes(job, node):
     job.wait_for_text("exit 75: queued again")
     job.end_soon()
     job.wait_for_end("COMPLETED", 0)
-    check("elastic: data ranks 2 -> 5, batch.accumulation 5 -> 2; batch.global stays 20" in job.log(), job.log()[-3000:])
-    check(job.log().count("elastic: 5 of 6 ranks train, rank 5 idles; ") == 2, job.log()[-3000:])
+    check("elastic: data ranks 2 -> 5, batch.accumulation 5 -> 2; batch.global stays 20" in job.log(), job.told())
+    check(job.log().count("elastic: 5 of 6 ranks train, rank 5 idles; ") == 2, job.told())
     starts = list(map(int, job.resumed_at()))
     job.layouts = list(zip((5, 2, 5), (*starts, job.steps)))
     check(len(starts) == 2, f"resumed at {starts}")
