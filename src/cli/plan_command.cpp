@@ -205,6 +205,21 @@ std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, 
   return numbers;
 }
 
+// Of the value that begins there: the next comma outside of its brackets and quotes, or the end of the word.
+size_t end_of_value(const std::string& word, size_t begin) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = begin; i < word.size(); ++i) {
+    const char c = word[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted) continue;
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (c == ',' && depth <= 0) return i;
+  }
+  return word.size();
+}
+
 std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
   std::vector<SweepAxis> axes;
   for (const std::string& word : words) {
@@ -215,7 +230,7 @@ std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
     if (!axes.empty() && axes.front().key == axis.key)
       throw Error(ExitCode::usage, "--sweep {}: {} is swept already: give all its values at once", word, axis.key);
     for (size_t begin = equals + 1; begin <= word.size();) {
-      const size_t end = std::min(word.find(',', begin), word.size());
+      const size_t end = end_of_value(word, begin);
       if (end == begin) throw Error(ExitCode::usage, "--sweep {}: has an empty value", word);
       const std::string value = word.substr(begin, end - begin);
       if (std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end())

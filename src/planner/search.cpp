@@ -373,7 +373,8 @@ class Search {
     candidate.bytes = known != weighed_.end()
                           ? known->second
                           : largest_rank_bytes(checked_layout(config_, candidate.layout), target_,
-                                               candidate.layout.world_size(), candidate.least.stage, enough);
+                                               candidate.layout.world_size(), candidate.least.stage, enough)
+                                .on_device;
     ++found_.num_weighed;
     if (candidate.bytes > enough) return;
     weighed_[key] = candidate.bytes;

@@ -55,27 +55,54 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
 
 }  // namespace
 
+namespace {
+
+// What is set at a point of the product of the axes, of which there are one or two.
+struct SweptPoint {
+  std::vector<std::string> values, settings;
+};
+
+std::vector<SweptPoint> swept_points(std::span<const std::string> overrides, const std::vector<SweepAxis>& axes) {
+  std::vector<SweptPoint> points = {{{}, {overrides.begin(), overrides.end()}}};
+  for (const SweepAxis& axis : axes) {
+    std::vector<SweptPoint> longer;
+    for (const SweptPoint& point : points) {
+      for (const std::string& value : axis.values) {
+        longer.push_back(point);
+        longer.back().values.push_back(value);
+        longer.back().settings.push_back(axis.key + "=" + value);
+      }
+    }
+    points = std::move(longer);
+  }
+  return points;
+}
+
+// Of the first point that no rule refuses; of none: the file's own, which may be refused for a reason that all share.
+RunConfig any_config(const std::filesystem::path& file, std::span<const std::string> overrides,
+                     const std::vector<SweptPoint>& points, int64_t gpus) {
+  for (const SweptPoint& point : points) {
+    try {
+      return load_config(file, point.settings, gpus);
+    } catch (const Error&) {
+    }
+  }
+  return load_config(file, overrides, gpus);
+}
+
+}  // namespace
+
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
-  const RunConfig config = load_config(file, overrides, gpus);
+  const std::vector<SweptPoint> points = swept_points(overrides, axes);
+  const RunConfig config = any_config(file, overrides, points, gpus);
   Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
   study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
-  const auto add = [&](std::vector<std::string> values) {
-    study.points.push_back(point_of(values, machine, gpus, price, [&] {
-      std::vector<std::string> all(overrides.begin(), overrides.end());
-      for (size_t i = 0; i < axes.size(); ++i) all.push_back(axes[i].key + "=" + values[i]);
-      return load_config(file, all, gpus);
-    }));
-  };
-  for (const std::string& value : axes.front().values) {
-    if (axes.size() == 1) {
-      add({value});
-      continue;
-    }
-    for (const std::string& other : axes[1].values) add({value, other});
-  }
+  for (const SweptPoint& point : points)
+    study.points.push_back(
+        point_of(point.values, machine, gpus, price, [&] { return load_config(file, point.settings, gpus); }));
   return study;
 }
 

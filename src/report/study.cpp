@@ -44,11 +44,11 @@ bool study_has_price(const Study& study) {
                      [](const StudyPoint& point) { return point.result && point.result->cost > 0; });
 }
 
-// As the config has it: a number or a truth value, else a word; null where there is none.
+// As the config has it: JSON, or else a word; null where there is none.
 Json typed_value(const std::string& text) {
   if (text == "-") return nullptr;
   Json value = parse_json_or_discard(text);
-  return value.is_number() || value.is_boolean() ? value : Json(text);
+  return value.is_discarded() ? Json(text) : value;
 }
 
 }  // namespace

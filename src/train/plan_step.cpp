@@ -224,12 +224,12 @@ HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t rank
   return fullest;
 }
 
-int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
-                           int64_t enough) {
+RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+                             int64_t enough) {
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  int64_t most = 0;
+  RankBytes most;
   for (int64_t i = 0; i < num_stages; ++i) {
     std::set<RankKind> planned;
     std::shared_ptr<const Program> program;  // of the stage's first rank
@@ -242,8 +242,9 @@ int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_
       point[MeshAxis::pipeline] = stage;
       const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program, &choices);
       if (tensor_rank == 0) program = plan.design->training;
-      most = std::max(most, plan.memory().arenas.total());
-      if (most > enough) return most;
+      const auto& arenas = plan.memory().arenas;
+      most = {std::max(most.on_device, arenas.total()), std::max(most.on_host, arenas.total(MemoryPlace::host))};
+      if (most.on_device > enough) return most;
     }
   }
   return most;

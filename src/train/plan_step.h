@@ -1,7 +1,9 @@
 // The dry run of a training step: the step itself, on the `plan` backend.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -56,10 +58,13 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
 // Of the node whose ranks take the most of its host's memory. `ranks_per_node`: 0 for all.
 HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t ranks_per_node);
 
-// The most bytes that a rank of the world takes (WorldPlan::largest): the ranks of `first_stage` are planned first. Once a
-// rank takes more than `enough` that is the answer.
-int64_t largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
-                           int64_t enough);
+// The most that ranks of the world take, each for itself: of their device (WorldPlan::largest), and of their host.
+struct RankBytes {
+  int64_t on_device = 0, on_host = 0;
+};
+// The ranks of `first_stage` are planned first. Once a rank takes more than `enough` of its device that is the answer.
+RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+                             int64_t enough = std::numeric_limits<int64_t>::max());
 
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
 // `like` and `choices`: as of design_step, but that where there are no choices they are made (train/recompute_plan.h).

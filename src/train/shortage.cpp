@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,8 +26,7 @@ struct Remedy {
   std::string setting;
   Change change;
   bool fills = false;  // it takes what others leave: of use where it fits, and no part of what all do together
-  int64_t peak_bytes = 0;  // with it
-  int64_t host_bytes = 0;  // likewise, on the host
+  RankBytes bytes = {};  // with it
 };
 
 class Remedies {
@@ -204,42 +202,39 @@ std::string memory_shortage(const RunConfig& config, const Target& target, int64
   text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
                       bytes_text(state));
   // Of the rank that takes the most then: with another recomputation it may be one of another stage.
-  const auto peak_with = [&](const RunConfig& changed) {
-    const int64_t stage = make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline];
-    return largest_rank_bytes(changed, target, world_size, stage, std::numeric_limits<int64_t>::max());
-  };
-  const auto host_with = [&](const RunConfig& changed) {
-    return plan_step(changed, target, world_size, rank).memory().arenas.total(MemoryPlace::host);
-  };
-  const auto verdict = [&](int64_t bytes, int64_t more_on_host) {
-    return fmt::format("{}{}{}", bytes_text(bytes), bytes <= room ? ", which fits" : "",
-                       more_on_host > 0 ? fmt::format("; and {} of the host's memory", bytes_text(more_on_host)) : "");
+  const int64_t stage = make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline];
+  const auto bytes_with = [&](const RunConfig& changed) {
+    return largest_rank_bytes(changed, target, world_size, stage);
   };
   const int64_t on_host = memory.total(MemoryPlace::host);
+  const auto verdict = [&](const RankBytes& bytes) {
+    const int64_t more_on_host = bytes.on_host - on_host;
+    return fmt::format("{}{}{}", bytes_text(bytes.on_device), bytes.on_device <= room ? ", which fits" : "",
+                       more_on_host > 0 ? fmt::format("; and {} of the host's memory", bytes_text(more_on_host)) : "");
+  };
   std::vector<Remedy> remedies;
   const int64_t noticed = peak - (peak - room) / 100;
   const bool others_fit = peak - memory[MemoryClass::activations] < room;
   for (Remedy& remedy : Remedies(config, target, world_size).possible()) {
     const std::optional<RunConfig> changed = changed_by(remedy, config, world_size);
     if (!changed || (remedy.fills && !others_fit)) continue;
-    remedy.peak_bytes = peak_with(*changed);
-    if (remedy.peak_bytes >= (remedy.fills ? room + 1 : noticed)) continue;
-    remedy.host_bytes = host_with(*changed);
-    if (target.host_bytes > 0 && remedy.host_bytes > target.host_bytes) continue;
+    remedy.bytes = bytes_with(*changed);
+    if (remedy.bytes.on_device >= (remedy.fills ? room + 1 : noticed)) continue;
+    if (target.host_bytes > 0 && remedy.bytes.on_host > target.host_bytes) continue;
     remedies.push_back(std::move(remedy));
   }
   std::stable_sort(remedies.begin(), remedies.end(),
-                   [](const Remedy& a, const Remedy& b) { return a.peak_bytes < b.peak_bytes; });
+                   [](const Remedy& a, const Remedy& b) { return a.bytes.on_device < b.bytes.on_device; });
   text += remedies.empty() ? "." : "; with one of these settings:";
   for (const Remedy& remedy : remedies)
-    text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.peak_bytes, remedy.host_bytes - on_host));
-  int64_t least = remedies.empty() ? peak : remedies.front().peak_bytes;
+    text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.bytes));
+  int64_t least = remedies.empty() ? peak : remedies.front().bytes.on_device;
   const Together all = together(remedies, config, world_size);
   if (all.count > 1) {
-    const int64_t bytes = peak_with(all.config);
-    least = std::min(least, bytes);
+    const RankBytes bytes = bytes_with(all.config);
+    least = std::min(least, bytes.on_device);
     text += fmt::format("\n  with all {}: {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
-                        verdict(bytes, host_with(all.config) - on_host));
+                        verdict(bytes));
   }
   if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
   return text;

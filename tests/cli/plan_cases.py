@@ -235,6 +235,12 @@ class Comparisons(PlanCase):
         text = self.succeed("plan", *arguments)
         self.assertIn("does not fit: ", text)
 
+    def test_a_value_that_the_other_settings_do_not_allow_is_refused_alone(self):
+        kept = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 1, *overrides("memory.activation_budget=2000000000"),
+                         "--sweep", "memory.recompute=none,optimal")["points"]
+        self.assertIn("memory.activation_budget", kept[0]["refused"])
+        self.assertTrue(kept[1]["fits"])
+
     def test_scaling_links_and_fits(self):
         scale = self.plan(CONFIGS / "gpt2-124m.json", "--scale", "1..4", "--target", "a100-80g")["points"]
         self.assertEqual([point["devices"] for point in scale], [1, 2, 4] * 2)
@@ -245,6 +251,9 @@ class Comparisons(PlanCase):
                          [(rate, nics) for rate in (200, 400, 800) for nics in (1, 4)])
         words = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 1, "--sweep", "memory.recompute=none,block")["points"]
         self.assertEqual([point["memory.recompute"] for point in words], ["none", "block"])
+        lists = self.plan(CONFIGS / "gpt2-124m.json", "--gpus", 2, "--sweep", "parallel.layers_per_stage=[6,6],[5,7]",
+                          *overrides("parallel.pipeline=2"))["points"]
+        self.assertEqual([point["parallel.layers_per_stage"] for point in lists], [[6, 6], [5, 7]])
         self.assertGreater(links[0]["step_seconds"], links[-1]["step_seconds"])
         fit = self.plan("--fit", "rtx-2080-ti", "--family", "llama")["points"]
         self.assertEqual([point["precision"] for point in fit], ["fp32"] * 3 + ["bf16"] + ["fp16"] * 3 + ["bf16-pure", "bf16-pure, bf16 gradients", "bf16, fp8 linears"])

@@ -360,7 +360,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
                                            "batch.global=256", "batch.micro=16"};
   RunConfig again = preset_config("gpt2-1.5b", in_a_v);
   again.memory.recompute = RecomputeKind::block;
-  const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0, std::numeric_limits<int64_t>::max());
+  const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0).on_device;
   CHECK(of_all > 2 * plan_step(again, find_target("a100-40g"), 4).memory().arenas.total());
   CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
             fmt::format("memory.recompute = \"block\": {}\n", bytes_text(of_all))));

@@ -67,10 +67,14 @@ TEST_CASE("A stop signal after a run does not undo it, a second one ends the pro
   for (const int number : stop_signals) {
     INFO(number);
     CHECK(status_after({number}) == 0);
-    const int status = status_after({number, SIGTERM});
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+    for (const int second : {SIGINT, SIGTERM, SIGUSR1}) {
+      if (number == SIGTERM && second == SIGTERM) continue;
+      const int status = status_after({number, second});
+      CHECK(WIFEXITED(status));
+      CHECK(WEXITSTATUS(status) == 128 + second);
+    }
   }
+  CHECK(status_after({SIGTERM, SIGTERM, SIGTERM}) == 0);
   CHECK(status_after({SIGTERM, SIGHUP, SIGHUP}) == 0);
 }
 
