@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 #include "parallel/make_stages.h"
@@ -209,19 +210,43 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks
     case RecomputeKind::optimal:
       break;
   }
+  throw std::logic_error("the blocks that are run again are chosen by bytes");
+}
+
+LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk,
+                                                           const MicroBatchCosts& plain) {
+  const int64_t layers = lies.layers[chunk];
+  if (layout.recompute != RecomputeKind::optimal)
+    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  fixed.recompute = RecomputeKind::none;
-  const Held kept = held(fixed, lies);
-  const int64_t most = stage_bytes(fixed, lies, kept, stage);
+  const auto bytes_with = [&](RecomputeKind recompute, int64_t offload) {
+    fixed.recompute = recompute;
+    fixed.offload = offload;
+    return stage_bytes(fixed, lies, held(fixed, lies), stage);
+  };
+  int64_t bytes = bytes_with(RecomputeKind::none, no_offload);
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
-  const int64_t over = budget == 0 ? most - room_ : activation_bytes(fixed, lies, kept, in_flight, stage) - budget;
-  fixed.recompute = RecomputeKind::block;
-  const int64_t least = stage_bytes(fixed, lies, held(fixed, lies), stage);
-  if (over <= 0 || most <= least) return 0;
-  const double share = static_cast<double>(over) / static_cast<double>(most - least);
-  return std::min(layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(layers))));
+  int64_t over = budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
+  // Of so many layers those that it takes to get rid of what is over, where all of them free what is above `least`.
+  const auto freed = [&](int64_t of_layers, int64_t least) {
+    const int64_t most = std::max<int64_t>(bytes - least, 0);
+    const double share = over <= 0 || most == 0 ? 0 : static_cast<double>(over) / static_cast<double>(most);
+    over -= most;
+    bytes -= most;
+    return std::min(of_layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(of_layers))));
+  };
+  FreedLayers counts;
+  const bool copies = layout.offload == optimal_offload;
+  const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
+  if (hidden > 0) {
+    const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, hidden) + on_their_way);
+  }
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, hidden));
+  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, all_offload));
+  return counts;
 }
 
 int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
@@ -254,9 +279,10 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
   if (most.bytes > room) return most;
   most = {};
-  RunLayout least = layout;  // what is made to fit takes no less than what runs all blocks again
+  RunLayout least = layout;  // what is made to fit takes no less than what runs all blocks again, or copies their inputs
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
   if (is_optimal) least.recompute = RecomputeKind::block;
+  if (layout.offload == optimal_offload) least.offload = all_offload;
   const Held of_blocks = held(least, lies);
   const int64_t budget = is_optimal ? config_.memory.activation_budget : 0;  // for which that may be too much
   for (size_t stage = 0; stage < stages; ++stage) {
@@ -289,12 +315,16 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
     gradients += count * update[part].sum;
     sum_ops += count * (layout.zero < 2 ? update[part].keep : update[part].sum_ops);
   };
-  int64_t recomputed = 0;
+  const FreedLayers freed = freed_layers(layout, lies, chunk, plain);
+  double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
   if (mixes(layout)) {
-    recomputed = recomputed_layers(layout, lies, chunk);
-    add(parts_.micro_batch(layout, RecomputeKind::block, costs.splits).passes[block], block, recomputed);
+    const MicroBatchCosts& again = parts_.micro_batch(layout, RecomputeKind::block, costs.splits);
+    add(again.passes[block], block, freed.recomputed);
+    add(plain.passes[block], block, lies.layers[chunk] - freed.recomputed);
+    copies += static_cast<double>(freed.copied_inputs) * again.copy_seconds;
+  } else {
+    add(plain.passes[block], block, lies.layers[chunk]);
   }
-  add(plain.passes[block], block, lies.layers[chunk] - recomputed);
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
   const auto [receives_input, receives_gradient] = lies.receives(chunk);
@@ -328,7 +358,6 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
   // So does each way to the host.
-  const double copies = static_cast<double>(offloaded_layers(layout, plain, lies.layers[chunk], false)) * plain.copy_seconds;
   double exposed_copies = 0;
   const auto beside_copies = [&](double& pass, bool counts) {
     if (counts) exposed_copies += std::max(copies - pass, 0.0);

@@ -88,8 +88,15 @@ class LayoutEstimator {
   static InFlight most_in_flight(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks);
   static void count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks, StagePasses& counts);
   static void count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage, StagePasses& counts);
-  // Layers of the chunk that are run again; where that is made to fit, as many as it takes.
-  int64_t recomputed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
+  // Of a chunk: layers that are run again, whose record is copied to the host, and of those run again those whose input is.
+  struct FreedLayers {
+    int64_t recomputed = 0, copied = 0, copied_inputs = 0;
+  };
+  // With what is made to fit: copies that hide first, then layers that run again, then copies of their inputs, each as far
+  // as it takes.
+  FreedLayers freed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk, const MicroBatchCosts& plain);
+  // Not of what is made to fit.
+  static int64_t recomputed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, size_t stage);
   // Of the layers: those that are offloaded, of `hidden` about, or at most.
   int64_t offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers, bool at_most) const;

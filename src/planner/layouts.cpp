@@ -163,7 +163,9 @@ std::string tried_values(std::string_view key, int64_t value, bool by_memory, bo
   }
   if (key == "memory.offload_activations" && value != no_offload) {
     if (!on_gpu) return "\"none\" on a CPU";
-    if (value != hidden_offload && value != all_offload) return "\"none\", \"hidden\" and \"all\"";
+    if (value == optimal_offload && !by_memory) return "";
+    if (value != hidden_offload && value != all_offload)
+      return by_memory ? "\"none\", \"hidden\" and \"all\" for the smallest peak" : "\"none\", \"hidden\", \"all\" and \"optimal\"";
   }
   return "";
 }

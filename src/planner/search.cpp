@@ -218,15 +218,26 @@ class Search {
   }
 
   // What takes all the memory that there is, is of use where it is less than keeping all takes, and more than the blocks'
-  // inputs alone. It is tried everywhere where it is asked for: by a budget, or as the value that is held.
+  // inputs alone, or with copies to the host less. It is tried everywhere where it is asked for: by a budget, or as the
+  // value that is held.
   void consider_optimal(RunLayout layout) {
     if (options_.objective == Objective::memory) return;
-    if (config_.memory.activation_budget == 0 && !holds("memory.recompute")) {
-      if (estimator_.least_bytes(layout, room_).bytes > room_) return;
-      layout.recompute = RecomputeKind::none;
-      if (estimator_.least_bytes(layout, room_).bytes <= room_) return;
-    }
+    const bool is_asked_for = config_.memory.activation_budget > 0 || holds("memory.recompute") ||
+                              (holds("memory.offload_activations") && own_.offload == optimal_offload);
+    const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+      layout.recompute = recompute;
+      layout.offload = offload;
+      return estimator_.least_bytes(layout, room_).bytes <= room_;
+    };
+    if (!is_asked_for && fits(RecomputeKind::none, no_offload)) return;
+    if (is_asked_for || fits(RecomputeKind::block, no_offload)) consider_made_to_fit(layout, no_offload);
+    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, all_offload)))
+      consider_made_to_fit(layout, optimal_offload);
+  }
+
+  void consider_made_to_fit(RunLayout layout, int64_t offload) {
     layout.recompute = RecomputeKind::optimal;
+    layout.offload = offload;
     if (!has_held_values(layout)) return;
     const int64_t budget = found_.activation_budget = config_.memory.activation_budget;
     const int64_t record = budget == 0 ? 0 : estimator_.record_bytes(layout);

@@ -25,6 +25,7 @@ std::string recompute_word(const RunLayout& layout) {
 
 std::string offload_word(const RunLayout& layout) {
   if (layout.offload > 0) return fmt::format("{}", layout.offload);
+  if (layout.offload == optimal_offload) return "optimal";
   return layout.offload == no_offload ? "none" : layout.offload == hidden_offload ? "hidden" : "all";
 }
 

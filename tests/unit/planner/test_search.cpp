@@ -123,6 +123,43 @@ TEST_CASE("bounds and estimates of what is offloaded are as good") {
   CHECK(sum / count < 0.06);
 }
 
+// With copies to the host, as many as a device's memory asks for.
+TEST_CASE("bounds and estimates of what is made to fit by copies and recomputation are as good") {
+  const RunConfig config = model(2560, 24, 64);
+  double sum = 0;
+  int count = 0, near = 0;
+  for (const double memory_bytes : {5e9, 8e9, 12e9, 20e9}) {
+    Machine machine = a100();
+    machine.device.memory_bytes = memory_bytes;
+    const int64_t room = planned_target(machine, config, 16).bytes_of_rank();
+    LayoutEstimator estimator(config, machine, planned_target(machine, config, 16));
+    for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
+      if (layout.recompute != RecomputeKind::block) continue;
+      const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+        layout.recompute = recompute;
+        layout.offload = offload;
+        return estimator.least_bytes(layout, INT64_MAX).bytes <= room;
+      };
+      if (fits(RecomputeKind::none, no_offload) || !fits(RecomputeKind::optimal, optimal_offload)) continue;
+      INFO(memory_bytes << ": " << text_of(layout));
+      const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
+      CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
+      const LayoutResult estimate = estimator.estimate(layout);
+      CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
+      if (exact.peak_bytes > room) continue;  // the bound is too low for it: its plan is the smallest
+      const double error = estimate.step_seconds / exact.step_seconds - 1;
+      CHECK(std::abs(error) < largest_estimate_error);
+      sum += std::abs(error);
+      near += std::abs(error) < estimate_error ? 1 : 0;
+      ++count;
+    }
+  }
+  INFO(count << ", near " << near << ", mean error " << sum / count);
+  CHECK(count > 50);
+  CHECK(near >= 0.9 * count);
+  CHECK(sum / count < 0.06);
+}
+
 TEST_CASE("bounds hold for layouts whose activations have a budget") {
   RunConfig config = model(2560, 24, 64);
   config.memory.recompute = RecomputeKind::optimal;
@@ -309,7 +346,7 @@ TEST_CASE("the cheapest layout takes fewer devices where they cost less than the
   CHECK(all.best.front().cost == Approx(2 * all.best.front().gpu_hours / all.best.front().goodput));
 }
 
-TEST_CASE("a search has as much run again as it takes to fit, where keeping all does not fit") {
+TEST_CASE("a search has as much copied and run again as it takes to fit, where keeping all does not fit") {
   const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
   Machine machine = a100();
   machine.device.memory_bytes = 49.5e9;  // 18 bytes for each parameter are 47.8e9
@@ -319,7 +356,10 @@ TEST_CASE("a search has as much run again as it takes to fit, where keeping all 
   INFO(text_of(best.layout));
   CHECK(best.layout.recompute == RecomputeKind::optimal);
   CHECK(best.peak_bytes <= found.room_bytes);
+  CHECK(best.layout.offload == optimal_offload);
   RunLayout other = best.layout;
+  other.offload = no_offload;
+  CHECK(best.step_seconds < predict_layout(checked_layout(config, other), machine, other, 0).step_seconds);
   other.recompute = RecomputeKind::none;
   CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);
   for (const auto& [kind, interval] : {std::pair(RecomputeKind::selective, 0), std::pair(RecomputeKind::block, 0),
