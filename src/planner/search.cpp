@@ -251,10 +251,11 @@ class Search {
   void consider_offload(RunLayout layout) {
     if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
     const bool is_held = holds("memory.offload_activations");
-    const auto fits = [&] { return estimator_.least_bytes(layout, room_).bytes <= room_; };
+    const auto lacks = [&] { return estimator_.least_bytes(layout, room_).bytes - room_; };
+    const auto fits = [&] { return lacks() <= 0; };
     if (!is_held && fits()) return;
     layout.offload = all_offload;
-    if (!is_held && !fits()) return;
+    if (!is_held && !fits()) return miss_.add(lacks(), layout);
     consider(layout);
     layout.offload = hidden_offload;
     // It takes no less memory than all.

@@ -169,7 +169,7 @@ class Search(PlanCase):
         self.assertEqual(self.plan(file, "--gpus", 1, *overrides("memory.recompute=block"))["best"][0]["layout"]["recompute"],
                          "block")
         points = {point["method"]: point for point in self.plan(file, "--gpus", 1, "--methods")["points"]}
-        self.assertEqual(points["recompute optimal"]["peak_bytes"], best["peak_bytes"])
+        self.assertEqual(points["recompute and offload optimal"]["peak_bytes"], best["peak_bytes"])
         self.assertEqual({method for method, point in points.items() if "refused" in point}, {"offload hidden", "offload all"})
         self.refuse(USAGE, "of no layout that is searched the record of a block takes less than ", "plan", name, "--gpus", 1,
                     *overrides("memory.recompute=optimal", "memory.activation_budget=1"))
@@ -183,6 +183,7 @@ class Search(PlanCase):
     def test_values_that_are_held_are_tried_where_others_would_do(self):
         config = self.write_config(plan_config())
         for setting, key, value in [("memory.recompute=optimal", "recompute", "optimal"),
+                                    ("memory.offload_activations=optimal", "offload_activations", "optimal"),
                                     ("memory.offload_activations=hidden", "offload_activations", "hidden"),
                                     ("memory.offload_activations=all", "offload_activations", "all")]:
             plan = self.plan(config, "--gpus", 1, "--top", 2, "--set", setting)
@@ -311,10 +312,10 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, *overrides("parallel.zero=1", "batch.micro=16")],
                  "no layout divides batch.global = 16 and the model's heads and layers over so many and is one of those "
                  "searched, with parallel.zero=1, batch.micro=16"),
-                ([config, "--gpus", 1, *overrides("memory.offload_activations=optimal")],
-                 "--set memory.offload_activations=optimal: a search tries \"none\", \"hidden\" and \"all\""),
-                ([config, "--gpus", 1, *overrides("memory.recompute=optimal", "memory.offload_activations=optimal")],
-                 "--set memory.offload_activations=optimal: a search tries \"none\", \"hidden\" and \"all\""),
+                ([config, "--gpus", 1, *overrides("memory.offload_activations=5")],
+                 "--set memory.offload_activations=5: a search tries \"none\", \"hidden\", \"all\" and \"optimal\""),
+                ([config, "--gpus", 1, *overrides("memory.offload_activations=optimal"), "--objective", "memory"],
+                 "a search tries \"none\", \"hidden\" and \"all\" for the smallest peak"),
                 ([config, "--gpus", 1, *overrides("memory.recompute=optimal"), "--objective", "memory"],
                  "a search tries \"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak"),
                 ([config, "--gpus", 1, *overrides("memory.recompute=every_nth", "memory.recompute_interval=5")],
