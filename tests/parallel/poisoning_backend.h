@@ -1,8 +1,8 @@
 // Memory that shows what was written.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -22,37 +22,47 @@ class PoisoningBackend final : public ForwardingBackend {
 
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
     auto memory = inner_.allocate(bytes);
-    if (memory->bytes() > 0) std::memset(memory->data(), poison, static_cast<size_t>(memory->bytes()));
+    const std::vector<unsigned char> poisoned(static_cast<size_t>(memory->bytes()), poison);
+    if (memory->bytes() > 0) inner_.upload(memory->data(), poisoned.data(), memory->bytes());
     arenas.push_back(memory.get());
     return memory;
+  }
+
+  // Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
+  int64_t touched_bytes(const DeviceMemory& memory) const {
+    std::vector<unsigned char> bytes(static_cast<size_t>(memory.bytes()));
+    if (memory.bytes() > 0) inner_.download(bytes.data(), memory.data(), memory.bytes());
+    const auto last = std::find_if(bytes.rbegin(), bytes.rend(), [](unsigned char byte) { return byte != poison; });
+    return align_up(bytes.rend() - last);
   }
 
   std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
 };
 
+// By rank; the pointers are good while ranks run.
+using PoisoningBackends = std::vector<PoisoningBackend*>;
+
+// Gives every rank such a backend of its own.
+inline std::shared_ptr<const PoisoningBackends> poison_memory(Wrapping& wrapping, int64_t world_size) {
+  const auto backends = std::make_shared<PoisoningBackends>(static_cast<size_t>(world_size));
+  wrapping.backend = [backends](int64_t rank, Backend& inner) {
+    auto backend = std::make_unique<PoisoningBackend>(inner);
+    (*backends)[static_cast<size_t>(rank)] = backend.get();
+    return backend;
+  };
+  return backends;
+}
+
 // Runs `body` on every rank, with its micro-batches, on such a backend of its own.
 inline void on_poisoned_ranks(
     const RunConfig& config, int64_t world_size,
     const std::function<void(RankContext&, RandomBatches&, const PoisoningBackend&)>& body) {
-  std::vector<PoisoningBackend*> backends(static_cast<size_t>(world_size));
   Wrapping wrapping;
-  wrapping.backend = [&](int64_t rank, Backend& inner) {
-    auto backend = std::make_unique<PoisoningBackend>(inner);
-    backends[static_cast<size_t>(rank)] = backend.get();
-    return backend;
-  };
+  const auto backends = poison_memory(wrapping, world_size);
   on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
     RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
-    body(rank, batches, *backends[static_cast<size_t>(rank.groups.rank())]);
+    body(rank, batches, *(*backends)[static_cast<size_t>(rank.groups.rank())]);
   });
-}
-
-// Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
-inline int64_t touched_bytes(const DeviceMemory& memory) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(memory.data());
-  int64_t last = memory.bytes();
-  while (last > 0 && bytes[last - 1] == poison) --last;
-  return align_up(last);
 }
 
 }  // namespace gptrain::testing

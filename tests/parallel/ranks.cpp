@@ -183,7 +183,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
-    RankContext context{groups, step, plan};
+    RankContext context{groups, step, plan, world};
     body(context);
   });
 }
@@ -206,6 +206,7 @@ Outcome train_on_batches(const RunConfig& config, int64_t world_size, int steps,
   std::barrier all_collected(world_size);
   on_ranks(config, world_size, start, wrapping, [&](RankContext& rank) {
     const Leaving leaving(all_collected);
+    if (wrapping.before) wrapping.before(rank);
     const std::unique_ptr<MicroBatchSource> source = batches.make(rank);
     for (int i = 0; i < steps; ++i) {
       const StepResult result = rank.step.run(1e-3, *source, nullptr, {}, batches.counted_targets(i));
@@ -214,6 +215,7 @@ Outcome train_on_batches(const RunConfig& config, int64_t world_size, int steps,
         outcome.norms.push_back(result.grad_norm);
       }
     }
+    if (wrapping.after) wrapping.after(rank);
     {
       const std::lock_guard lock(mutex);
       collect(rank.step, outcome.state, owners);

@@ -28,9 +28,10 @@ struct RankContext {
   RankGroups& groups;
   TrainingStep& step;
   const StepPlan& plan;
+  World& world;
 };
 
-// What a test puts between a rank and its backend or groups; called on the rank's thread.
+// What a test puts between a rank and its backend or groups, or around its steps; called on the rank's thread.
 struct Wrapping {
   std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend = {};
   // Of the groups that lanes work in.
@@ -38,6 +39,7 @@ struct Wrapping {
       group = {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // without it, a CPU backend of one thread
   const UnitChoices* choices = nullptr;  // of all stages' units; null: the config's
+  std::function<void(RankContext&)> before = {}, after = {};  // the steps that train_on_ranks takes
 };
 
 // Where ranks get their micro-batches, and how many targets of a step's global batch count.

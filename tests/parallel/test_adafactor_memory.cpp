@@ -39,7 +39,7 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
           INFO(memory_class_names[static_cast<size_t>(c)]);
           const DeviceMemory& arena = *backend.arenas[static_cast<size_t>(c)];
           CHECK(arena.bytes() == rank.plan.memory().arenas[c]);
-          CHECK(touched_bytes(arena) == arena.bytes());
+          CHECK(backend.touched_bytes(arena) == arena.bytes());
         }
         CHECK(rank.plan.memory().frame_bytes == align_up(8 * sums));
         int64_t own_rows = 0, own_cols = 0, vectors = 0;

@@ -257,7 +257,7 @@ TEST_CASE("state of 8 bits takes the bytes of the closed formula, and touches th
         INFO(data << " ranks " << ema);
         CHECK(arena.bytes() == expected);
         CHECK(arena.bytes() == rank.plan.memory().arenas[MemoryClass::optimizer]);
-        CHECK(touched_bytes(arena) == arena.bytes());
+        CHECK(backend.touched_bytes(arena) == arena.bytes());
       });
     }
   }

@@ -1,7 +1,6 @@
 // "Same results" of DESIGN.md over ranks: what is equal to the bit, and losses and norms along a run.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
@@ -9,7 +8,7 @@
 #include "catch.h"
 #include "differences.h"
 #include "model_fixture.h"
-#include "ranks.h"
+#include "same_outcomes.h"
 #include "wrappers.h"
 
 namespace test_bits {
@@ -25,8 +24,6 @@ struct MeshSizes {
 
   int64_t world_size() const { return tensor * data; }
 };
-
-using Overrides = std::vector<std::string>;
 
 RunConfig config_of(Family family, const MeshSizes& mesh, Overrides overrides) {
   const Overrides sizes = {"model.num_heads=6",        "model.num_kv_heads=2",     "model.hidden_size=48",
@@ -46,17 +43,6 @@ Overrides with(Overrides overrides, const Overrides& more) {
   return overrides;
 }
 
-void require_same_bits(const Outcome& a, const Outcome& b) {
-  REQUIRE(a.state.size() == b.state.size());
-  REQUIRE(a.torn + b.torn == "");
-  for (const auto& [name, values] : a.state) {
-    INFO(name);
-    REQUIRE(std::memcmp(values.data(), b.state.at(name).data(), values.size() * sizeof(float)) == 0);
-  }
-  REQUIRE(a.losses == b.losses);
-  REQUIRE(a.norms == b.norms);
-}
-
 constexpr MeshSizes meshes[] = {{1, 2, false}, {1, 3, false}, {2, 2, false}, {2, 2, true}};
 constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compute=bf16"};
 
@@ -64,10 +50,10 @@ constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compu
 template <typename Run>
 void check_zero_stages(const Run& run) {
   const Outcome zero0 = run({"parallel.zero=0"});
-  require_same_bits(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
+  require_same(zero0, run({"parallel.zero=1", "memory.recompute=block"}));
   const Outcome zero2 = run({"parallel.zero=2"});
-  require_same_bits(zero2, run({"parallel.zero=3"}));
-  require_same_bits(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
+  require_same(zero2, run({"parallel.zero=3"}));
+  require_same(zero2, run({"parallel.zero=3", "memory.recompute=every_nth", "memory.recompute_interval=2"}));
   CHECK(zero0.losses.front() == zero2.losses.front());
 }
 
@@ -223,7 +209,7 @@ TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for 
       }
       CHECK(differing > 0);
       for (const int zero : {1, 2, 3})
-        require_same_bits(rounded, train(family, mesh, with(narrowed, {fmt::format("parallel.zero={}", zero)}), 1));
+        require_same(rounded, train(family, mesh, with(narrowed, {fmt::format("parallel.zero={}", zero)}), 1));
     }
   }
 }
@@ -233,7 +219,7 @@ TEST_CASE("the same run over ranks twice gives the same bits, another seed does 
     const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2", "parallel.zero=3"};
     const MeshSizes mesh{2, 2, true};
     const Outcome once = train(Family::llama, mesh, base, 3);
-    require_same_bits(once, train(Family::llama, mesh, base, 3));
+    require_same(once, train(Family::llama, mesh, base, 3));
     CHECK(train(Family::llama, mesh, with(base, {"run.seed=8"}), 3).losses != once.losses);
   }
 }

@@ -10,9 +10,11 @@
 #include "catch.h"
 #include "differences.h"
 #include "events.h"
-#include "layouts.h"
+#include "methods.h"
 #include "model_fixture.h"
+#include "same_outcomes.h"
 #include "some_cases.h"
+#include "touched.h"
 
 using namespace gptrain;
 using namespace gptrain::testing;
@@ -21,8 +23,6 @@ namespace {
 
 constexpr int exit_skipped = 77;
 constexpr int64_t num_samples = 8;
-
-using Overrides = std::vector<std::string>;
 
 // Every rank on the same device.
 const Wrapping on_cuda{.device = [](int64_t) { return make_cuda_backend(0); }};
@@ -193,6 +193,21 @@ TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO st
   const Outcome rounded = run(0, "precision.reduce=bf16");
   for (const int zero : {1, 2, 3}) CHECK(same_bits(rounded, run(zero, "precision.reduce=bf16")));
   CHECK(first_difference(rounded.state, run(0, "precision.reduce=fp32").state) != "");
+}
+
+TEST_CASE("methods that save memory take what is planned on the device, and have the bits of keeping all") {
+  require_device();
+  const Target target = make_cuda_backend(0)->target();
+  for (const MethodCase& method : method_cases()) {
+    INFO(method.name());
+    const RunConfig config = method.config(target);
+    Wrapping wrapping = on_cuda;
+    check_touched_after(wrapping, config, method.world_size());
+    const Outcome outcome = train_on_ranks(config, method.world_size(), 2, nullptr, 0, wrapping);
+    if (!method.has_bits_of_keeping_all(target)) continue;
+    require_same(outcome,
+                 train_on_ranks(method.config_that_keeps_all(), method.world_size(), 2, nullptr, 0, on_cuda));
+  }
 }
 
 TEST_CASE("a step on the device has the events of its plan, copies too") {

@@ -18,8 +18,8 @@
 #include "poisoning_backend.h"
 #include "ranks.h"
 #include "train/inference.h"
-#include "train/recompute_plan.h"
 #include "train/run_state.h"
+#include "touched.h"
 #include "train/samples.h"
 #include "wrappers.h"
 
@@ -77,55 +77,6 @@ RunConfig config_of(Family family, const Layout& layout, std::vector<std::string
   if (layout.tensor == 2) overrides.push_back("model.num_kv_heads=1");
   if (layout.sequence) overrides.push_back("parallel.sequence=true");
   return small_config(family, overrides, layout.tensor * layout.data);
-}
-
-// Gradients have no reason to be written behind the last tensor of their last unit.
-int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
-  int64_t end = 0;
-  for (const StatePiece& piece : step.state()) {
-    const auto* const last = piece.gradient != nullptr
-                                 ? reinterpret_cast<const std::byte*>(piece.gradient + piece.count())
-                                 : reinterpret_cast<const std::byte*>(piece.narrow_gradient + piece.count());
-    end = std::max(end, last - arena.data());
-  }
-  return end;
-}
-
-// Where B and W are apart, or forward keeps something in another form than it computes it in, workspaces are largest for
-// rows of all tensor ranks; the rank's own place among them, the last one on the last rank, is not written.
-bool peaks_in_gather(const RunConfig& config) {
-  const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
-  const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||
-                                 config.memory.linear_projection.is_on() ||
-                                 config.precision.weight_gradients != config.precision.compute;
-  return config.parallel.sequence && (keeps_other_forms || find_pipeline_schedule(order)->splits_backward);
-}
-int64_t own_rows_bytes(const RunConfig& config) {
-  const int64_t rows = config.batch.micro * config.model.sequence_length / config.parallel.tensor;
-  return align_up(rows * config.model.hidden_size * dtype_bytes(config.precision.compute)) + memory_alignment;
-}
-
-void check_touched(RankContext& rank, const RunConfig& config, const std::vector<DeviceMemory*>& arenas,
-                   std::mutex& mutex) {
-  const int64_t unit_padding = segment_multiple * rank.groups.num_copies() * dtype_bytes(DType::f32);
-  const std::lock_guard lock(mutex);
-  REQUIRE(arenas.size() == num_memory_classes);
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    INFO("rank " << rank.groups.rank() << " " << memory_class_names[c]);
-    int64_t planned = rank.plan.memory().arenas[static_cast<MemoryClass>(c)];
-    if (c == static_cast<size_t>(MemoryClass::data)) planned -= all_rings_bytes(config, rank.step.backend().target());
-    CHECK(arenas[c]->bytes() == planned);
-    const int64_t touched = touched_bytes(*arenas[c]);
-    if (c == static_cast<size_t>(MemoryClass::gradients)) {
-      CHECK(touched >= end_of_gradients(rank.step, *arenas[c]));
-    } else if (c == static_cast<size_t>(MemoryClass::buckets)) {
-      CHECK(touched > planned - unit_padding);
-    } else if (c == static_cast<size_t>(MemoryClass::workspace) && peaks_in_gather(config)) {
-      CHECK(touched > planned - own_rows_bytes(config));
-    } else {
-      CHECK(touched == planned);
-    }
-  }
 }
 
 }  // namespace
@@ -189,21 +140,6 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
   }
 }
 
-namespace {
-
-// Two steps on every rank, on memory that shows what was written.
-void check_touched_on_all(const RunConfig& config, int64_t world_size) {
-  std::mutex mutex;
-  on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
-    rank.step.run(1e-3, batches);
-    rank.step.run(1e-3, batches);
-    rank.step.state();  // waits for what is still being gathered
-    check_touched(rank, config, backend.arenas, mutex);
-  });
-}
-
-}  // namespace
-
 TEST_CASE("the bytes that each rank touches are its plan's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     int64_t bits = 0;
@@ -228,7 +164,10 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
           all.push_back(fmt::format(R"(memory.linear_projection={{"kind":"{}","share":0.4}})",
                                     kinds[(layout.tensor + layout.zero) % 3]));
         }
-        check_touched_on_all(config_of(family, layout, all), world_size);
+        const RunConfig config = config_of(family, layout, all);
+        Wrapping wrapping;
+        check_touched_after(wrapping, config, world_size);
+        train_on_ranks(config, world_size, 2, nullptr, 0, wrapping);
       }
     }
   }
@@ -267,7 +206,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
     const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
     CHECK(planned > 0);
     CHECK(memory.bytes() == planned);
-    CHECK(touched_bytes(memory) == planned);
+    CHECK(backend.touched_bytes(memory) == planned);
     CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
     CHECK(first_difference(bytes_of(rank.step, copy), copied) == "");
     for (const StatePiece& piece : copy)  // gradients are not copied, and those of the step are overwritten
@@ -337,54 +276,6 @@ int64_t most_alive(const Schedule& schedule, BufferKind kind, int32_t unit) {
 }
 
 }  // namespace
-
-TEST_CASE("the bytes that each rank of a pipeline touches are its plan's") {
-  for (const Family family : {Family::gpt2, Family::llama}) {
-    for (size_t i = 0; i < pipelines.size(); ++i) {
-      for (const Layout& layout : {Layout{1, 2, static_cast<int64_t>(i) % 4, false}, Layout{2, 1, 0, i % 2 == 1},
-                                   Layout{1, 2, static_cast<int64_t>(i + 2) % 4, false}}) {
-        const std::vector<std::string>& precision = precisions[i % std::size(precisions)];
-        std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1"};
-        for (const std::string& of_it : precision) overrides.push_back(of_it);
-        overrides = in_stages(pipelines[i], overrides);
-        INFO(pipelines[i].schedule << " " << pipelines[i].stages << " stages, " << layout.name() << " "
-                                   << precision.front() << (family == Family::gpt2 ? " gpt2" : " llama"));
-        const int64_t stages = pipelines[i].stages;
-        overrides.insert(overrides.end(), {fmt::format("batch.global={}", 2 * 5 * layout.data), "batch.micro=2"});
-        const Layout of_world{layout.tensor, layout.data * stages, layout.zero, layout.sequence};  // all ranks
-        check_touched_on_all(config_of(family, of_world, overrides), layout.tensor * of_world.data);
-      }
-    }
-  }
-}
-
-TEST_CASE("the bytes that each rank touches are its plan's where what is run again is chosen, and what is offloaded") {
-  for (const Family family : {Family::gpt2, Family::llama}) {
-    for (size_t i = 0; i < 4; ++i) {
-      const Pipeline pipeline = i == 0 ? Pipeline{"1f1b", 1, 1} : pipelines[2 * i - 1];
-      const Layout layout{i % 2 == 0 ? 1 : 2, 2 * pipeline.stages, i % 2 == 0 ? 3 : 1, false};
-      std::vector<std::string> overrides = {"model.num_layers=6", "model.dropout=0.1", "batch.micro=1", "batch.global=8"};
-      for (const std::string& precision : precisions[i % std::size(precisions)]) overrides.push_back(precision);
-      if (pipeline.stages > 1) overrides = in_stages(pipeline, overrides);
-      const int64_t ranks = layout.tensor * layout.data;
-      RunConfig config = config_of(family, layout, overrides);
-      int64_t least = 0, most = 0;
-      for (int32_t stage = 0; stage < pipeline.stages; ++stage) {
-        const RecomputePlanner planner(config, this_machine(1), ranks, stage);
-        least = std::max(least, planner.least().bytes);
-        most = std::max(most, planner.fixed(RecomputeKind::none).bytes);
-      }
-      config.memory.recompute = RecomputeKind::optimal;
-      config.memory.activation_budget = least + (most - least) * static_cast<int64_t>(i) / 4;
-      INFO(pipeline.schedule << " " << pipeline.stages << " stages, " << layout.name());
-      check_touched_on_all(config, ranks);
-      if ((family == Family::gpt2) == (i < 2)) continue;
-      config.memory.recompute = i % 2 == 0 ? RecomputeKind::selective : RecomputeKind::none;
-      config.memory.offload_activations = i % 2 == 0 ? all_offload : 2;
-      check_touched_on_all(config, ranks);
-    }
-  }
-}
 
 TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on stage i, to the byte") {
   const auto cpu = make_cpu_backend(1);
@@ -487,7 +378,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
       INFO("rank " << world.rank() << " arena " << i);
       taken += backend.arenas[i]->bytes();
       if (i > 0 && i + 1 < backend.arenas.size())
-        CHECK(touched_bytes(*backend.arenas[i]) == backend.arenas[i]->bytes());
+        CHECK(backend.touched_bytes(*backend.arenas[i]) == backend.arenas[i]->bytes());
     }
     CHECK(planned > 0);
     CHECK(taken == planned);

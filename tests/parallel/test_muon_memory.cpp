@@ -33,7 +33,7 @@ TEST_CASE("Muon's workspace is what its largest matrix needs") {
         const DeviceMemory& workspace = *backend.arenas[c];
         planned = rank.plan.memory().arenas[MemoryClass::workspace];
         CHECK(workspace.bytes() == planned);
-        most_touched = std::max(most_touched, touched_bytes(workspace));
+        most_touched = std::max(most_touched, backend.touched_bytes(workspace));
         // Whole and its parts in f32, X in the products' dtype and in f32 its product, A and A A.
         const int64_t largest = config.model.ffn_hidden_size * config.model.hidden_size;
         const int64_t square = config.model.hidden_size * config.model.hidden_size;

@@ -18,8 +18,6 @@ using namespace gptrain::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
 struct Layout {
   std::string name;
   Family family;
@@ -110,13 +108,7 @@ TEST_CASE("what is run again by an optimal plan has the bits of what is kept, wi
       const int64_t budget = least + (most - least) * tenths / 10;
       INFO(layout.name << ", budget " << budget << " of " << least << " to " << most);
       const Outcome again = train_on_ranks(config_of(layout, with_budget(budget)), layout.ranks, 2);
-      REQUIRE(kept.torn + again.torn == "");
-      CHECK(kept.losses == again.losses);
-      CHECK(kept.norms == again.norms);
-      for (const auto& [name, values] : kept.state) {
-        INFO(name);
-        REQUIRE(values == again.state.at(name));
-      }
+      require_same(kept, again);
       for (const RecomputePlanner& planner : planners) {
         const RecomputeCounts counts = planner.counts(planner.best(budget)->choices);
         from_before += counts.from_before;

@@ -1,0 +1,80 @@
+// Methods that save memory, together with each other and with every optimizer and precision, on layouts of all kinds: what
+// they take, and what they give.
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "methods.h"
+#include "same_outcomes.h"
+#include "touched.h"
+#include "train/run_state.h"
+
+namespace test_methods {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "gptrain-methods-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// Rows of the test's matrices are no whole blocks: where tensor ranks cut them, moments of 8 bits are coded anew.
+bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
+  return from.optimizer.type != OptimizerKind::adamw_8bit || from.parallel.tensor == to.parallel.tensor;
+}
+
+}  // namespace
+
+TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of keeping all, and goes on with them") {
+  const Target target = this_machine(1);
+  for (const MethodCase& method : method_cases()) {
+    INFO(method.name());
+    const Folder folder;
+    const auto in_folder = [&](const MethodCase& which) {
+      RunConfig config = which.config(target);
+      config.run.out = folder.path().string();
+      return config;
+    };
+    const RunConfig config = in_folder(method);
+    const int64_t samples = 2 * config.batch.global;
+    Wrapping saving, loading;
+    saving.after = [&](RankContext& rank) {
+      save_state(config, rank.step, {.step = 2, .samples = samples, .updates = 2}, rank.groups, rank.world);
+    };
+    check_touched_after(saving, config, method.world_size());
+    loading.before = [&](RankContext& rank) {
+      load_state(resolve_checkpoint(folder.path()), rank.step, rank.groups, rank.world);
+    };
+    const Outcome kept = train_on_ranks(method.config_that_keeps_all(), method.world_size(), 3);
+    const Outcome saved = train_on_ranks(config, method.world_size(), 2, nullptr, 0, saving);
+    const Outcome resumed = train_on_ranks(config, method.world_size(), 1, nullptr, samples, loading);
+    CHECK(std::vector{saved.losses[0], saved.losses[1], resumed.losses[0]} == kept.losses);
+    CHECK(std::vector{saved.norms[0], saved.norms[1], resumed.norms[0]} == kept.norms);
+    require_bits_of(kept, resumed);
+
+    const MethodCase other = method.on_next_layout();
+    const RunConfig to = in_folder(other);
+    INFO("loaded by: " << other.name());
+    if (keeps_blocks(config, to)) require_bits_of(saved, train_on_ranks(to, other.world_size(), 0, nullptr, 0, loading));
+  }
+}
+
+}  // namespace test_methods

@@ -1,0 +1,89 @@
+// The bytes of each arena that training touches, and those that are planned.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "catch.h"
+#include "poisoning_backend.h"
+#include "train/step_design.h"
+
+namespace gptrain::testing {
+
+// Gradients have no reason to be written behind the last tensor of their last unit.
+inline int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
+  int64_t end = 0;
+  for (const StatePiece& piece : step.state()) {
+    const auto* const last = piece.gradient != nullptr
+                                 ? reinterpret_cast<const std::byte*>(piece.gradient + piece.count())
+                                 : reinterpret_cast<const std::byte*>(piece.narrow_gradient + piece.count());
+    end = std::max(end, last - arena.data());
+  }
+  return end;
+}
+
+// Where B and W are apart, or forward keeps something in another form than it computes it in, workspaces are largest for
+// rows of all tensor ranks; the rank's own place among them, the last one on the last rank, is not written.
+inline bool peaks_in_gather(const RunConfig& config) {
+  const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
+  const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||
+                                 config.memory.linear_projection.is_on() ||
+                                 config.precision.weight_gradients != config.precision.compute;
+  return config.parallel.sequence && (keeps_other_forms || find_pipeline_schedule(order)->splits_backward);
+}
+inline int64_t own_rows_bytes(const RunConfig& config) {
+  const int64_t rows = config.batch.micro * config.model.sequence_length / config.parallel.tensor;
+  return align_up(rows * config.model.hidden_size * dtype_bytes(config.precision.compute)) + memory_alignment;
+}
+
+// Of arenas on the backend's device: what is offloaded beside one lies in memory of a queue's.
+inline void check_touched(RankContext& rank, const RunConfig& config, const PoisoningBackend& backend, std::mutex& mutex) {
+  const bool in_blocks = config.optimizer.type == OptimizerKind::adamw_8bit;
+  const int64_t unit_padding =
+      (in_blocks ? state_block : segment_multiple) * rank.groups.num_copies() * dtype_bytes(DType::f32);
+  const std::lock_guard lock(mutex);
+  const StepMemory& memory = rank.plan.memory();
+  std::vector<MemoryClass> classes;
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const auto memory_class = static_cast<MemoryClass>(c);
+    const bool elsewhere = memory_class == MemoryClass::offloaded && backend.target().kind == Target::Kind::gpu &&
+                           memory.arenas.on(arena_place(memory_class, backend.target()))[c] > 0;
+    if (!elsewhere) classes.push_back(memory_class);
+  }
+  REQUIRE(backend.arenas.size() >= classes.size());  // before them, what ranks receive in
+  const auto arenas = std::span(backend.arenas).last(classes.size());
+  for (size_t i = 0; i < classes.size(); ++i) {
+    const MemoryClass c = classes[i];
+    const auto index = static_cast<size_t>(c);
+    INFO("rank " << rank.groups.rank() << " " << memory_class_names[index]);
+    const MemoryPlace place = arena_place(c, backend.target());
+    const int64_t planned = memory.arenas.on(place)[index] - memory.outside.on(place)[index];
+    CHECK(arenas[i]->bytes() == planned);
+    const int64_t touched = backend.touched_bytes(*arenas[i]);
+    if (c == MemoryClass::gradients) {
+      CHECK(touched >= end_of_gradients(rank.step, *arenas[i]));
+    } else if (c == MemoryClass::buckets) {
+      CHECK(touched > planned - unit_padding);
+    } else if (c == MemoryClass::workspace && peaks_in_gather(config)) {
+      CHECK(touched > planned - own_rows_bytes(config));
+    } else {
+      CHECK(touched == planned);
+    }
+  }
+}
+
+// Of every rank, after the steps that train_on_ranks takes, and before what `wrapping` does then.
+inline void check_touched_after(Wrapping& wrapping, const RunConfig& config, int64_t world_size) {
+  const auto mutex = std::make_shared<std::mutex>();
+  wrapping.after = [=, &config, backends = poison_memory(wrapping, world_size), then = wrapping.after](RankContext& rank) {
+    rank.step.state();  // waits for what is still being gathered
+    check_touched(rank, config, *(*backends)[static_cast<size_t>(rank.groups.rank())], *mutex);
+    if (then) then(rank);
+  };
+}
+
+}  // namespace gptrain::testing
