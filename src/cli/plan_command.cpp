@@ -127,7 +127,9 @@ void require_use_of_budget(const PlanArguments& arguments) {
   const auto settings = settings_of(arguments);
   const auto value_of = [&](std::string_view key) -> std::string {
     const auto found = std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
-    return found == settings.end() || found->second == "null" ? "" : found->second;
+    if (found == settings.end() || found->second == "null") return "";
+    const std::string& text = found->second;  // a word may stand in quotes
+    return text.size() > 1 && text.front() == '"' && text.back() == '"' ? text.substr(1, text.size() - 2) : text;
   };
   const std::string budget = value_of(budget_key), recompute = value_of("memory.recompute");
   const bool is_optimal = (recompute.empty() && value_of("memory.recompute_interval").empty()) || recompute == "optimal";
@@ -153,41 +155,26 @@ RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   }
 }
 
-struct Searched {
-  RunConfig config;
-  LayoutSearch found;
-};
-
 // A value that is held may break a rule together with the config's own layout and none together with others, as
 // parallel.sequence does where parallel.tensor is 1: the search then starts from the config without a layout. Where that
-// finds nothing either, the rule is what is told.
-Searched search_config(const PlanArguments& arguments, const Machine& machine, int64_t gpus) {
-  std::string refused;
+// is refused, too, or no layout has that value, the first rule is what is told.
+RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
   try {
-    const RunConfig config = load_for(arguments, gpus);
-    return {config, search_layouts(config, machine, arguments.search)};
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::usage || !sets_a_layout(arguments)) throw;
-    refused = error.what();
-  }
-  std::optional<RunConfig> config;
-  try {
+    return load_for(arguments, gpus);
+  } catch (const Error& refused) {
+    if (refused.code() != ExitCode::usage || !sets_a_layout(arguments)) throw;
+    arguments.search.refused = refused.what();
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
     without.overrides.emplace_back("memory.recompute=optimal");  // with which a budget may stand in the file
-    config = with_values(load_for(without, gpus), arguments.search.held);
-  } catch (const Error&) {
-    throw Error(ExitCode::usage, "{}", refused);
-  }
-  const bool on_gpu = planned_target(machine, *config, gpus).kind == Target::Kind::gpu;
-  require_tried_values(layout_of(*config, gpus), arguments.search.held,
-                       arguments.search.objective == Objective::memory, on_gpu);
-  try {
-    return {*config, search_layouts(*config, machine, arguments.search)};
-  } catch (const Error&) {
-    throw Error(ExitCode::usage, "{}", refused);
+    try {
+      return with_values(load_for(without, gpus), arguments.search.held);
+    } catch (const Error&) {
+      throw refused;
+    }
   }
 }
+
 
 // Whole numbers from 1 on with `separator` between them.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
@@ -320,7 +307,8 @@ void search(PlanArguments& arguments) {
   arguments.search.objective = static_cast<Objective>(objective - objective_names.begin());
   require_use_of_budget(arguments);
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
-  const auto [config, found] = search_config(arguments, machine, gpus);
+  const RunConfig config = load_for_search(arguments, gpus);
+  const LayoutSearch found = search_layouts(config, machine, arguments.search);
   std::string winner;
   if (!found.best.empty()) {
     const RunLayout& best = found.best.front().layout;

@@ -279,12 +279,14 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
   if (most.bytes > room) return most;
   most = {};
-  RunLayout least = layout;  // what is made to fit takes no less than what runs all blocks again, or copies their inputs
+  RunLayout least = layout;
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
   if (is_optimal) least.recompute = RecomputeKind::block;
   if (layout.offload == optimal_offload) least.offload = all_offload;
   const Held of_blocks = held(least, lies);
-  const int64_t budget = is_optimal ? config_.memory.activation_budget : 0;  // for which that may be too much
+  // What is made to fit may drop the inputs of blocks, too: it takes its budget, or without one at least a block's record.
+  const int64_t given = config_.memory.activation_budget;
+  const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
   for (size_t stage = 0; stage < stages; ++stage) {
     const InFlight& in_flight = stage_passes(least, lies)[stage].most;
     const int64_t above =

@@ -115,7 +115,7 @@ class Search {
       play();
       plan_best();
     }
-    if (candidates_.empty() && least_record_ < std::numeric_limits<int64_t>::max())
+    if (candidates_.empty() && found_.num_too_large == 0 && least_record_ < std::numeric_limits<int64_t>::max())
       throw Error(ExitCode::usage, "{} = {}: of no layout that is searched the record of a block takes less than {} bytes",
                   budget_key, config_.memory.activation_budget, least_record_);
     if (exact_.empty() && !over_budget_.empty())
@@ -195,6 +195,7 @@ class Search {
         });
       }
     }
+    if (found_.num_layouts == 0 && !options_.refused.empty()) throw Error(ExitCode::usage, "{}", options_.refused);
     if (found_.num_layouts == 0)
       throw Error(ExitCode::usage,
                   "--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
@@ -255,7 +256,10 @@ class Search {
     const auto fits = [&] { return lacks() <= 0; };
     if (!is_held && fits()) return;
     layout.offload = all_offload;
-    if (!is_held && !fits()) return miss_.add(lacks(), layout);
+    if (!is_held && !fits()) {
+      if (has_held_values(layout)) miss_.add(lacks(), layout);
+      return;
+    }
     consider(layout);
     layout.offload = hidden_offload;
     // It takes no less memory than all.

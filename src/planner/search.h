@@ -27,6 +27,7 @@ struct SearchOptions {
   int64_t top = 10;  // layouts that are named
   // "parallel.tensor=8": keys of layouts, each of which keeps the value that the config has, which is this.
   std::vector<std::string> held = {};
+  std::string refused = {};  // what to say where no layout has the values that are held; empty: just that
 };
 
 // batch.global and everything but the keys of a RunLayout stay as they are. memory.activation_budget is that of the

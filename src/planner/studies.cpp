@@ -53,10 +53,6 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
   return parse_config(show_config(config), {}, "the config", gpus);
 }
 
-}  // namespace
-
-namespace {
-
 // What is set at a point of the product of the axes, of which there are one or two.
 struct SweptPoint {
   std::vector<std::string> values, settings;

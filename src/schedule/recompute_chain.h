@@ -52,14 +52,8 @@ struct UnitChoice {
 };
 using UnitChoices = std::vector<UnitChoice>;
 
-// The most bytes that are alive at a time, by playing the passes of a micro-batch action by action, where copies take no
-// time. What the others in flight keep is theirs at the end of their forward passes.
-int64_t peak_bytes(const Chain& chain, const UnitChoices& choices);
-
 // Of all that is run again.
 double seconds_again(const Chain& chain, const UnitChoices& choices);
-// What a unit's part that is offloaded takes on the host.
-int64_t offloaded_bytes(const Chain& chain, const UnitChoices& choices, size_t unit);
 
 // Finds the choices that take the least time within some bytes. Bytes are counted in pieces of one part of `resolution` of
 // the most that will be asked for, rounded up: exact where that is so many bytes. Of chains of more than 128 units, no more

@@ -35,10 +35,27 @@ double full_rate_seconds(const Event& event, const NominalRates& rates) {
 
 }  // namespace
 
+RunConfig with_few_micro_batches(RunConfig config) {
+  constexpr int64_t few = 2;
+  config.batch.global = config.batch.global / config.batch.accumulation * few;
+  config.batch.accumulation = few;
+  return config;
+}
+
 double nominal_pass_seconds(const EventBlock& events, const Target& target) {
   double seconds = 0;
   for (const Event& event : events) seconds += full_rate_seconds(event, rates_of(target));
   return seconds / share_of_rates;
+}
+
+PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target) {
+  PassSeconds seconds;
+  for (const LoggedAction& action : plan.log.actions) {
+    if (action.micro_batch == 1 && action.kind <= ActionKind::backward)
+      seconds[{action.kind, action.unit}] =
+          nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target);
+  }
+  return seconds;
 }
 
 double nominal_copy_seconds(int64_t bytes, const Target& target) {

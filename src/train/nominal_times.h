@@ -3,14 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <utility>
 
+#include "config/run_config.h"
 #include "ops/target.h"
-#include "report/step_log.h"
+#include "train/plan_step.h"
 
 namespace gptrain {
 
+// The step of a config with two micro-batches, of which the second shows what passes take: copies of weights are made in
+// the first.
+RunConfig with_few_micro_batches(RunConfig config);
 // The ops and collectives of an action.
 double nominal_pass_seconds(const EventBlock& events, const Target& target);
+// Of the actions of such a plan's units in their forward and backward passes, what is run again included.
+using PassSeconds = std::map<std::pair<ActionKind, int32_t>, double>;
+PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target);
 // A copy between a GPU and its host, each way by itself.
 double nominal_copy_seconds(int64_t bytes, const Target& target);
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/side_queue.h"
 #include "parallel/make_stages.h"
 #include "schedule/offload.h"
 #include "train/nominal_times.h"
@@ -14,19 +15,17 @@
 namespace gptrain {
 namespace {
 
-constexpr double most_waited = 0.005;                  // of the passes' time, that copies still count as hidden
-constexpr int64_t micro_batches_looked_at = 2;
-constexpr int32_t micro_batch_timed = 1;
+constexpr double most_waited = 0.005;  // of the passes' time, that copies still count as hidden
+// Each pass begins one copy at most: no more are ever under way than a queue has marks.
+constexpr size_t most_passes_ahead = SideQueue::num_marks / 2;
 
 // The passes of a stage, with the times of their actions.
 class HiddenBlocks {
  public:
   HiddenBlocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
       : target_(target) {
-    RunConfig few = config;
+    RunConfig few = with_few_micro_batches(config);
     few.memory.offload_activations = no_offload;
-    few.batch.global = config.batch.global / config.batch.accumulation * micro_batches_looked_at;
-    few.batch.accumulation = micro_batches_looked_at;
     MeshPoint point;
     point[MeshAxis::pipeline] = stage;
     const StepPlan plan = plan_step(few, target, world_size, make_mesh(config, world_size).rank_of(point));
@@ -35,11 +34,7 @@ class HiddenBlocks {
     // As many as all stages have in flight, and as many again.
     options_.micro_batches =
         static_cast<int32_t>(std::min<int64_t>(config.batch.accumulation, 2 * options_.stages.shape.chunks()));
-    for (const LoggedAction& action : plan.log.actions) {
-      if (action.kind > ActionKind::backward || action.micro_batch != micro_batch_timed) continue;
-      seconds_[{action.kind, action.unit}] =
-          nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target);
-    }
+    seconds_ = nominal_pass_seconds(plan, target);
   }
 
   int64_t most() const {
@@ -68,7 +63,7 @@ class HiddenBlocks {
   Target target_;
   ScheduleOptions options_;
   BufferBytes bytes_;
-  std::map<std::pair<ActionKind, int32_t>, double> seconds_;
+  PassSeconds seconds_;
 };
 
 }  // namespace
@@ -129,7 +124,7 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
     if (goes_back(pass) || copies[unit_of(pass)] == 0) continue;
     lane = std::max(lane, begins[pass + 1]) + copies[unit_of(pass)];
     size_t end = pass + 2;
-    while (end + 1 < begins.size() && begins[end] < lane) ++end;
+    while (end + 1 < begins.size() && begins[end] < lane && end - pass - 1 < most_passes_ahead) ++end;
     choices[unit_of(pass)].offload.leaves_for = static_cast<int32_t>(end - pass - 1);
   }
   // From the last pass that reads a record to the first, each copied right before the next.
@@ -142,7 +137,7 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
     if (!goes_back(pass) || first_reads[unit] != pass || copies[unit] == 0) continue;
     lane = std::min(lane, begins[pass]) - copies[unit];
     size_t begin = pass - 1;
-    while (begin > 0 && begins[begin] > lane) --begin;
+    while (begin > 0 && begins[begin] > lane && pass - begin < most_passes_ahead) --begin;
     choices[unit].offload.comes_ahead = static_cast<int32_t>(pass - begin);
   }
 }

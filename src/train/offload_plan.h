@@ -26,13 +26,13 @@ PlayedPasses play_passes(const Schedule& schedule, const BufferBytes& bytes, con
                          const ActionSeconds& seconds);
 
 // Of the units that `choices` offload: lets copies end, and begin, as many passes after and before as they take in the
-// order in which they follow each other. `options`: a schedule's, with these choices.
+// order in which they follow each other, but no more than there may be copies under way. `options`: a schedule's, with these choices.
 void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferBytes& bytes, const Target& target,
                  const ActionSeconds& seconds);
 
-// For memory.offload_activations = "hidden": the most blocks of a rank of the stage, by the times of ops and copies on a usual device of the target's kind, whose
-// copies the passes hardly wait for. None on the CPU, whose copies are made among the ops. The stage's first rank is
-// planned, so that all ranks of a stage come to the same number.
+// For memory.offload_activations = "hidden": the most blocks of a rank of the stage whose copies the passes hardly wait
+// for, by the times of ops and copies on a usual device of the target's kind. None on the CPU, whose copies are made among
+// the ops. The stage's first rank is planned, so that all ranks of a stage come to the same number.
 int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
 }  // namespace gptrain

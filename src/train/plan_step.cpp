@@ -56,7 +56,8 @@ class PlanObserver : public ActionObserver {
   size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
     // What is copied of a unit is its own affair: of equal ones some may be run again.
-    const int32_t unit = action.unit < 0 || copies_record(action.kind) ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
+    const bool is_own = action.unit < 0 || copies_record(action.kind);
+    const int32_t unit = is_own ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
                                                           schedule.buffers[static_cast<size_t>(prepared)].first)];

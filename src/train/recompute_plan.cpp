@@ -17,9 +17,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t planned_micro_batches = 2;
-constexpr int32_t timed_micro_batch = 1;  // copies of weights are made in the first
-
 int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) {
   return bytes[static_cast<size_t>(kind)][static_cast<size_t>(unit)];
 }
@@ -28,22 +25,21 @@ int64_t saved_bytes(const BufferBytes& bytes, int32_t unit) {
   return unit_bytes(bytes, BufferKind::saved_for_input, unit) + unit_bytes(bytes, BufferKind::saved_for_weight, unit);
 }
 
-bool runs_ops_of_a_unit(ActionKind kind) { return kind <= ActionKind::backward; }
-
-double block_seconds(const StepLog& log, const LoggedAction& action, const Target& target) {
-  return nominal_pass_seconds(log.blocks[static_cast<size_t>(action.block)], target);
-}
-
 bool offloads_any(const UnitChoices& choices) {
   return std::any_of(choices.begin(), choices.end(), [](const UnitChoice& choice) { return choice.offload.any(); });
 }
 
-// Of the first such action of the unit.
-double action_seconds(const StepPlan& plan, ActionKind kind, int32_t micro_batch, int32_t unit, const Target& target) {
-  for (const LoggedAction& action : plan.log.actions)
-    if (action.kind == kind && action.micro_batch == micro_batch && action.unit == unit)
-      return block_seconds(plan.log, action, target);
-  return 0;
+double seconds_of_pass(const PassSeconds& seconds, ActionKind kind, int32_t unit) {
+  const auto found = seconds.find({kind, unit});
+  return found == seconds.end() ? 0 : found->second;
+}
+
+double gather_seconds(const StepPlan& plan, int32_t unit, const Target& target) {
+  const auto found = std::find_if(plan.log.actions.begin(), plan.log.actions.end(), [&](const LoggedAction& action) {
+    return action.kind == ActionKind::gather && action.unit == unit;
+  });
+  if (found == plan.log.actions.end()) return 0;
+  return nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(found->block)], target);
 }
 
 bool may_keep_parts(const RunConfig& config, const Target& target) {
@@ -99,18 +95,15 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
   rank_ = make_mesh(config, world_size).rank_of(point);
   const StepPlan whole = plan_step(config_of(RecomputeKind::block), target, world_size, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
-  std::optional<StepPlan> in_parts;
+  std::optional<PassSeconds> in_parts;
   if (may_keep_parts(config, target)) {
-    in_parts = plan_step(config_of(RecomputeKind::selective), target, world_size, rank_);
-    in_parts_ = Planned{in_parts->design->training->schedule.options, in_parts->design->training->bytes};
+    const StepPlan plan = plan_step(config_of(RecomputeKind::selective), target, world_size, rank_);
+    in_parts_ = Planned{plan.design->training->schedule.options, plan.design->training->bytes};
+    in_parts = nominal_pass_seconds(plan, target);
   }
+  seconds_ = nominal_pass_seconds(whole, target);
+  for (const auto& [action, seconds] : seconds_) work_seconds_ += is_again(action.first) ? 0 : seconds;
   make_chains(whole, in_parts ? &*in_parts : nullptr);
-  for (const LoggedAction& action : whole.log.actions) {
-    if (action.micro_batch != timed_micro_batch || !runs_ops_of_a_unit(action.kind) || is_again(action.kind)) continue;
-    const double seconds = block_seconds(whole.log, action, target);
-    seconds_[{action.kind, action.unit}] = seconds;
-    work_seconds_ += seconds;
-  }
   // Passes of as many micro-batches as it takes to have all in flight that ever are.
   const auto micro_batches = static_cast<int32_t>(config.batch.accumulation);
   Stages stages = whole_.options.stages;
@@ -127,38 +120,33 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
 }
 
 RunConfig RecomputePlanner::config_of(RecomputeKind kind) const {
-  RunConfig config = config_;
+  RunConfig config = with_few_micro_batches(config_);
   config.memory.recompute = kind;
   config.memory.offload_activations = no_offload;
-  config.batch.global = config.batch.global / config.batch.accumulation * planned_micro_batches;
-  config.batch.accumulation = planned_micro_batches;
   return config;
 }
 
-ChainUnit RecomputePlanner::chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const {
+ChainUnit RecomputePlanner::chain_unit(int32_t unit, const StepPlan& whole, const PassSeconds* in_parts) const {
   const UnitKind kind = whole_.options.units[static_cast<size_t>(unit)].kind;
   const BufferBytes& bytes = whole_.bytes;
-  const auto seconds = [&](const StepPlan& plan, ActionKind action) {
-    return action_seconds(plan, action, timed_micro_batch, unit, target_);
-  };
   const int64_t d_output = kind == UnitKind::head ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit);
   const int64_t d_input = kind == UnitKind::embedding ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit - 1);
   ChainUnit made{.output_bytes = kind == UnitKind::head ? 0 : unit_bytes(bytes, BufferKind::stream, unit),
                  .saved_bytes = kind == UnitKind::embedding ? 0 : saved_bytes(bytes, unit),
                  .backward_bytes = unit_bytes(bytes, BufferKind::gradients, unit) + d_output + d_input,
-                 .forward_seconds = seconds(whole, ActionKind::forward),
-                 .saved_seconds = seconds(whole, ActionKind::recompute),
+                 .forward_seconds = seconds_of_pass(seconds_, ActionKind::forward, unit),
+                 .saved_seconds = seconds_of_pass(seconds_, ActionKind::recompute, unit),
                  .always_kept = kind == UnitKind::head};
   if (whole_.options.zero == 3)  // its weights are gathered once more
-    made.forward_seconds += action_seconds(whole, ActionKind::gather, -1, unit, target_);
+    made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
   made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);
   made.rest_bytes = saved_bytes(in_parts_->bytes, unit);
-  made.rest_seconds = seconds(*in_parts, ActionKind::recompute);
+  made.rest_seconds = seconds_of_pass(*in_parts, ActionKind::recompute, unit);
   return made;
 }
 
-void RecomputePlanner::make_chains(const StepPlan& whole, const StepPlan* in_parts) {
+void RecomputePlanner::make_chains(const StepPlan& whole, const PassSeconds* in_parts) {
   const Stages& stages = whole_.options.stages;
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
@@ -203,8 +191,7 @@ double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& cho
       return choices[static_cast<size_t>(action.unit)].keeps_part ? unit.rest_seconds : unit.saved_seconds;
     }
   }
-  const auto found = seconds_.find({action.kind, action.unit});
-  return found == seconds_.end() ? 0 : found->second;
+  return seconds_of_pass(seconds_, action.kind, action.unit);
 }
 
 RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches) const {
@@ -266,9 +253,7 @@ std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
   if (keeps_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
   const StepPlan few = plan_step(config_of(RecomputeKind::selective), target_, world_size_, rank_);
   double seconds = 0;
-  for (const LoggedAction& action : few.log.actions)
-    if (action.micro_batch == timed_micro_batch && runs_ops_of_a_unit(action.kind))
-      seconds += block_seconds(few.log, action, target_);
+  for (const auto& [action, of_action] : nominal_pass_seconds(few, target_)) seconds += of_action;
   RunConfig config = config_;
   config.memory.recompute = RecomputeKind::selective;
   config.memory.offload_activations = no_offload;
@@ -345,29 +330,38 @@ const RecomputePoint& RecomputePlanner::least() const {
   return *least_;
 }
 
-std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const {
-  // Of a few micro-batches, whose buffers mostly have the places that those of all have.
+// Of a few micro-batches, whose buffers mostly have the places that those of all have: where all take more, as much less
+// is sought. False: that was so, and what others offer may have been passed by.
+bool RecomputePlanner::correct(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const {
   constexpr int most_corrections = 4;
-  std::optional<RecomputePoint> best;
   int64_t budget = budget_bytes;
   for (int i = 0; i < most_corrections && budget > 0; ++i) {
-    std::optional<RecomputePoint> found = best_of_few(budget);
+    std::optional<RecomputePoint> found = best_of_few(budget, may_copy);
     if (!found) break;
     found = weighed(std::move(found->choices));
-    if (found->bytes <= budget_bytes) best = std::move(found);
-    if (best) break;
-    budget -= found->bytes - budget_bytes;
+    const int64_t over = found->bytes - budget_bytes;
+    if (take_better(std::move(*found), budget_bytes, best)) break;
+    budget -= over;
   }
+  return budget == budget_bytes;
+}
+
+std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const {
+  std::optional<RecomputePoint> best;
+  const bool passes_none_by = correct(budget_bytes, may_offload_, best);
   const auto offer = [&](UnitChoices choices) {
     if (best && !offloads_any(choices) && again_share(choices) >= best->again_share) return;
     take_better(weighed(std::move(choices)), budget_bytes, best);
   };
-  if (budget < budget_bytes) {  // what others offer may have been passed by
+  if (!passes_none_by) {
+    if (may_offload_) correct(budget_bytes, false, best);
     for (UnitChoices& choices : usual_choices()) offer(std::move(choices));
     for (int64_t interval = config_.model.num_layers; interval >= 1; --interval)
       offer(choices_of(RecomputeKind::every_nth, interval));
   }
-  if (!best && least().bytes <= budget_bytes) best = least();
+  if (best) return best;
+  if (may_offload_) take_better(least_with({}), budget_bytes, best);
+  take_better(least(), budget_bytes, best);
   return best;
 }
 
@@ -428,7 +422,7 @@ void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<Recompute
   for (const bool takes_least : {false, true}) share_at(0, takes_least);
 }
 
-std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes) const {
+std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes, bool may_copy) const {
   std::optional<RecomputePoint> best;
   if (take_better(of_few(choices_of(RecomputeKind::none)), budget_bytes, best)) return best;
   constexpr int most_tries = 9;
@@ -439,7 +433,7 @@ std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes
     if (best && every.again_share >= best->again_share) break;
     take_better(std::move(every), budget_bytes, best);
   }
-  if (may_offload_) seek_copies(budget_bytes, best);
+  if (may_copy) seek_copies(budget_bytes, best);
   return best;
 }
 

@@ -12,7 +12,7 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 #include "schedule/recompute_chain.h"
-#include "train/plan_step.h"
+#include "train/nominal_times.h"
 
 namespace gptrain {
 
@@ -72,8 +72,8 @@ class RecomputePlanner {
   Planned planned(const UnitChoices& choices, int32_t micro_batches) const;
   double seconds_of(const Action& action, const UnitChoices& choices) const;
   RunConfig config_of(RecomputeKind kind) const;
-  void make_chains(const StepPlan& whole, const StepPlan* in_parts);
-  ChainUnit chain_unit(int32_t unit, const StepPlan& whole, const StepPlan* in_parts) const;
+  void make_chains(const StepPlan& whole, const PassSeconds* in_parts);
+  ChainUnit chain_unit(int32_t unit, const StepPlan& whole, const PassSeconds* in_parts) const;
   struct Played {
     std::shared_ptr<const Program> training;
     int64_t bytes;  // of the arena of activations
@@ -84,7 +84,8 @@ class RecomputePlanner {
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
   UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   std::vector<UnitChoices> usual_choices() const;
-  std::optional<RecomputePoint> best_of_few(int64_t budget_bytes) const;
+  bool correct(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const;
+  std::optional<RecomputePoint> best_of_few(int64_t budget_bytes, bool may_copy) const;
   // What the chain may take that fits; from `begin` on.
   int64_t seek(int64_t budget_bytes, int64_t begin, int most_tries, std::optional<Copies> copies,
                std::optional<RecomputePoint>& best) const;
@@ -105,7 +106,7 @@ class RecomputePlanner {
   std::vector<Chain> chains_;         // of the stage's chunks
   int32_t few_micro_batches_ = 0;     // that show what a stage has in flight
   double work_seconds_ = 0;           // of a micro-batch, without what is run again
-  std::map<std::pair<ActionKind, int32_t>, double> seconds_;  // of the units' actions
+  PassSeconds seconds_;
   bool may_offload_ = false;
   mutable std::map<std::pair<size_t, int64_t>, ChainSolver> solvers_;  // by chain and the most bytes
   mutable std::optional<RecomputePoint> least_;

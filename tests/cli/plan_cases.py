@@ -75,6 +75,15 @@ class Search(PlanCase):
             self.assertFalse(plan["fits"])
             self.assertGreater(plan["missing_bytes"], 10 ** 9)
             self.assertEqual(plan["exact"], 0)
+        # Of layouts that have what is held; a budget that many records are too large for is not what is missing.
+        budget = ["memory.activation_budget=4000000000"]
+        for held, words in [(["parallel.tensor=1"], "with tensor 1,"), (["memory.recompute=none"], "recompute none."),
+                            (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The least that is")]:
+            result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g",
+                                      *overrides(*held))
+            self.assertEqual((result.code, "Nothing fits: " in result.out), (DEVICE, True))
+            [least] = re.findall("The least that is missing: .*", result.out)
+            self.assertIn(words, least)
 
     def test_objectives(self):
         config = self.write_config(plan_config())
@@ -145,7 +154,7 @@ class Search(PlanCase):
         kept = json.loads(self.succeed("train", winner, "--dry-run", "--json", "--target", "h100"))["activations_bytes"]
         budget = kept // 2
         setting = overrides(f"memory.activation_budget={budget}")
-        optimal = ["--gpus", 1, "--top", 1, *overrides("batch.micro=4", "memory.recompute=optimal"), *setting]
+        optimal = ["--gpus", 1, "--top", 1, *overrides("batch.micro=4", 'memory.recompute="optimal"'), *setting]
         best = self.plan(name, *optimal, "--out", winner)["best"][0]
         self.assertEqual(json.loads(winner.read_text().split("\n", 2)[2])["memory"]["activation_budget"], budget)
         dry = json.loads(self.succeed("train", winner, "--dry-run", "--json", "--target", "h100"))
@@ -188,6 +197,16 @@ class Search(PlanCase):
                                     ("memory.offload_activations=all", "offload_activations", "all")]:
             plan = self.plan(config, "--gpus", 1, "--top", 2, "--set", setting)
             self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
+
+    def test_what_fits_with_fewer_inputs_than_blocks_is_found(self):
+        config = plan_config()
+        config["model"] |= {"num_layers": 200, "hidden_size": 512, "sequence_length": 2048}
+        config["batch"] = {"global": 64}
+        arguments = [self.write_config(config), "--gpus", 1, "--target", "a100-40g", "--top", 1]
+        held = ["batch.micro=64", "memory.offload_activations=none"]
+        self.assertEqual(self.run_gptrain("plan", *arguments, *overrides(*held, "memory.recompute=block")).code, DEVICE)
+        best = self.plan(*arguments, *overrides(*held, "memory.recompute=optimal"))["best"][0]
+        self.assertEqual(best["layout"]["recompute"], "optimal")
 
     def test_what_offload_takes_of_the_host_is_told(self):
         config = plan_config()

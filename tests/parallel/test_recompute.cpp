@@ -2,13 +2,17 @@
 // its budget, no slower than the other ways.
 #include <algorithm>
 #include <fmt/format.h>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "catch.h"
 #include "model_fixture.h"
+#include "ops/side_queue.h"
 #include "same_outcomes.h"
+#include "schedule/offload.h"
+#include "train/offload_plan.h"
 #include "train/recompute_plan.h"
 
 namespace test_recompute {
@@ -239,6 +243,32 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
   }
   CHECK(copied > 10);
   CHECK(copied_and_again > 1);
+}
+
+TEST_CASE("no more copies are under way than a queue has marks, however slow the link is") {
+  const RunConfig config = small_config(Family::gpt2, {"model.num_layers=150"});
+  const StepPlan plan = plan_step(config, with_copy_lanes());
+  const Program& training = *plan.design->training;
+  UnitChoices choices(training.schedule.options.units.size());
+  ScheduleOptions options = training.schedule.options;
+  for (size_t unit = 1; unit + 1 < choices.size(); ++unit)
+    choices[unit].offload.part = options.units[unit].offload.part = OffloadedPart::record;
+  time_copies(choices, options, training.bytes, with_copy_lanes(), [](const Action&) { return 1e-12; });
+  for (size_t unit = 0; unit < choices.size(); ++unit) options.units[unit].offload = choices[unit].offload;
+  std::map<ActionKind, int> under_way, most;
+  for (const Action& action : training_schedule(options).actions) {
+    const bool awaits = action.kind == ActionKind::await_offloaded || action.kind == ActionKind::await_fetched;
+    if (!copies_record(action.kind)) continue;
+    const ActionKind begun = action.kind == ActionKind::await_offloaded ? ActionKind::offload
+                             : action.kind == ActionKind::await_fetched ? ActionKind::fetch
+                                                                        : action.kind;
+    under_way[begun] += awaits ? -1 : 1;
+    most[begun] = std::max(most[begun], under_way[begun]);
+  }
+  for (const ActionKind lane : {ActionKind::offload, ActionKind::fetch}) {
+    CHECK(most[lane] > SideQueue::num_marks / 4);
+    CHECK(most[lane] < SideQueue::num_marks);
+  }
 }
 
 TEST_CASE("a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {

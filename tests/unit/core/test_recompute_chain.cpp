@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "catch.h"
+#include "play_chain.h"
 #include "schedule/recompute_chain.h"
 
 using namespace gptrain;
+using namespace gptrain::testing;
 
 namespace {
 
