@@ -13,7 +13,7 @@ struct Target {
   std::string name;      // "this-machine", "a100-80g", ...
   std::string identity;  // what tells a device from the others of its node; empty on a CPU
   Kind kind = Kind::cpu;
-  int64_t memory_bytes = 0;
+  int64_t memory_bytes = 0;     // that plans may take; of a device at hand without what its driver and libraries need
   int64_t sharing = 1;          // ranks that share them alike
   int64_t host_bytes = 0;       // gpu: memory of the machine that it is in, which all ranks there share; 0: not known
   double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
