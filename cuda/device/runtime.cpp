@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cuda_runtime.h>
