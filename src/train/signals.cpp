@@ -40,7 +40,8 @@ sigset_t handled_set() {
   return set;
 }
 
-// Whether this TERM belongs to an earlier one: Slurm sends two, one right after the other, to a job whose time is over.
+// Whether this TERM belongs to the first one: Slurm sends two, one right after the other, to a job whose time is over.
+// Later ones do not begin the time again: who asks every few seconds wants the process to end.
 bool is_repeated_term(int number) {
   if (number != SIGTERM) return false;
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
