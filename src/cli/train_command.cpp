@@ -254,6 +254,7 @@ void dry_run(const TrainArguments& arguments) {
     recomputation = forecast_recomputation(config, target, machine.rates ? &*machine.rates : nullptr, world_size, plan);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, recomputation);
   logs.clear();  // memory_shortage plans other settings, one after the other: no two plans are kept at a time
+  const std::vector<int64_t> nodes = nodes_of_ranks(world_size, target.ranks_per_node);
   DryRunInput input{.config = config,
                     .target = target,
                     .spec = plan.spec,
@@ -264,13 +265,12 @@ void dry_run(const TrainArguments& arguments) {
                     .rate = std::nullopt,
                     .sources = forecast_sources(config),
                     .world = {mesh, plan.traffic, plan.largest_rank},
-                    .on_host = fullest_host(plan, mesh, target.ranks_per_node),
+                    .on_host = fullest_host(plan.on_host, mesh, nodes),
                     .stages = stage_forecasts(plan),
                     .warnings = plan.warnings,
-                    .shortage = memory_shortage(config, target, world_size, plan.largest_rank, plan.largest.arenas),
+                    .shortage = memory_shortage(config, target,
+                                                {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes}),
                     .price = arguments.price};
-  const std::string on_host = host_shortage(input.on_host, target.host_bytes);
-  if (!on_host.empty()) input.shortage += (input.shortage.empty() ? "" : "\n") + on_host;
   input.recomputation = std::move(recomputation);
   if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
   if (machine.rates) {

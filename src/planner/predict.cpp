@@ -105,7 +105,9 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
   result.bubble_seconds = forecast.bubble_seconds;
   result.exposed_seconds = forecast.exposed_seconds;
   result.peak_bytes = plan.largest.arenas.total();
-  result.host_bytes = fullest_host(plan, make_mesh(config, layout.world_size()), target.ranks_per_node).total();
+  result.host_bytes = fullest_host(plan.on_host, make_mesh(config, layout.world_size()),
+                                   nodes_of_ranks(layout.world_size(), target.ranks_per_node))
+                          .total();
   result.tokens_per_second = speed.tokens_per_second;
   result.mfu = speed.mfu;
   result.model_flops = speed.model_flops_per_gpu * static_cast<double>(layout.world_size());

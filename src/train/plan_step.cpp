@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -210,18 +209,26 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   return world;
 }
 
-HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t ranks_per_node) {
-  const int64_t of_node = ranks_per_node > 0 ? ranks_per_node : mesh.world_size();
-  HostMemoryUse fullest, node;
+std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node) {
+  std::vector<int64_t> nodes(static_cast<size_t>(world_size), 0);
+  for (int64_t rank = 0; rank < world_size && ranks_per_node > 0; ++rank)
+    nodes[static_cast<size_t>(rank)] = rank / ranks_per_node;
+  return nodes;
+}
+
+HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, const Mesh& mesh,
+                           const std::vector<int64_t>& node_of_rank) {
+  std::map<int64_t, HostMemoryUse> nodes;
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
-    MemoryPlan::ByClass bytes = plan.on_host[static_cast<size_t>(kind)];
+    MemoryPlan::ByClass bytes = on_host[static_cast<size_t>(kind)];
     if (at[MeshAxis::data] > 0) bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
-    if (rank % of_node == 0) node = {};
-    node.add(bytes);
-    if (node.total() > fullest.total()) fullest = node;
+    nodes[node_of_rank[static_cast<size_t>(rank)]].add(bytes);
   }
+  HostMemoryUse fullest;
+  for (const auto& [number, node] : nodes)
+    if (node.total() > fullest.total()) fullest = node;
   return fullest;
 }
 
@@ -231,21 +238,25 @@ RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int6
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   RankBytes most;
+  most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
   for (int64_t i = 0; i < num_stages; ++i) {
-    std::set<RankKind> planned;
+    std::map<RankKind, MemoryPlan::ByClass> on_host;  // of those that are planned
     std::shared_ptr<const Program> program;  // of the stage's first rank
     const auto stage = static_cast<int32_t>((first_stage + i) % num_stages);
     const UnitChoices choices = recompute_choices(config, target, world_size, stage);
     for (int64_t tensor_rank = 0; tensor_rank < tensor_size; ++tensor_rank) {
-      if (!planned.insert(kind_of(config, {tensor_size, tensor_rank})).second) continue;
-      MeshPoint point;
-      point[MeshAxis::tensor] = tensor_rank;
-      point[MeshAxis::pipeline] = stage;
-      const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program, &choices);
-      if (tensor_rank == 0) program = plan.design->training;
-      const auto& arenas = plan.memory().arenas;
-      most = {std::max(most.on_device, arenas.total()), std::max(most.on_host, arenas.total(MemoryPlace::host))};
-      if (most.on_device > enough) return most;
+      const auto [entry, is_new] = on_host.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
+      if (is_new) {
+        MeshPoint point;
+        point[MeshAxis::tensor] = tensor_rank;
+        point[MeshAxis::pipeline] = stage;
+        const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program, &choices);
+        if (tensor_rank == 0) program = plan.design->training;
+        most.on_device = std::max(most.on_device, plan.memory().arenas.total());
+        if (most.on_device > enough) return most;
+        entry->second = plan.memory().arenas.on(MemoryPlace::host);
+      }
+      most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = entry->second;
     }
   }
   return most;

@@ -55,12 +55,17 @@ struct WorldPlan {
 WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
                      const std::function<void(int64_t, StepPlan)>& of_rank = {});
 
-// Of the node whose ranks take the most of its host's memory. `ranks_per_node`: 0 for all.
-HostMemoryUse fullest_host(const WorldPlan& plan, const Mesh& mesh, int64_t ranks_per_node);
+// By rank the number of its node. `ranks_per_node`: 0 for all.
+std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node);
 
-// The most that ranks of the world take, each for itself: of their device (WorldPlan::largest), and of their host.
+// Of the node whose ranks take the most of its host's memory. `on_host`: as WorldPlan has it.
+HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, const Mesh& mesh,
+                           const std::vector<int64_t>& node_of_rank);
+
+// What the ranks of the world take: the most that one takes of its device (WorldPlan::largest), and WorldPlan::on_host.
 struct RankBytes {
-  int64_t on_device = 0, on_host = 0;
+  int64_t on_device = 0;
+  std::vector<MemoryPlan::ByClass> on_host;
 };
 // The ranks of `first_stage` are planned first. Once a rank takes more than `enough` of its device that is the answer.
 RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,

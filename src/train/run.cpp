@@ -4,6 +4,7 @@
 #include <atomic>
 #include <fmt/format.h>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,15 +51,43 @@ std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, c
   return least;
 }
 
-// What the ranks on this rank's machine take of its memory beside their devices. Collective over `all`.
-HostMemoryUse use_of_host(const MemoryPlan& own, Communicator* all, const World& world) {
-  static_assert(std::is_trivially_copyable_v<MemoryPlan>);
-  std::vector<MemoryPlan> plans(static_cast<size_t>(world.size()), own);
-  if (all != nullptr) all->all_gather(&own, plans.data(), sizeof(MemoryPlan), DType::u8);
-  HostMemoryUse use;
+// Of all ranks, in rank order. Collective over `all`.
+template <typename T>
+std::vector<T> gathered(const T& own, Communicator* all, const World& world) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> values(static_cast<size_t>(world.size()), own);
+  if (all != nullptr) all->all_gather(&own, values.data(), sizeof(T), DType::u8);
+  return values;
+}
+
+std::vector<int64_t> nodes_of(const World& world) {
+  std::map<std::string, int64_t> numbers;
+  std::vector<int64_t> nodes;
   for (int rank = 0; rank < world.size(); ++rank)
-    if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
-  return use;
+    nodes.push_back(numbers.try_emplace(world.host(rank), std::ssize(numbers)).first->second);
+  return nodes;
+}
+
+// Ends the run where a rank does not fit its device, or the ranks of a node its host. What would help is planned once,
+// on the rank that takes the most: a dry run says the same. Collective over `all`.
+void refuse_shortage(const RunConfig& config, const Target& share, const MemoryPlan& own, Communicator* all,
+                     const World& world) {
+  const std::vector<MemoryPlan> plans = gathered(own, all, world);
+  const Mesh mesh = make_mesh(config, world.size());
+  const WorldMemory memory = world_memory(plans, gathered(share.bytes_of_rank(), all, world), mesh, nodes_of(world));
+  agree_on(all, world, [&] {
+    if (world.rank() != memory.largest_rank) return;
+    const std::string shortage = memory_shortage(config, share, memory);
+    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  });
+  // Nodes may have less than that rank's.
+  agree_on(all, world, [&] {
+    HostMemoryUse use;
+    for (int rank = 0; rank < world.size(); ++rank)
+      if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
+    const std::string shortage = host_shortage(use, share.host_bytes);
+    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+  });
 }
 
 // One rank of the run, from its groups to the end.
@@ -81,14 +110,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     const int32_t stage = stage_of(config, world, world.rank());
     const UnitChoices choices = recompute_choices(config, share, world.size(), stage, room);
     plan = plan_step(config, share, world.size(), world.rank(), nullptr, &choices);
-    const std::string shortage = memory_shortage(config, share, world.size(), world.rank(), plan.memory().arenas);
-    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
-  const HostMemoryUse on_host = use_of_host(plan.memory().arenas, all, world);
-  agree_on(all, world, [&] {
-    const std::string shortage = host_shortage(on_host, share.host_bytes);
-    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
-  });
+  refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device.backend, groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;

@@ -21,12 +21,18 @@ constexpr int64_t small_chunk = 2048;
 
 using Change = std::function<void(RunConfig&)>;
 
+// The most that a rank takes of its device, and that the ranks of a node take of its host.
+struct Bytes {
+  int64_t on_device = 0, on_host = 0;
+};
+
 // Settings that may shrink a plan.
 struct Remedy {
   std::string setting;
   Change change;
   bool fills = false;  // it takes what others leave: of use where it fits, and no part of what all do together
-  RankBytes bytes = {};  // with it
+  bool alone = false;  // together with others the host cannot hold it
+  Bytes bytes = {};    // with it
 };
 
 class Remedies {
@@ -147,26 +153,125 @@ std::optional<RunConfig> changed_by(const Remedy& remedy, RunConfig config, int6
 // Remedies that can be set at once, the best first: one for each key.
 struct Together {
   RunConfig config;
-  size_t count = 0;
+  std::vector<Remedy*> remedies;
   std::vector<std::string> others;
 };
 
-Together together(const std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
-  Together all{config, 0, {}};
+Together together(std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
+  Together all{config, {}, {}};
   std::set<std::string> keys;
-  for (const Remedy& remedy : remedies) {
+  for (Remedy& remedy : remedies) {
     const std::string key = remedy.setting.substr(0, remedy.setting.find(' '));
-    const bool has_place = !remedy.fills && !keys.contains(key);
+    const bool has_place = !remedy.fills && !remedy.alone && !keys.contains(key);
     if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, world_size) : std::nullopt) {
       all.config = std::move(*more);
       keys.insert(key);
-      ++all.count;
+      all.remedies.push_back(&remedy);
     } else {
       all.others.push_back(remedy.setting);
     }
   }
   return all;
 }
+
+std::string share_of(const Target& target) {
+  if (target.sharing == 1) return target.name;
+  return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
+}
+
+// What would help where the largest rank does not fit its device.
+class DeviceShortage {
+ public:
+  DeviceShortage(const RunConfig& config, const Target& target, const WorldMemory& world, const HostMemoryUse& use)
+      : config_(config),
+        target_(target),
+        world_(world),
+        world_size_(std::ssize(world.node_of_rank)),
+        mesh_(make_mesh(config, world_size_)),
+        room_(target.bytes_of_rank()),
+        peak_(world.largest.total()),
+        use_(use) {}
+
+  std::string text() {
+    const MemoryPlan& memory = world_.largest;
+    const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
+                          memory[MemoryClass::optimizer];
+    const std::string missing = bytes_text(peak_ - room_);
+    std::string text = fmt::format("Does not fit: {} are missing on {}. ", missing, share_of(target_));
+    text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak_),
+                        bytes_text(state));
+    std::vector<Remedy> remedies = helpful();
+    text += remedies.empty() ? "." : "; with one of these settings:";
+    for (const Remedy& remedy : remedies) text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.bytes));
+    int64_t least = remedies.empty() ? peak_ : remedies.front().bytes.on_device;
+    Together all = together(remedies, config_, world_size_);
+    Bytes bytes = all.remedies.size() > 1 ? bytes_with(all.config) : Bytes();
+    // Each alone leaves the host enough, but all may not.
+    while (all.remedies.size() > 1 && !host_holds(bytes)) {
+      Remedy& most = **std::max_element(all.remedies.begin(), all.remedies.end(), [](const Remedy* a, const Remedy* b) {
+        return a->bytes.on_host < b->bytes.on_host;
+      });
+      if (most.bytes.on_host <= use_.total()) break;
+      most.alone = true;
+      all = together(remedies, config_, world_size_);
+      bytes = bytes_with(all.config);
+    }
+    if (all.remedies.size() > 1) {
+      least = std::min(least, bytes.on_device);
+      text += fmt::format("\n  with all {}: {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
+                          verdict(bytes));
+    }
+    if (least > room_)
+      text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
+    return text;
+  }
+
+ private:
+  // Of the rank that takes the most then: with another recomputation it may be one of another stage.
+  Bytes bytes_with(const RunConfig& changed) const {
+    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
+    return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
+  }
+
+  bool host_holds(const Bytes& bytes) const { return target_.host_bytes == 0 || bytes.on_host <= target_.host_bytes; }
+
+  std::string verdict(const Bytes& bytes) const {
+    std::string text = bytes_text(bytes.on_device);
+    if (bytes.on_device <= room_) text += host_holds(bytes) ? ", which fits" : ", which fits the device alone";
+    const int64_t more_on_host = bytes.on_host - use_.total();
+    if (more_on_host <= 0) return text;
+    text += fmt::format("; and {} of the host's memory", bytes_text(more_on_host));
+    return use_.ranks > 1 ? text + fmt::format(" for the {} ranks of a node", use_.ranks) : text;
+  }
+
+  // The most helpful first.
+  std::vector<Remedy> helpful() const {
+    std::vector<Remedy> remedies;
+    const int64_t noticed = peak_ - (peak_ - room_) / 100;
+    const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < room_;
+    for (Remedy& remedy : Remedies(config_, target_, world_size_).possible()) {
+      const std::optional<RunConfig> changed = changed_by(remedy, config_, world_size_);
+      if (!changed || (remedy.fills && !others_fit)) continue;
+      remedy.bytes = bytes_with(*changed);
+      if (remedy.bytes.on_device >= (remedy.fills ? room_ + 1 : noticed)) continue;
+      // What a host already lacks is told apart.
+      if (!host_holds(remedy.bytes) && remedy.bytes.on_host > use_.total()) continue;
+      remedies.push_back(std::move(remedy));
+    }
+    std::stable_sort(remedies.begin(), remedies.end(),
+                     [](const Remedy& a, const Remedy& b) { return a.bytes.on_device < b.bytes.on_device; });
+    return remedies;
+  }
+
+  const RunConfig& config_;
+  const Target& target_;
+  const WorldMemory& world_;
+  const int64_t world_size_;
+  const Mesh mesh_;
+  const int64_t room_, peak_;
+  const HostMemoryUse& use_;
+};
 
 // What asks for a class of memory of the host, and what takes less.
 std::string_view host_remedy(MemoryClass memory_class) {
@@ -184,60 +289,39 @@ std::string_view host_remedy(MemoryClass memory_class) {
   }
 }
 
-std::string share_of(const Target& target) {
-  if (target.sharing == 1) return target.name;
-  return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
-}
-
 }  // namespace
 
-std::string memory_shortage(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank,
-                            const MemoryPlan& memory) {
-  const int64_t room = target.bytes_of_rank();
-  const int64_t peak = memory.total();
-  if (peak <= room) return "";
-  std::string text = fmt::format("Does not fit: {} are missing on {}. ", bytes_text(peak - room), share_of(target));
-  const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
-                        memory[MemoryClass::optimizer];
-  text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak),
-                      bytes_text(state));
-  // Of the rank that takes the most then: with another recomputation it may be one of another stage.
-  const int64_t stage = make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline];
-  const auto bytes_with = [&](const RunConfig& changed) {
-    return largest_rank_bytes(changed, target, world_size, stage);
+WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& rooms, const Mesh& mesh,
+                         std::vector<int64_t> node_of_rank) {
+  const auto lack = [&](int64_t rank) {
+    return plans[static_cast<size_t>(rank)].total() - rooms[static_cast<size_t>(rank)];
   };
-  const int64_t on_host = memory.total(MemoryPlace::host);
-  const auto verdict = [&](const RankBytes& bytes) {
-    const int64_t more_on_host = bytes.on_host - on_host;
-    return fmt::format("{}{}{}", bytes_text(bytes.on_device), bytes.on_device <= room ? ", which fits" : "",
-                       more_on_host > 0 ? fmt::format("; and {} of the host's memory", bytes_text(more_on_host)) : "");
-  };
-  std::vector<Remedy> remedies;
-  const int64_t noticed = peak - (peak - room) / 100;
-  const bool others_fit = peak - memory[MemoryClass::activations] < room;
-  for (Remedy& remedy : Remedies(config, target, world_size).possible()) {
-    const std::optional<RunConfig> changed = changed_by(remedy, config, world_size);
-    if (!changed || (remedy.fills && !others_fit)) continue;
-    remedy.bytes = bytes_with(*changed);
-    if (remedy.bytes.on_device >= (remedy.fills ? room + 1 : noticed)) continue;
-    if (target.host_bytes > 0 && remedy.bytes.on_host > target.host_bytes) continue;
-    remedies.push_back(std::move(remedy));
+  WorldMemory world{0, {}, {}, std::move(node_of_rank)};
+  for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
+    for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
+      MeshPoint first;
+      first[MeshAxis::pipeline] = stage;
+      first[MeshAxis::tensor] = tensor_rank;
+      const int64_t rank = mesh.rank_of(first);
+      world.on_host.push_back(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
+      if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
+    }
   }
-  std::stable_sort(remedies.begin(), remedies.end(),
-                   [](const Remedy& a, const Remedy& b) { return a.bytes.on_device < b.bytes.on_device; });
-  text += remedies.empty() ? "." : "; with one of these settings:";
-  for (const Remedy& remedy : remedies)
-    text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.bytes));
-  int64_t least = remedies.empty() ? peak : remedies.front().bytes.on_device;
-  const Together all = together(remedies, config, world_size);
-  if (all.count > 1) {
-    const RankBytes bytes = bytes_with(all.config);
-    least = std::min(least, bytes.on_device);
-    text += fmt::format("\n  with all {}: {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
-                        verdict(bytes));
+  if (lack(world.largest_rank) <= 0) {
+    for (int64_t rank = 0; rank < mesh.world_size(); ++rank)
+      if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
   }
-  if (least > room) text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
-  return text;
+  world.largest = plans[static_cast<size_t>(world.largest_rank)];
+  return world;
+}
+
+std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world) {
+  const Mesh mesh = make_mesh(config, std::ssize(world.node_of_rank));
+  const HostMemoryUse use = fullest_host(world.on_host, mesh, world.node_of_rank);
+  std::string text;
+  if (world.largest.total() > target.bytes_of_rank()) text = DeviceShortage(config, target, world, use).text();
+  const std::string on_host = host_shortage(use, target.host_bytes);
+  return text + (text.empty() || on_host.empty() ? "" : "\n") + on_host;
 }
 
 std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes) {

@@ -3,7 +3,7 @@ import json
 import os
 import unittest
 
-from cli_case import DIVERGED, USAGE, CliCase, overrides, tiny_config
+from cli_case import DEVICE, DIVERGED, USAGE, CliCase, overrides, tiny_config
 
 VALIDATED = {"data": {"validation": [{"path": "corpus"}]}, "run": {"validate_every_steps": 2, "validation_samples": 7}}
 
@@ -82,6 +82,24 @@ class Threads(CliCase):
         text = self.succeed("train", config, "--dry-run", "--ranks", ranks, *of_ranks(ranks))
         self.assertIn(f"; {ranks} ranks take ", text)
         self.assertIn(f"are missing on this-machine for each of the {ranks} ranks that share it. ", text)
+
+    def test_what_would_help_is_that_of_the_rank_which_takes_the_most(self):
+        """A run and its dry run say the same, whichever rank that is, and once."""
+        config = self.write_config(tiny_config(model={"num_layers": 64, "hidden_size": 256, "sequence_length": 65536},
+                                               batch={"global": 128, "micro": 64}))
+        for ranks, largest, settings in [(2, 1, ["parallel.layers_per_stage=[16,48]"]),
+                                         (2, 0, ["parallel.layers_per_stage=[48,16]"]),
+                                         (4, 2, ["parallel.layers_per_stage=[16,48]", "parallel.zero=1"])]:
+            with self.subTest(ranks=ranks, settings=settings):
+                arguments = ["--ranks", ranks, *overrides("parallel.pipeline=2", *settings)]
+                planned = self.succeed("train", config, "--dry-run", *arguments)
+                planned = [line.strip() for line in planned[planned.index("Does not fit"):].split("\n\n")[0].splitlines()]
+                self.assertGreater(len(planned), 4)
+                self.assertTrue(any(line.startswith("batch.micro = 32 instead of 64: ") for line in planned), planned)
+                error = self.refuse(DEVICE, "Does not fit", "train", config, *arguments)
+                name = rf"rank {largest} \(.*\): " if largest > 0 else ""
+                self.assertRegex(error, rf"^gptrain: {name}Does not fit: ")
+                self.assertEqual([line.strip() for line in error[error.index("Does not fit"):].splitlines()], planned)
 
     def dry_run(self, config, ranks):
         return json.loads(self.succeed("train", config, "--dry-run", "--json", "--ranks", ranks, *of_ranks(ranks)))

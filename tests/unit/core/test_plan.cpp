@@ -8,33 +8,18 @@
 #include "model/spec/shard.h"
 #include "model_fixture.h"
 #include "planner/profiles.h"
+#include "preset_fixture.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
-#include "report/text_parts.h"
 #include "train/plan_step.h"
-#include "train/shortage.h"
 
 using namespace gptrain;
+using gptrain::testing::cpu_target;
 using gptrain::testing::Family;
+using gptrain::testing::preset_config;
 using gptrain::testing::small_config;
 
 namespace {
-
-RunConfig preset_config(const std::string& name, const std::vector<std::string>& overrides = {},
-                        int64_t world_size = 1) {
-  return parse_config(R"({"model": {"preset": ")" + name + R"("}, "data": {"train": [{"path": "x"}]},
-                          "batch": {"global": 8, "micro": 2}, "precision": {"compute": "bf16"},
-                          "optimizer": {"lr": 1e-3}, "run": {"steps": 10, "out": "x"}})",
-                      overrides, "test", world_size);
-}
-
-Target cpu_target() {
-  Target target;
-  target.name = "test";
-  target.memory_bytes = int64_t{1} << 40;
-  target.num_threads = 2;
-  return target;
-}
 
 int64_t padded_elements(const ModelSpec& spec) {
   int64_t sum = 0;
@@ -328,140 +313,6 @@ TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six by
   for (const UnitRange& unit : plan.design->layout.units) largest = std::max(largest, unit.elements);
   CHECK(wide.memory().arenas[MemoryClass::buckets] == 0);
   CHECK(plan.memory().arenas[MemoryClass::buckets] == 4 * largest);
-}
-
-TEST_CASE("a plan that does not fit names what is missing and what would help") {
-  const auto shortage_on = [](const RunConfig& config, Target target, int64_t gib, int64_t world_size = 1) {
-    const StepPlan plan = plan_step(config, target, world_size);
-    target.memory_bytes = gib << 30;
-    return memory_shortage(config, target, world_size, 0, plan.memory().arenas);
-  };
-  const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; };
-  const RunConfig config = preset_config("gpt2-1.5b");
-  CHECK(shortage_on(config, cpu_target(), 1024).empty());
-
-  const std::string shortage = shortage_on(config, cpu_target(), 30);
-  CHECK(shortage.starts_with("Does not fit: "));
-  for (const char* setting : {"memory.recompute = \"block\": ", "memory.recompute = \"optimal\": ", "batch.micro = 1 instead of 2: ",
-                              "optimizer.type = \"adamw-8bit\": ", "memory.saved_inputs = 8: ",
-                              "memory.activation_bits = 3: ", "with all but "})
-    CHECK(has(shortage, setting));
-  CHECK(!has(shortage, "loss_chunk_tokens"));
-  CHECK(!has(shortage, "offload"));
-  CHECK(!has(shortage, "parallel.zero"));
-  CHECK(!has(shortage, "choose a smaller model"));
-  const RunConfig wide = preset_config("gpt2-1.5b", {"batch.micro=8"});
-  const std::string on_gpu = shortage_on(wide, find_target("h100"), 40);
-  CHECK(has(on_gpu, "memory.loss_chunk_tokens = 2048: "));
-  CHECK(has(on_gpu, "memory.offload_activations = \"all\": "));
-
-  // With blocks run again another stage takes the most: its bytes are offered, not those of the rank that asks.
-  const std::vector<std::string> in_a_v = {"parallel.pipeline=4", "parallel.pipeline_schedule=zero-bubble-v",
-                                           "batch.global=256", "batch.micro=16"};
-  RunConfig again = preset_config("gpt2-1.5b", in_a_v);
-  again.memory.recompute = RecomputeKind::block;
-  const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0).on_device;
-  CHECK(of_all > 2 * plan_step(again, find_target("a100-40g"), 4).memory().arenas.total());
-  CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
-            fmt::format("memory.recompute = \"block\": {}\n", bytes_text(of_all))));
-
-  const std::string too_large = shortage_on(config, cpu_target(), 4);
-  CHECK(has(too_large, "\"bf16-pure\": "));
-  CHECK(!has(too_large, "precision.gradients"));
-  CHECK(!has(too_large, "\"optimal\""));  // without activations it would be too large, too
-  CHECK(has(too_large, "with all but memory.recompute = \"selective\": "));
-  // Less than a hundredth of what is missing is not worth a line.
-  CHECK(has(too_large, "memory.activation_bits"));
-  CHECK(!has(shortage_on(preset_config("gpt3-175b", {"batch.micro=1"}), cpu_target(), 40), "memory.activation_bits"));
-  for (const char* optimizer : {"adamw-8bit", "lamb"}) {
-    const RunConfig pure = preset_config(
-        "gpt2-1.5b", {"precision.compute=bf16-pure", "optimizer.type=" + std::string(optimizer)});
-    CHECK(has(shortage_on(pure, cpu_target(), 4), "precision.gradients = \"bf16\": ") == (optimizer[0] == 'a'));
-  }
-  CHECK(has(too_large, "choose a smaller model"));
-}
-
-TEST_CASE("what would help is what a plan with it takes, and nothing that does not") {
-  const std::vector<std::string> overrides = {"memory.recompute=block", "batch.micro=1", "precision.compute=bf16",
-                                              "batch.global=8"};
-  const auto config = [&](const char* zero, const char* chunk) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), {zero, chunk});
-    return preset_config("gpt2-774m", all, 8);
-  };
-  Target target = find_target("h100");
-  const auto peak = [&](const RunConfig& run) { return plan_step(run, target, 8).memory().arenas.total(); };
-  const RunConfig plain = config("parallel.zero=1", "memory.loss_chunk_tokens=2048");
-  const int64_t with_2 = peak(config("parallel.zero=2", "memory.loss_chunk_tokens=2048"));
-  REQUIRE(with_2 < peak(plain));
-  target.memory_bytes = with_2;
-  const std::string text = memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas);
-  const std::string fits = format_bytes(static_cast<double>(with_2)) + ", which fits\n";
-  CHECK(text.find("parallel.zero = 2: " + fits) != std::string::npos);
-  CHECK(text.find("parallel.zero = 3: ") != std::string::npos);
-  CHECK(text.find("memory.recompute") == std::string::npos);
-  // A chunk of more rows than a micro-batch has, is the micro-batch.
-  const RunConfig chunked = config("parallel.zero=1", "memory.loss_chunk_tokens=4096");
-  CHECK(memory_shortage(chunked, target, 8, 0, plan_step(chunked, target, 8).memory().arenas) == text);
-  // Ranks that share memory have a part of it each.
-  target.memory_bytes = 2 * peak(plain) - 1;
-  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas).empty());
-  target.sharing = 2;
-  CHECK(memory_shortage(plain, target, 8, 0, plan_step(plain, target, 8).memory().arenas)
-            .find(" for each of the 2 ranks that share it. ") != std::string::npos);
-}
-
-TEST_CASE("what the ranks of a machine take of its memory is weighed, where that is known") {
-  const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; };
-  const RunConfig config =
-      preset_config("gpt2-1.5b", {"memory.offload_activations=all", "checkpoint.every_steps=5",
-                                  "parallel.pipeline=2", "batch.micro=1", "batch.global=4"}, 4);
-  const Target target = find_target("h100");
-  const Mesh mesh = make_mesh(config, 4);
-  const WorldPlan plan = plan_world(config, target, 4);
-  const HostMemoryUse all = fullest_host(plan, mesh, 0);
-  CHECK(all.ranks == 4);
-  int64_t sum = 0;
-  for (int64_t rank = 0; rank < 4; ++rank)
-    sum += plan_step(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
-  // Data ranks' shares of a checkpoint differ a little.
-  CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
-  // The first stage has the most micro-batches under way: the node that it is on takes the most.
-  const HostMemoryUse two = fullest_host(plan, mesh, 2);
-  CHECK(two.ranks == 2);
-  CHECK(2 * two.total() > all.total());
-  CHECK(two.total() == 2 * plan_step(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
-
-  CHECK(host_shortage(all, 0).empty());
-  CHECK(host_shortage(all, all.total()).empty());
-  const std::string text = host_shortage(all, all.total() - (int64_t{1} << 30));
-  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. Beside their devices the 4 ranks of "));
-  const auto asked = [&](MemoryClass memory_class) {
-    return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
-  };
-  CHECK(has(text, fmt::format("would take {} of the ", format_bytes(static_cast<double>(all.total())))));
-  CHECK(has(text, "\n  " + asked(MemoryClass::offloaded) + " for memory.offload_activations; a smaller number "));
-  CHECK(has(text, "\n  " + asked(MemoryClass::snapshot) + " for checkpoint.asynchronous; false "));
-}
-
-TEST_CASE("what would help a device is not what the host cannot hold") {
-  const RunConfig config = preset_config("gpt2-1.5b", {"batch.micro=8"});
-  Target target = find_target("h100");
-  target.memory_bytes = int64_t{40} << 30;
-  const auto line = [&] {
-    const std::string text = memory_shortage(config, target, 1, 0, plan_step(config, target).memory().arenas);
-    const size_t at = text.find("memory.offload_activations = \"all\": ");
-    return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
-  };
-  RunConfig offloaded = config;
-  offloaded.memory.offload_activations = all_offload;
-  const auto on_host = [&](const RunConfig& run) { return plan_step(run, target).memory().arenas.total(MemoryPlace::host); };
-  CHECK(line().ends_with(fmt::format("; and {} of the host's memory",
-                                     format_bytes(static_cast<double>(on_host(offloaded) - on_host(config))))));
-  target.host_bytes = on_host(offloaded);
-  CHECK(!line().empty());
-  --target.host_bytes;
-  CHECK(line().empty());
 }
 
 TEST_CASE("planned traffic that is too large stops at the largest amount") {
