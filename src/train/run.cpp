@@ -85,7 +85,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
     HostMemoryUse use;
     for (int rank = 0; rank < world.size(); ++rank)
       if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
-    const std::string shortage = host_shortage(use, share.host_bytes);
+    const std::string shortage = host_shortage(config, use, share.host_bytes);
     if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
   });
 }

@@ -73,8 +73,17 @@ class Remedies {
       add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });
     if (is_optimal && memory.activation_budget > 0)
       add("memory.activation_budget = \"fit\"", [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
-    if (is_optimal) return;
     const bool offloads = memory.offload_activations != no_offload;
+    if (is_gpu && is_optimal && !offloads) {
+      const std::string_view budget = memory.activation_budget > 0 ? ", memory.activation_budget = \"fit\"" : "";
+      add(fmt::format("memory.offload_activations = \"optimal\"{}", budget),
+          [](RunConfig& run) {
+            run.memory.offload_activations = optimal_offload;
+            run.memory.activation_budget = 0;
+          },
+          true);
+    }
+    if (is_optimal) return;
     const std::string_view copied = !offloads ? "" : is_gpu ? ", memory.offload_activations = \"optimal\""
                                                             : ", memory.offload_activations = \"none\"";
     add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied),
@@ -274,16 +283,20 @@ class DeviceShortage {
 };
 
 // What asks for a class of memory of the host, and what takes less.
-std::string_view host_remedy(MemoryClass memory_class) {
+std::string_view host_remedy(const RunConfig& config, MemoryClass memory_class) {
+  const int64_t offloaded = config.memory.offload_activations;
   switch (memory_class) {
     case MemoryClass::offloaded:
-      return "memory.offload_activations; a smaller number of blocks, or \"none\", takes less";
+      return offloaded == optimal_offload || offloaded == 1
+                 ? "memory.offload_activations; \"none\" takes none"
+                 : "memory.offload_activations; a smaller number of blocks, or \"none\", takes less";
     case MemoryClass::snapshot:
       return "checkpoint.asynchronous; false takes none";
     case MemoryClass::samples:
       return "run.sample_every_steps; 0 takes none";
     case MemoryClass::data:
-      return "micro-batches that are read ahead; a smaller batch.micro takes less";
+      return config.batch.micro > 1 ? "micro-batches that are read ahead; a smaller batch.micro takes less"
+                                    : "micro-batches that are read ahead";
     default:
       return "what ranks exchange";
   }
@@ -320,11 +333,11 @@ std::string memory_shortage(const RunConfig& config, const Target& target, const
   const HostMemoryUse use = fullest_host(world.on_host, mesh, world.node_of_rank);
   std::string text;
   if (world.largest.total() > target.bytes_of_rank()) text = DeviceShortage(config, target, world, use).text();
-  const std::string on_host = host_shortage(use, target.host_bytes);
+  const std::string on_host = host_shortage(config, use, target.host_bytes);
   return text + (text.empty() || on_host.empty() ? "" : "\n") + on_host;
 }
 
-std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes) {
+std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes) {
   const int64_t total = use.total();
   if (host_bytes == 0 || total <= host_bytes) return "";
   std::string text = fmt::format("Does not fit into the host's memory: {} are missing. Beside their devices the {} of "
@@ -336,7 +349,7 @@ std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes) {
     if (use.bytes[c] > 0) classes.push_back(c);
   std::stable_sort(classes.begin(), classes.end(), [&](size_t a, size_t b) { return use.bytes[a] > use.bytes[b]; });
   for (const size_t c : classes)
-    text += fmt::format("\n  {} for {}", bytes_text(use.bytes[c]), host_remedy(static_cast<MemoryClass>(c)));
+    text += fmt::format("\n  {} for {}", bytes_text(use.bytes[c]), host_remedy(config, static_cast<MemoryClass>(c)));
   return text;
 }
 

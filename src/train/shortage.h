@@ -34,7 +34,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
 std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world);
 
 // Empty if what ranks of one machine take of its memory beside their devices is at most `host_bytes` (Target; 0: nobody
-// knows). Else lines: how much is missing, and the keys that ask for it.
-std::string host_shortage(const HostMemoryUse& use, int64_t host_bytes);
+// knows). Else lines: how much is missing, and the keys that ask for it, with what takes less that the rules allow.
+std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes);
 
 }  // namespace gptrain

@@ -147,9 +147,9 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(dealt.ranks == 2);
   CHECK(2 * dealt.total() == all.total());
 
-  CHECK(host_shortage(all, 0).empty());
-  CHECK(host_shortage(all, all.total()).empty());
-  const std::string text = host_shortage(all, all.total() - (int64_t{1} << 30));
+  CHECK(host_shortage(config, all, 0).empty());
+  CHECK(host_shortage(config, all, all.total()).empty());
+  const std::string text = host_shortage(config, all, all.total() - (int64_t{1} << 30));
   CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. Beside their devices the 4 ranks of "));
   const auto asked = [&](MemoryClass memory_class) {
     return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
@@ -157,6 +157,23 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(has(text, fmt::format("would take {} of the ", format_bytes(static_cast<double>(all.total())))));
   CHECK(has(text, "\n  " + asked(MemoryClass::offloaded) + " for memory.offload_activations; a smaller number "));
   CHECK(has(text, "\n  " + asked(MemoryClass::snapshot) + " for checkpoint.asynchronous; false "));
+}
+
+TEST_CASE("of a host's memory that is offered which the rules take") {
+  const auto offered = [](const std::string& settings, const std::string& offload, const char* micro) {
+    const RunConfig config = preset_config("gpt2-1.5b", {settings, "memory.offload_activations=" + offload, micro});
+    Target target = find_target("h100");
+    target.memory_bytes = int64_t{32} << 30;
+    return host_shortage(config, host_of(config, target), 1);
+  };
+  const std::string both = offered("memory.recompute=optimal", "optimal", "batch.micro=8");
+  CHECK(has(both, " for memory.offload_activations; \"none\" takes none"));
+  CHECK(has(both, " for micro-batches that are read ahead; a smaller batch.micro takes less"));
+  const std::string one = offered("memory.recompute=none", "1", "batch.micro=1");
+  CHECK(has(one, " for memory.offload_activations; \"none\" takes none"));
+  CHECK(!has(one, "a smaller batch.micro"));
+  for (const char* offload : {"2", "all"})
+    CHECK(has(offered("memory.recompute=none", offload, "batch.micro=1"), "; a smaller number of blocks, or \"none\","));
 }
 
 TEST_CASE("what would help a device is not what the host cannot hold") {
@@ -197,7 +214,7 @@ TEST_CASE("what a host lacks already is told of beside what would help the devic
   --target.host_bytes;
   const std::string text = shortage_of(config, target);
   CHECK(line_of(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device alone");
-  CHECK(text.ends_with("\n" + host_shortage(host_of(config, target), target.host_bytes)));
+  CHECK(text.ends_with("\n" + host_shortage(config, host_of(config, target), target.host_bytes)));
 }
 
 TEST_CASE("settings that a host holds one by one are not offered together where it does not") {
@@ -224,6 +241,31 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   const std::string line = line_of(tight, "with all but " + apart + " and " + offload + ": ");
   CHECK(line.ends_with(
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
+}
+
+TEST_CASE("copies are offered to a run that recomputation alone does not make fit") {
+  // An early stage of a deep pipeline holds the inputs of all micro-batches in flight.
+  const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=256", "batch.global=4096",
+                                         "memory.recompute=optimal", "memory.loss_chunk_tokens=2048"};
+  const Target target = find_target("a100-40g");
+  const RunConfig config = preset_config("gpt2-1.5b", deep, 16);
+  RunConfig copied = config;
+  copied.memory.offload_activations = optimal_offload;
+  REQUIRE(settled(copied, 16));
+  REQUIRE(largest_rank_bytes(config, target, 16, 0).on_device > target.memory_bytes);
+  const int64_t bytes = largest_rank_bytes(copied, target, 16, 0).on_device;
+  REQUIRE(bytes <= target.memory_bytes);
+  const std::string setting = "memory.offload_activations = \"optimal\"", text = shortage_of(config, target, 16);
+  CHECK(line_of(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));
+  CHECK(has(text, "\n  with all but " + setting + ": "));  // it takes what the others leave
+  Target cpu = cpu_target();
+  cpu.memory_bytes = target.memory_bytes;
+  CHECK(shortage_of(config, cpu, 16).starts_with("Does not fit: "));
+  CHECK(!has(shortage_of(config, cpu, 16), setting));
+
+  RunConfig budgeted = config;
+  budgeted.memory.activation_budget = int64_t{36} << 30;
+  CHECK(!line_of(shortage_of(budgeted, target, 16), setting + ", memory.activation_budget = \"fit\": ").empty());
 }
 
 TEST_CASE("of ranks the first that lacks the most is said to, a first data rank where one does not fit") {
