@@ -30,9 +30,12 @@ struct Bytes {
 struct Remedy {
   std::string setting;
   Change change;
-  bool fills = false;  // it takes what others leave: of use where it fits, and no part of what all do together
-  bool alone = false;  // together with others the host cannot hold it
-  Bytes bytes = {};    // with it
+  bool fills = false;    // it takes what others leave: of use where it fits, and no part of what all do together
+  bool alone = false;    // together with others the host cannot hold it
+  bool in_turn = false;  // of several values of the key, of which the first that fits is told, or the last
+  Bytes bytes = {};      // with it
+
+  std::string key() const { return setting.substr(0, setting.find(' ')); }
 };
 
 class Remedies {
@@ -104,7 +107,8 @@ class Remedies {
       RunConfig changed = config_;
       if (micro % smaller == 0) change(changed);
       if (micro % smaller != 0 || !settled(changed, world_size_)) continue;
-      return add(fmt::format("batch.micro = {} instead of {}", smaller, micro), change);
+      add(fmt::format("batch.micro = {} instead of {}", smaller, micro), change);
+      remedies_.back().in_turn = true;
     }
   }
 
@@ -170,7 +174,7 @@ Together together(std::vector<Remedy>& remedies, const RunConfig& config, int64_
   Together all{config, {}, {}};
   std::set<std::string> keys;
   for (Remedy& remedy : remedies) {
-    const std::string key = remedy.setting.substr(0, remedy.setting.find(' '));
+    const std::string key = remedy.key();
     const bool has_place = !remedy.fills && !remedy.alone && !keys.contains(key);
     if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, world_size) : std::nullopt) {
       all.config = std::move(*more);
@@ -262,10 +266,12 @@ class DeviceShortage {
     for (Remedy& remedy : Remedies(config_, target_, world_size_).possible()) {
       const std::optional<RunConfig> changed = changed_by(remedy, config_, world_size_);
       if (!changed || (remedy.fills && !others_fit)) continue;
+      if (remedy.in_turn && !remedies.empty() && remedies.back().in_turn && remedies.back().bytes.on_device <= room_) continue;
       remedy.bytes = bytes_with(*changed);
       if (remedy.bytes.on_device >= (remedy.fills ? room_ + 1 : noticed)) continue;
       // What a host already lacks is told apart.
       if (!host_holds(remedy.bytes) && remedy.bytes.on_host > use_.total()) continue;
+      if (remedy.in_turn && !remedies.empty() && remedies.back().in_turn) remedies.pop_back();
       remedies.push_back(std::move(remedy));
     }
     std::stable_sort(remedies.begin(), remedies.end(),

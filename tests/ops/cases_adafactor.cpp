@@ -449,7 +449,7 @@ void add_benches(Suite& suite) {
 }
 
 void add_adafactor_cases(Suite& suite) {
-  for (const int64_t n : {8, 33, 200}) {
+  for (const int64_t n : {8, 33, 200, 1100}) {  // the last: more rows than a launch has blocks
     const std::string name = fmt::format("[{}, {}]", n, 2 * n);
     suite.add<FactoredSums>(name, [=](Trial& t) { check_sums(t, n); });
     suite.add<FactoredMoments>(name, [=](Trial& t) { check_moments(t, n, false); });

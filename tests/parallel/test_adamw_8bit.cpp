@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -174,6 +175,32 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
                                << furthest << " of " << largest);
       CHECK(turned <= std::ssize(values) / 200 + 1);
       CHECK(furthest <= 0.02F * largest);
+    }
+  }
+}
+
+// Codes are off by some percent each, and their sums hardly.
+TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the config") {
+  const SmallLayout alone{1, 1, {}};
+  const auto settings = [](const char* optimizer) -> Overrides {
+    return {optimizer, "optimizer.betas=[0.6,0.7]", "optimizer.eps=1e-3", "optimizer.weight_decay=9", "model.hidden_size=96"};
+  };
+  const Overrides coded_settings = settings("optimizer.type=adamw-8bit");
+  const Outcome exact = train(alone, settings("optimizer.type=adamw"), 3), codes = train(alone, coded_settings, 3);
+  const RunConfig config = config_of(alone, coded_settings);
+  const Moments moments = moments_after(config, 1, [&](TrainingStep& step, RankGroups&, World&) {
+    RandomBatches batches(config);
+    for (int i = 0; i < 3; ++i) step.run(1e-3, batches);
+  });
+  const auto size = [](const std::vector<float>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0, [](double sum, float value) { return sum + std::abs(value); });
+  };
+  for (const auto& [name, values] : exact.state) {
+    INFO(name);
+    if (name.starts_with("weight/")) {
+      CHECK(relative_distance(codes.state.at(name), values) < 0.01);
+    } else if (std::ssize(values) >= 4096) {
+      CHECK(size(moments.at(name)) == Approx(size(values)).epsilon(0.005));
     }
   }
 }

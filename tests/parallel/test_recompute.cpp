@@ -12,6 +12,7 @@
 #include "ops/side_queue.h"
 #include "same_outcomes.h"
 #include "schedule/offload.h"
+#include "train/nominal_times.h"
 #include "train/offload_plan.h"
 #include "train/recompute_plan.h"
 
@@ -269,6 +270,23 @@ TEST_CASE("no more copies are under way than a queue has marks, however slow the
     CHECK(most[lane] > SideQueue::num_marks / 4);
     CHECK(most[lane] < SideQueue::num_marks);
   }
+}
+
+TEST_CASE("passes are played with a copy each way at the same time") {
+  const RunConfig config = small_config(Family::gpt2, {"memory.offload_activations=all"});
+  const Target target = with_copy_lanes();
+  const StepPlan plan = plan_step(config, target);
+  Schedule schedule = plan.design->training->schedule;
+  const BufferBytes& bytes = plan.design->training->bytes;
+  const double copy = nominal_copy_seconds(record_bytes(bytes, schedule.traits(1), 1), target);
+  REQUIRE(copy > 0);
+  const auto action = [](ActionKind kind, int32_t unit) { return Action{.kind = kind, .micro_batch = 0, .unit = unit}; };
+  schedule.actions = {action(ActionKind::offload, 1), action(ActionKind::fetch, 2), action(ActionKind::forward, 3),
+                      action(ActionKind::await_offloaded, 1), action(ActionKind::await_fetched, 2)};
+  const auto played = [&](double pass) { return play_passes(schedule, bytes, target, [=](const Action&) { return pass; }); };
+  CHECK(played(copy).waited == Approx(0).margin(copy / 1e6));
+  CHECK(played(copy / 2).waited == Approx(copy / 2));
+  CHECK(played(copy / 2).seconds == Approx(copy));
 }
 
 TEST_CASE("a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {

@@ -1,6 +1,8 @@
 // Copies of what offloaded units save: where they stand in a step, and what they leave of its memory.
 #include <algorithm>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "catch.h"
@@ -38,6 +40,34 @@ int64_t peak(int64_t count, size_t layers) {
 }
 
 }  // namespace
+
+TEST_CASE("before one pass, copies that began earlier are awaited before others begin") {
+  int64_t at_once = 0;
+  for (const int32_t passes : {1, 2, 3}) {
+    ScheduleOptions options = options_of(8, std::vector<bool>(10, false), 3);
+    for (UnitTraits& unit : options.units) {
+      unit.offload.leaves_for = passes;
+      unit.offload.comes_ahead = passes;
+    }
+    std::set<std::tuple<ActionKind, int32_t, int32_t>> begun;  // since the last pass
+    for (const Action& action : training_schedule(options).actions) {
+      if (!copies_record(action.kind)) {
+        begun.clear();
+        continue;
+      }
+      const bool begins = action.kind == ActionKind::offload || action.kind == ActionKind::fetch;
+      const ActionKind of = action.kind == ActionKind::await_offloaded ? ActionKind::offload
+                            : action.kind == ActionKind::await_fetched ? ActionKind::fetch
+                                                                       : action.kind;
+      const std::tuple copy(of, action.unit, action.micro_batch);
+      if (begins) begun.insert(copy);
+      // One that is not among those begun here began before.
+      if (!begins && !begun.contains(copy)) CHECK(begun.empty());
+      at_once += !begins ? 1 : 0;
+    }
+  }
+  CHECK(at_once > 0);
+}
 
 TEST_CASE("schedules with offloaded units are sound, however many there are") {
   for (const bool recompute : {false, true}) {
