@@ -134,6 +134,15 @@ class Probe(unittest.TestCase):
             self.assertTrue(any(line.startswith("needed by the build: nvcc") for line in failed))
 
 
+class Parts(unittest.TestCase):
+    def test_what_has_marks_comes_early_in_stage_b(self):
+        script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
+        stage = script[script.index("\nstage_B() {"):]
+        parts = re.findall(r"(?m)^ +(?:python_)?part '([^']+)'", stage[:stage.index("\n}")])
+        self.assertEqual(parts[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
+                                     "kernels at their marks"])
+
+
 @unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has a GPU")
 class Stages(unittest.TestCase):
     def test_without_a_gpu_every_stage_ends_in_skips(self):
