@@ -8,7 +8,7 @@
 #   tools/gpu_check.sh A          every op; a step of 124M with its profile; memcheck, racecheck; steps beside the CPU
 #   tools/gpu_check.sh B          products, by algorithm; kernels at their marks; attention; FP8 products
 #   tools/gpu_check.sh C          whole steps at their marks, and beside PyTorch where python3 has it
-#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; stop and resume; memory
+#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
 #   tools/gpu_check.sh            probe, and all four one after the other
 #   --no-build                    takes what build-cuda/ holds; the executables alone may have been carried there
 #   GPU_CHECK_SECONDS=N           the time that a stage takes at most (570)
@@ -114,7 +114,7 @@ configure() {
 
 build() {
   configure && ninja -C "$folder" -k 0 -j "$(nproc)" gptrain tests/ops/test_ops tests/parity/test_parity_cuda \
-    tests/bench/bench_gpu_library
+    tests/parallel/test_cuda_ranks tests/bench/bench_gpu_library
 }
 
 python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
@@ -183,6 +183,10 @@ stage_D() {
   if (($(left) < limit)); then limit=$(left); fi
   part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
+  # As in stage A, with a cache of its own.
+  TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
+    'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
+    "$folder/tests/parallel/test_cuda_ranks" || true
   python_part 'stop and resume' resume.log 90 resume || true
   python_part 'memory' memory.log 90 memory || true
 }

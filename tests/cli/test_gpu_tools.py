@@ -135,6 +135,13 @@ class Probe(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
+    def test_every_program_that_a_stage_starts_is_built_for_it(self):
+        script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
+        built = set(re.search(r"-j \"\$\(nproc\)\" ((?:.|\\\n)*)\n}", script)[1].replace("\\\n", " ").split())
+        started = set(re.findall(r'"\$folder/(tests/[^"]+)"', script))
+        self.assertIn("tests/parallel/test_cuda_ranks", started)
+        self.assertLessEqual(started, built)
+
     def test_what_has_marks_comes_early_in_stage_b(self):
         script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
         stage = script[script.index("\nstage_B() {"):]
