@@ -135,6 +135,16 @@ class Probe(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
+    def test_sanitizers_leave_the_libraries_kernels_and_calls_alone(self):
+        for tool, limits in (("racecheck", "--kernel-regex kns=gptrain"), ("memcheck", "--report-api-errors no")):
+            with self.subTest(tool=tool), tempfile.TemporaryDirectory() as scratch:
+                write(Path(scratch) / "compute-sanitizer", "#!/bin/sh\necho \"$@\"\n", executable=True)
+                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_check_parts.py", "sanitize", "test_ops",
+                                       "--tool", tool, "--gptrain", "gptrain"],
+                                      env=os.environ | {"PATH": f"{scratch}:{os.environ['PATH']}"},
+                                      capture_output=True, text=True, check=True)
+                self.assertIn(f"--tool {tool} --error-exitcode 99 {limits} ", done.stdout)
+
     def test_every_program_that_a_stage_starts_is_built_for_it(self):
         script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
         built = set(re.search(r"-j \"\$\(nproc\)\" ((?:.|\\\n)*)\n}", script)[1].replace("\\\n", " ").split())
