@@ -130,6 +130,7 @@ class Probe(unittest.TestCase):
             last = done.stdout.splitlines()[-1]
             for name in ("C++ compiler", "meson", "ninja", "nvcc", "fmt"):
                 self.assertIn(name, last)
+            self.assertRegex(rows.read_text(encoding="utf-8"), r"(?m)^host, MemTotal\t\d+\tMiB\t")
             failed = [line for line in rows.read_text(encoding="utf-8").splitlines() if line.endswith("\tfail")]
             self.assertTrue(any(line.startswith("needed by the build: nvcc") for line in failed))
 
