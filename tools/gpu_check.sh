@@ -6,9 +6,9 @@
 # is "skipped", with the reason. Exits 1 if anything failed, a mark of the table included.
 #   tools/gpu_check.sh probe      what is there, and whether a build would fail: seconds
 #   tools/gpu_check.sh A          every op; a step of 124M with its profile; memcheck, racecheck; steps beside the CPU
-#   tools/gpu_check.sh B          products, by algorithm; attention; kernels at their marks
+#   tools/gpu_check.sh B          products, by algorithm; kernels at their marks; attention; FP8 products
 #   tools/gpu_check.sh C          whole steps at their marks, and beside PyTorch where python3 has it
-#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; stop and resume; memory
+#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
 #   tools/gpu_check.sh            probe, and all four one after the other
 #   --no-build                    takes what build-cuda/ holds; the executables alone may have been carried there
 #   GPU_CHECK_SECONDS=N           the time that a stage takes at most (570)
@@ -114,7 +114,7 @@ configure() {
 
 build() {
   configure && ninja -C "$folder" -k 0 -j "$(nproc)" gptrain tests/ops/test_ops tests/parity/test_parity_cuda \
-    tests/bench/bench_gpu_library
+    tests/parallel/test_cuda_ranks tests/bench/bench_gpu_library
 }
 
 python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
@@ -137,18 +137,19 @@ stage_A() {
     true
 }
 
+# Together the parts may take longer than there is, and then the last are cut: what has marks comes early.
 stage_B() {
   part 'products, by algorithm' products.log 200 "$folder/tests/bench/bench_gpu_library" products || true
   python_part 'what the rules cost' products-rows.log 20 library "$LOGS/products.log" || true
+  part 'benches of kernels' kernels.log 160 "$folder/tests/ops/test_ops" --backend cuda --bench || true
+  if [[ -f $LOGS/kernels.log ]]; then
+    python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
+  fi
   part 'attention, backward' attention.log 60 "$folder/tests/bench/bench_gpu_library" attention || true
   python_part 'what fixed bits cost' attention-rows.log 20 library "$LOGS/attention.log" || true
   part 'FP8 products, by algorithm' fp8.log 110 "$folder/tests/bench/bench_gpu_library" fp8 || true
   if grep -qs '^= ' "$LOGS/fp8.log"; then
     python_part 'what the rules cost in FP8' fp8-rows.log 20 library "$LOGS/fp8.log" || true
-  fi
-  part 'benches of kernels' kernels.log 160 "$folder/tests/ops/test_ops" --backend cuda --bench || true
-  if [[ -f $LOGS/kernels.log ]]; then
-    python_part 'kernels at their marks' kernels-marks.log 20 kernels "$LOGS/kernels.log" || true
   fi
 }
 
@@ -182,6 +183,10 @@ stage_D() {
   if (($(left) < limit)); then limit=$(left); fi
   part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
+  # As in stage A, with a cache of its own.
+  TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
+    'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
+    "$folder/tests/parallel/test_cuda_ranks" || true
   python_part 'stop and resume' resume.log 90 resume || true
   python_part 'memory' memory.log 90 memory || true
 }

@@ -25,17 +25,52 @@ CUDA_LIBRARIES = ("cudart", "cublasLt", "cudnn", "nvrtc")
 VERSION_CALLS = {"cublasLt": "cublasLtGetVersion", "cudnn": "cudnnGetVersion"}
 TOOLS = ("compute-sanitizer", "ncu", "cuobjdump", "nvdisasm")
 SECONDS = 60  # of any command
+MOST_PINNED_BYTES = 4 << 30
 KERNEL = r"""
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cuda_runtime.h>
 __global__ void add_one(int* value) { *value += 1; }
-int main() {
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+// What pages of the host cost that the device may read: lines of their own.
+void measure_pinned(size_t bytes) {
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  std::printf("memory of the device: %zu MiB free of %zu MiB\n", free >> 20, total >> 20);
+  void *host = nullptr, *device = nullptr;
+  const double start = now();
+  if (cudaMallocHost(&host, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    std::printf("pinned memory: no %zu MiB of it\n", bytes >> 20);
+    return;
+  }
+  std::printf("pinned memory: %zu MiB in %.2f s\n", bytes >> 20, now() - start);
+  const size_t copied = std::min(bytes, free / 2);
+  if (cudaMalloc(&device, copied) != cudaSuccess) {
+    cudaGetLastError();
+  } else {
+    for (const auto kind : {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost}) {
+      const bool up = kind == cudaMemcpyHostToDevice;
+      void *const to = up ? device : host, *const from = up ? host : device;
+      cudaMemcpy(to, from, copied, kind);
+      const double before = now();
+      cudaMemcpy(to, from, copied, kind);
+      std::printf("pinned copy to the %s: %.1f GB/s\n", up ? "device" : "host", copied / (now() - before) / 1e9);
+    }
+    cudaFree(device);
+  }
+  cudaFreeHost(host);
+}
+int main(int count_of_arguments, char** arguments) {
   int count = 0, value = 41, *device = nullptr;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 77;
   cudaDeviceProp p{};
   cudaGetDeviceProperties(&p, 0);
   cudaMalloc(&device, sizeof value);
   cudaMemcpy(device, &value, sizeof value, cudaMemcpyHostToDevice);
+  if (count_of_arguments > 1) measure_pinned(std::strtoull(arguments[1], nullptr, 10));
   add_one<<<1, 1>>>(device);
   cudaMemcpy(&value, device, sizeof value, cudaMemcpyDeviceToHost);
   std::printf("%d devices, %d multiprocessors, L2 %d MB, %zu KB shared memory a block, %zu MiB", count,
@@ -78,6 +113,17 @@ class Probe:
             value = ask_nvidia_smi(field)
             if value is not None:
                 self.note(f"GPU, {field}", value, unit)
+
+    def host_memory(self):
+        """Notes what there is, and returns the bytes that are available."""
+        try:
+            text = Path("/proc/meminfo").read_text(encoding="utf-8")
+        except OSError:
+            return 0
+        kibibytes = {name: int(value) for name, value in re.findall(r"(?m)^(MemTotal|MemAvailable): +(\d+) kB$", text)}
+        for name, value in kibibytes.items():
+            self.note(f"host, {name}", value >> 10, "MiB")
+        return kibibytes.get("MemAvailable", 0) << 10
 
     def tools(self):
         compiler = os.environ.get("CXX", "g++")
@@ -149,8 +195,9 @@ class Probe:
         status, output = run(sys.executable, "-c", f"import ctypes; l = ctypes.CDLL({str(library)!r}); {code}")
         return output.strip() if status == 0 else "cannot be loaded: " + output.strip().splitlines()[-1][:100]
 
-    def kernel(self, nvcc, compiler, found, folder):
-        """Whether what nvcc makes of a kernel runs here."""
+    def kernel(self, nvcc, compiler, found, folder, available):
+        """Whether what nvcc makes of a kernel runs here, and how fast pinned memory is had and copied: of 4 GiB, or of
+        a quarter of the host's available bytes where that is less."""
         source, program = folder / "kernel.cu", folder / "kernel"
         source.write_text(KERNEL, encoding="utf-8")
         capability = ask_nvidia_smi("compute_cap")
@@ -163,7 +210,10 @@ class Probe:
         if not self.require(f"nvcc compiles for {arch}", status == 0, "yes" if status == 0 else
                             " ".join(output.split())[-200:]):
             return
-        status, output = run(program)
+        status, output = run(program, min(MOST_PINNED_BYTES, available // 4))
+        *measured, output = output.splitlines() or [""]
+        for line in measured:
+            self.note(*line.split(": ", 1))
         if status == 77:
             self.rows.add("a kernel runs", "", mark="there is no GPU", status="skipped")
             print("a kernel runs: skipped: there is no GPU")
@@ -180,6 +230,7 @@ def main():
     options = parser.parse_args()
     probe = Probe(Rows(options.rows))
     probe.gpu()
+    available = probe.host_memory()
     with tempfile.TemporaryDirectory(prefix="gptrain-probe-") as scratch:
         folder = Path(scratch)
         compiler, found = probe.tools(), {}
@@ -189,7 +240,7 @@ def main():
             found = probe.cuda_libraries(nvcc)
         probe.headers(compiler, folder, list(dict.fromkeys(include for include, _ in found.values() if include)))
         if nvcc:
-            probe.kernel(nvcc, compiler, found, folder)
+            probe.kernel(nvcc, compiler, found, folder, available)
     for package in ("torch", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cudnn-frontend"):
         try:
             probe.note(f"Python package {package}", importlib.metadata.version(package))

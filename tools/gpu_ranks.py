@@ -13,10 +13,11 @@ from pathlib import Path
 from bench_gpu import add_arguments, prepare
 from gpu_runs import Case, Deadline, Rows, RunFailed, run_gptrain, write_config
 
-# Small, but with every collective: a tensor group's and a data group's.
+# Small, but with every collective, a tensor group's and a data group's, and with what stages of a pipeline send.
 RANKS_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "vocab_size": 1000, "sequence_length": 256},
                   2048, micro_tokens=(1024,))
-RANKS_MESHES = {"data": {"zero": 1}, "data, ZeRO 3": {"zero": 3}, "tensor": {"tensor": 2}}
+RANKS_MESHES = {"data": {"zero": 1}, "data, ZeRO 3": {"zero": 3}, "tensor": {"tensor": 2},
+                "pipeline": {"pipeline": 2}}
 RANKS_STEPS = 5
 RANKS_TOLERANCE = 1e-4  # of losses in f32, after several updates
 LONGEST_RUN_SECONDS = 60

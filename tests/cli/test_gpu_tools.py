@@ -130,8 +130,35 @@ class Probe(unittest.TestCase):
             last = done.stdout.splitlines()[-1]
             for name in ("C++ compiler", "meson", "ninja", "nvcc", "fmt"):
                 self.assertIn(name, last)
+            self.assertRegex(rows.read_text(encoding="utf-8"), r"(?m)^host, MemTotal\t\d+\tMiB\t")
             failed = [line for line in rows.read_text(encoding="utf-8").splitlines() if line.endswith("\tfail")]
             self.assertTrue(any(line.startswith("needed by the build: nvcc") for line in failed))
+
+
+class Parts(unittest.TestCase):
+    def test_sanitizers_leave_the_libraries_kernels_and_calls_alone(self):
+        for tool, limits in (("racecheck", "--kernel-regex kns=gptrain"), ("memcheck", "--report-api-errors no")):
+            with self.subTest(tool=tool), tempfile.TemporaryDirectory() as scratch:
+                write(Path(scratch) / "compute-sanitizer", "#!/bin/sh\necho \"$@\"\n", executable=True)
+                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_check_parts.py", "sanitize", "test_ops",
+                                       "--tool", tool, "--gptrain", "gptrain"],
+                                      env=os.environ | {"PATH": f"{scratch}:{os.environ['PATH']}"},
+                                      capture_output=True, text=True, check=True)
+                self.assertIn(f"--tool {tool} --error-exitcode 99 {limits} ", done.stdout)
+
+    def test_every_program_that_a_stage_starts_is_built_for_it(self):
+        script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
+        built = set(re.search(r"-j \"\$\(nproc\)\" ((?:.|\\\n)*)\n}", script)[1].replace("\\\n", " ").split())
+        started = set(re.findall(r'"\$folder/(tests/[^"]+)"', script))
+        self.assertIn("tests/parallel/test_cuda_ranks", started)
+        self.assertLessEqual(started, built)
+
+    def test_what_has_marks_comes_early_in_stage_b(self):
+        script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
+        stage = script[script.index("\nstage_B() {"):]
+        parts = re.findall(r"(?m)^ +(?:python_)?part '([^']+)'", stage[:stage.index("\n}")])
+        self.assertEqual(parts[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
+                                     "kernels at their marks"])
 
 
 @unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has a GPU")
