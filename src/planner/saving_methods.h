@@ -13,6 +13,13 @@ struct SavingMethod {
   std::string_view name;
   std::array<std::string_view, 4> settings;  // as --set takes them; empty: none
 
+  std::vector<std::string> own_settings() const {
+    std::vector<std::string> own;
+    for (const std::string_view setting : settings)
+      if (!setting.empty()) own.emplace_back(setting);
+    return own;
+  }
+
   // `overrides`, and then its own settings. One that has a value of memory.recompute of its own takes back what goes with
   // others only: `takes_offload_back` where that is so of memory.offload_activations. A budget of activations stays with
   // "optimal".

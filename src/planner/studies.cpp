@@ -114,6 +114,7 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
       return load_config(file, method.on(overrides, takes_offload_back), gpus);
     }));
+    study.points.back().settings = method.own_settings();
   }
   return study;
 }
@@ -297,8 +298,10 @@ Study fit_methods(const Machine& machine, const std::string& family, int64_t gpu
   study.axes = {"method", "layers", "hidden"};
   study.keys = {"method", "num_layers", "hidden_size"};
   const std::vector<std::string> overrides = {"precision.compute=" + compute};
-  for (const SavingMethod& method : saving_methods)
+  for (const SavingMethod& method : saving_methods) {
     study.points.push_back(fit_of(machine, family, {{std::string(method.name)}, method.on(overrides)}, target, gpus));
+    study.points.back().settings = method.own_settings();
+  }
   return study;
 }
 

@@ -272,7 +272,7 @@ std::string pipeline_section(const DryRunInput& input) {
                         format_bytes(static_cast<double>(stage.peak_bytes)));
     if (input.pipeline) {
       const PlannedStage& times = input.pipeline->stages[i];
-      text += fmt::format(" {:>10} {:>10}", format_duration(times.busy_seconds), format_duration(times.waiting_seconds));
+      text += fmt::format(" {:>10} {:>10}", seconds_text(times.busy_seconds), seconds_text(times.waiting_seconds));
     }
     text += '\n';
   }
@@ -285,7 +285,7 @@ RunSpeed speed_of(const DryRunInput& input) {
 
 std::string wait_text(const LongestWait& wait) {
   const std::string unit = wait.unit >= 0 ? fmt::format(" of unit {}", wait.unit) : "";
-  return fmt::format("longest: {}{}, {:.3g} ms", wait.operation, unit, 1e3 * wait.seconds);
+  return fmt::format("longest: {}{}, {}", wait.operation, unit, seconds_text(wait.seconds));
 }
 
 std::string forecast_section(const DryRunInput& input) {
@@ -294,7 +294,7 @@ std::string forecast_section(const DryRunInput& input) {
   const RunSpeed speed = speed_of(input);
   std::string text = "\npredicted step\n";
   text += text_row("machine", forecast.machine);
-  text += text_row("step", format_duration(forecast.step_seconds),
+  text += text_row("step", seconds_text(forecast.step_seconds),
               fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                           format_count(speed.tokens_per_gpu)));
   text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
@@ -303,12 +303,12 @@ std::string forecast_section(const DryRunInput& input) {
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
               flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
-    text += text_row("bubble", format_duration(forecast.bubble_seconds), "a stage waits for other stages");
+    text += text_row("bubble", seconds_text(forecast.bubble_seconds), "a stage waits for other stages");
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const double seconds = forecast.exposed_seconds[lane];
     if (seconds < 1e-4 * forecast.step_seconds) continue;
     const LongestWait& wait = forecast.longest_waits[lane];
-    text += text_row(fmt::format("exposed {}", waited_lane_name(lane)), format_duration(seconds),
+    text += text_row(fmt::format("exposed {}", waited_lane_name(lane)), seconds_text(seconds),
                 wait.seconds > 0 ? wait_text(wait) : "");
   }
   std::vector<std::string> parts;

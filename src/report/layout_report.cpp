@@ -151,9 +151,10 @@ double device_seconds(const LayoutResult& result) {
   return result.step_seconds * static_cast<double>(result.layout.world_size());
 }
 
-// A change of less than a few milliseconds is much of a short step.
+// A change of less than a few milliseconds is much of a short step; one of more than a second is read beside the step.
 std::string change_of(double seconds) {
-  return seconds < 9.5e-3 ? fmt::format("{:.2g} ms", 1e3 * seconds) : format_duration(seconds);
+  if (seconds < 9.5e-3) return fmt::format("{:.2g} ms", 1e3 * seconds);
+  return seconds < 1 ? format_duration(seconds) : seconds_text(seconds);
 }
 
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {

@@ -14,6 +14,7 @@
 #include "base/units.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -120,7 +121,7 @@ std::string render_summary(const RunHistory& history) {
   const auto per_byte = points_of(history.validations, &RunHistory::Validation::bits_per_byte);
   if (const PlotPoint* const last = extent_of(per_byte).last; last != nullptr)
     out += summary_term("Validation bits per byte", format_loss(last), at_step(last));
-  out += summary_term("Median step time", std::isnan(step_seconds) ? "-" : format_duration(step_seconds));
+  out += summary_term("Median step time", std::isnan(step_seconds) ? "-" : seconds_text(step_seconds));
   out += summary_term("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
   out += summary_term("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
   out += summary_term("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));

@@ -44,6 +44,17 @@ bool study_has_price(const Study& study) {
                      [](const StudyPoint& point) { return point.result && point.result->cost > 0; });
 }
 
+// What each method sets; empty: the points are none.
+std::string settings_text(const Study& study) {
+  std::string text;
+  for (const StudyPoint& point : study.points) {
+    if (point.settings.empty()) continue;
+    if (text.empty()) text = "\nwhat each method sets\n";
+    text += fmt::format("  {}: {}\n", point.values.front(), join(point.settings, ", "));
+  }
+  return text;
+}
+
 // As the config has it: JSON, or else a word; null where there is none.
 Json typed_value(const std::string& text) {
   if (text == "-") return nullptr;
@@ -69,7 +80,7 @@ std::string study_text(const Study& study) {
       text += fmt::format(" {:>{}}", point.values[axis], widths[axis]);
     text += point_text(study, point) + "\n";
   }
-  return text;
+  return text + settings_text(study);
 }
 
 std::string study_json(const Study& study) {
@@ -84,6 +95,7 @@ std::string study_json(const Study& study) {
     Json entry;
     for (size_t axis = 0; axis < study.axes.size(); ++axis) entry[(study.keys.empty() ? study.axes : study.keys)[axis]] = typed_value(point.values[axis]);
     entry["gpus"] = point.gpus;
+    if (!point.settings.empty()) entry["settings"] = point.settings;
     if (point.result) {
       const LayoutResult& result = *point.result;
       entry["total_parameters"] = point.parameters;

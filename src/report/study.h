@@ -17,6 +17,7 @@ struct StudyPoint {
   int64_t gpus = 1;
   std::optional<LayoutResult> result = {};     // exact; none where it is refused
   std::string refused = {};                    // why
+  std::vector<std::string> settings = {};      // of a method: what it sets, as --set takes it
 };
 
 struct Study {

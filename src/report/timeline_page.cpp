@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/append.h"
-#include "base/units.h"
 #include "report/svg_plot.h"
+#include "report/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -68,7 +68,7 @@ class Drawing {
     const bool of_micro_batch = bar.micro_batch >= 0;
     append(text_, "><title>{}{}, {}</title></rect>\n", bar_name(bar.kind),
            of_micro_batch ? fmt::format(" of micro-batch {}, chunk {}", bar.micro_batch, bar.chunk) : "",
-           format_duration(end - start));
+           seconds_text(end - start));
     if (of_micro_batch && bar_width >= room_for_label)
       append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", (x(start) + x(end)) / 2, y + 14,
              bar.micro_batch);
@@ -108,7 +108,7 @@ std::string timeline_page(const PlannedPipeline& pipeline, const std::string& ti
       "</head>\n<body>\n<h1>{0}</h1>\n<p>{2}</p>\n",
       safe_title, style,
       has_rates ? fmt::format("One planned step: {}; stages wait for each other {:.1f}% as long as they work.",
-                              format_duration(pipeline.seconds), 100 * pipeline.bubble())
+                              seconds_text(pipeline.seconds), 100 * pipeline.bubble())
                 : "The target's rates are not known: every op is drawn as a microsecond.");
   page += "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
           "<span style=\"background:#f0b35a\">backward</span>"

@@ -265,6 +265,7 @@ class DryRun(CliCase):
         text = self.succeed("train", config, "--dry-run", "--target", "h100", "--world-size", "4")
         for part in ["predicted step", "h100 in dgx-h100 nodes", "MFU", "HFU", "Critical path: ", "device-hours", "predicted; ", " with failures\n"]:
             self.assertIn(part, text)
+        self.assertRegex(text, rf"\n  step +{seconds:.4g} s   ")
         self.assertNotIn("step_seconds", self.plan(config, "--world-size", "4"))
 
     def test_profiles_are_files_too(self):

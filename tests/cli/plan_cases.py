@@ -285,6 +285,19 @@ class Comparisons(PlanCase):
         self.assertTrue(all(point["hidden_size"] == 128 * point["num_layers"] for point in fit if "refused" not in point))
         self.assertEqual({point["num_layers"] for point in fit if "refused" in point}, {None})
 
+    def test_methods_say_what_they_set(self):
+        config = self.write_config(plan_config())
+        points = {point["method"]: point for point in self.plan(config, "--gpus", 1, "--methods")["points"]}
+        self.assertNotIn("settings", points["as given"])
+        six = points["6 bytes a parameter"]
+        self.assertEqual(six["settings"], ["precision.compute=bf16-pure", "optimizer.type=adamw-8bit",
+                                           "precision.gradients=bf16"])
+        dry = json.loads(self.succeed("train", config, "--dry-run", "--json", "--target", "h100", *overrides(*six["settings"])))
+        self.assertEqual(dry["peak_bytes"], six["peak_bytes"])
+        for arguments in [(config, "--gpus", 1, "--target", "h100"), ("--fit", "h100")]:
+            self.assertIn("\n  3-bit GELU, 8-bit inputs: memory.activation_bits=3, memory.saved_inputs=8\n",
+                          self.succeed("plan", *arguments, "--methods"))
+
     def test_methods_that_save_memory(self):
         page = self.folder / "methods.html"
         of_method = {point["method"]: point for point in self.plan(

@@ -89,7 +89,7 @@ TEST_CASE("The page sums up the run and draws its plots") {
   CHECK(html.find("<dt>Validation loss</dt><dd>0.8750 <small>at step 100</small>") != std::string::npos);
   CHECK(html.find("<dt>Best validation loss</dt><dd>0.7500 <small>at step 50</small>") != std::string::npos);
   CHECK(html.find("<dt>Median throughput</dt><dd>50.1k tok/s</dd>") != std::string::npos);
-  CHECK(html.find("<dt>Median step time</dt><dd>250 ms</dd>") != std::string::npos);
+  CHECK(html.find("<dt>Median step time</dt><dd>0.25 s</dd>") != std::string::npos);
   CHECK(html.find("<dt>Median MFU</dt><dd>40.0%</dd>") != std::string::npos);
   CHECK(html.find("<dt>Peak memory</dt><dd>3.0 GiB</dd>") != std::string::npos);
   CHECK(html.find("<dt>Skipped steps</dt><dd>1</dd>") != std::string::npos);
