@@ -62,4 +62,9 @@ float ProductCheck::worst_distance(const ExpectedProduct& expected, std::byte* s
   return *std::max_element(distances.begin(), distances.end());
 }
 
+std::string why_unserved(const std::string& last_fault) {
+  if (last_fault.empty()) return "cuBLASLt has no algorithm for it on this device";
+  return "all algorithms that cuBLASLt has for it were struck out, the last one because " + last_fault;
+}
+
 }  // namespace gptrain

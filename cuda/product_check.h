@@ -66,4 +66,8 @@ std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float 
   return std::nullopt;
 }
 
+// Why cuBLASLt serves a product by none of its algorithms: it offers none that starts, or `last_fault` was that of the
+// last one that was struck out.
+std::string why_unserved(const std::string& last_fault);
+
 }  // namespace gptrain

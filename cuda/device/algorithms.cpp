@@ -210,6 +210,7 @@ std::optional<Algorithms::Candidate> Algorithms::fastest(Served& served, const L
     return fault_of(served, operands, expected, candidate.algorithm);
   };
   const auto strike = [&](const Candidate& candidate, const std::string& why) {
+    served.fault = why;
     known_.warn(fmt::format("{} ({}): cuBLASLt's {} is not used: {}", served.text, served.name,
                             settings_of(candidate.algorithm).text(), why));
   };
@@ -249,8 +250,8 @@ void Algorithms::settle(Served& served, const std::optional<cublasLtMatmulAlgo_t
   if (served.otherwise.empty()) return;
   known_.keep(served.name, std::string(served.otherwise));
   if (served.otherwise == own_kernel) {
-    known_.warn(fmt::format("cuBLASLt has no algorithm for {} ({}): an own kernel, which is much slower, computes it",
-                            served.text, served.name));
+    known_.warn(fmt::format("{} ({}): {}: an own kernel, which is much slower, computes it", served.text, served.name,
+                            why_unserved(served.fault)));
   }
 }
 
@@ -289,8 +290,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, con
 
 std::vector<Algorithms::Candidate> Algorithms::candidates(Served& served) const {
   std::vector<Candidate> found;
-  for (const auto& result :
-       ask(served, {gpu_product_workspace_bytes, reduction_schemes(served), most_candidates}))
+  for (const auto& result : ask(served, {gpu_product_workspace_bytes, reduction_schemes(served), most_candidates}))
     if (is_allowed(result.algo, result.workspaceSize, served))
       found.push_back({result.algo, std::numeric_limits<float>::infinity()});
   return found;

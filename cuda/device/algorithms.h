@@ -35,6 +35,7 @@ struct Served {
   std::string_view otherwise;                      // own_kernel or apart; empty: nothing takes the library's place
   bool known = false;
   std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: what is there otherwise
+  std::string fault;                              // of the algorithm that was struck out last
 
   // f32 sums, and scales in f32. Errors of these name the product.
   void begin();

@@ -27,9 +27,8 @@ void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t 
 }
 
 [[noreturn]] void refuse(const Served& served) {
-  throw Error(ExitCode::device,
-              "{}: cuBLASLt has no algorithm for it on this device; precision.linears = \"bf16\" does without",
-              served.text);
+  throw Error(ExitCode::device, "{}: {}; precision.linears = \"bf16\" does without", served.text,
+              why_unserved(served.fault));
 }
 
 }  // namespace

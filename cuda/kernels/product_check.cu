@@ -62,14 +62,31 @@ struct AnyFactor {
   }
 };
 
+// What a sum may be off by: `of_magnitudes` of the sum of its terms' magnitudes; and for each term of the depth, what
+// is always cut off towards zero: `of_results` and, where terms are of one sign, `of_products` of the sum.
+struct SumAccuracy {
+  float of_magnitudes, of_results, of_products;
+};
+
+// A tensor core aligns the products of a step and the sum so far to the largest of them, cuts off what lies more than
+// so many bits below that one's first, adds up, and cuts the result off, too. Hopper's (arXiv 2511.10909): 25 bits of
+// the products of f16 and bf16, 16 a step, and 23 of the result; of FP8, where the sum stays in the tensor core, 13
+// bits of both, 32 products a step. What is cut off of products of either sign cancels, but for the surplus of one
+// sign, which is about |sum| / magnitude of them; `of_magnitudes` covers the rest. While a sum of one sign grows evenly
+// to S, its power of two is at most 3/8 S on average. So each of its products loses 3/8 2^-25 S (FP8: 3/8 2^-13 S) at
+// most, and each result 3/8 2^-23 S (3/8 2^-13 S), one in 16 (32) terms. These are the next powers of two. Of a sum of
+// random signs, whose square is about magnitude^2 / depth, they allow hardly more than `of_magnitudes` does.
+constexpr SumAccuracy f32_sums{.of_magnitudes = 0x1p-18F, .of_results = 0x1p-28F, .of_products = 0x1p-26F};
+constexpr SumAccuracy fp8_sums{.of_magnitudes = 0x1p-10F, .of_results = 0x1p-19F, .of_products = 0x1p-14F};
+
 struct TileCheck {
   AnyFactor a, b;
   AnyMatrix bias, c, pre_activation;
   const float* a_scale;
   const float* b_scale;
   int64_t depth;
-  float start;                      // what c held
-  float accuracy;                   // of a sum, against that of its terms' magnitudes
+  float start;  // what c held
+  SumAccuracy accuracy;
   float unit, pre_activation_unit;  // a rounding's, against the number
   ProductEnd end;
 };
@@ -93,6 +110,13 @@ __device__ float distance(float actual, float expected, float allowed) {
   return difference <= 3e38F ? difference / allowed : INFINITY;
 }
 
+__device__ float allowed_of_sum(const TileCheck& check, float sum, float magnitude) {
+  const float one_sided = magnitude > 0 ? fabsf(sum) / magnitude : 0.0F;
+  const float cut_off = static_cast<float>(check.depth) * fabsf(sum) *
+                        (check.accuracy.of_results + check.accuracy.of_products * one_sided);
+  return check.accuracy.of_magnitudes * magnitude + cut_off;
+}
+
 __device__ float element_distance(const TileCheck& check, int64_t row, int64_t col, float sum, float magnitude) {
   constexpr float least = 1e-30F;                 // so that zero is as near as can be
   constexpr float activation_accuracy = 0x1p-8F;  // of one instruction's tanh
@@ -100,7 +124,7 @@ __device__ float element_distance(const TileCheck& check, int64_t row, int64_t c
   if (check.a_scale != nullptr) scale *= *check.a_scale;
   if (check.b_scale != nullptr) scale *= *check.b_scale;
   float value = scale * sum + check.start;
-  float allowed = check.accuracy * fabsf(scale) * magnitude + least;
+  float allowed = fabsf(scale) * allowed_of_sum(check, sum, magnitude) + least;
   if (check.bias.cols > 0) value += check.bias.at(0, col);
   const float actual = check.c.at(row, col);
   if (check.end == ProductEnd::plain) return distance(actual, value, allowed + check.unit * fabsf(value));
@@ -222,8 +246,6 @@ void start_result(const Matrix& result, bool accumulate, Stream stream) {
 }
 
 int64_t compare_tiles(const ExpectedProduct& expected, TileDistance* distances, Stream stream) {
-  // Tensor cores sum FP8 products to 14 bits where they may, and cut off what is below.
-  constexpr float f32_accuracy = 0x1p-18F, fp8_accuracy = 0x1p-10F;
   const Product& product = expected.product;
   const TileCheck check{.a = AnyFactor(product.a, !product.a_transposed),
                         .b = AnyFactor(product.b, product.b_transposed),
@@ -234,7 +256,7 @@ int64_t compare_tiles(const ExpectedProduct& expected, TileDistance* distances, 
                         .b_scale = expected.b_scale,
                         .depth = product.depth(),
                         .start = product.accumulate ? start_of_sum(product.c.dtype) : 0.0F,
-                        .accuracy = is_fp8(product.a.dtype) ? fp8_accuracy : f32_accuracy,
+                        .accuracy = is_fp8(product.a.dtype) ? fp8_sums : f32_sums,
                         .unit = unit_of(product.c.dtype),
                         .pre_activation_unit = unit_of(expected.pre_activation.dtype),
                         .end = expected.end};

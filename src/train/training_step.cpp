@@ -6,16 +6,15 @@
 #include <exception>
 #include <utility>
 
-#include "base/philox.h"
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
+#include "train/arena_fill.h"
 #include "train/choosing_pass.h"
 
 namespace gptrain {
 namespace {
 
 constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
-constexpr int64_t fill_bytes = int64_t{4} << 20;
 
 }  // namespace
 
@@ -135,28 +134,13 @@ std::array<std::byte*, num_memory_classes> TrainingStep::arena_starts() const {
   return starts;
 }
 
-void TrainingStep::fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern) {
-  const auto most = static_cast<int64_t>(pattern.size());
-  for (int64_t first = 0; first < bytes; first += most)
-    backend_.upload(buffer + first, pattern.data(), std::min(most, bytes - first));
-}
-
-void TrainingStep::zero(std::byte* buffer, int64_t bytes) {
-  fill(buffer, bytes, std::vector<std::byte>(static_cast<size_t>(std::min(bytes, fill_bytes))));
-}
-
 void TrainingStep::choose_algorithms() {
-  // Numbers of either sign in [0.5, 2), as bf16, f16 and f32, and none that is not finite as FP8: on zeros a product
-  // can be faster than it is in a run.
-  std::vector<std::byte> pattern(fill_bytes);
-  for (size_t i = 0; i < pattern.size(); i += 2) {
-    const uint32_t word = philox({1, 2}, {static_cast<uint32_t>(i), 0, 0, 0})[0];
-    pattern[i] = static_cast<std::byte>(word & 0xbf);
-    pattern[i + 1] = static_cast<std::byte>((word & 0x100) != 0 ? 0x3f : 0xbf);
-  }
+  if (backend_.algorithms().empty()) return;
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
-                              MemoryClass::activations, MemoryClass::workspace})
-    fill(arena(c), arenas_[static_cast<size_t>(c)]->bytes(), pattern);
+                              MemoryClass::activations, MemoryClass::workspace}) {
+    const int64_t bytes = arenas_[static_cast<size_t>(c)]->bytes();
+    fill_memory(backend_, copies_.get(), arena(c), bytes, numbers_for_products(static_cast<uint32_t>(c), bytes));
+  }
   ComputeOnly compute_only;
   NoTokens source(model_->shape());
   backend_.set_choosing(true);
@@ -169,7 +153,7 @@ void TrainingStep::choose_algorithms() {
 void TrainingStep::clear_state() {
   groups_.wait_all();
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
-    zero(arena(c), arenas_[static_cast<size_t>(c)]->bytes());
+    zero_memory(backend_, copies_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
 // A chunk of at most upload_chunk_elements, rounded to nearest where the piece's weights are bf16.

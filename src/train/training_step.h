@@ -59,7 +59,8 @@ class TrainingStep {
   MemoryPlan taken() const;
 
   // Finds the algorithms of all products of a step and of an evaluation that the backend has a choice for, by timing
-  // them on these arenas, which hold anything afterwards. Before anything else; collective as a step is.
+  // them on these arenas, which hold anything afterwards; nothing where it has none. Before anything else; collective as
+  // a step is.
   void choose_algorithms();
   // Initial weights, zero optimizer state, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
@@ -117,9 +118,6 @@ class TrainingStep {
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
   std::array<std::byte*, num_memory_classes> arena_starts() const;
   void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
-  void zero(std::byte* buffer, int64_t bytes);
-  // Writes the pattern over the buffer, as often as it fits.
-  void fill(std::byte* buffer, int64_t bytes, const std::vector<std::byte>& pattern);
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;

@@ -15,6 +15,7 @@
 #include "kernels/elements.h"
 #include "known_algorithms.h"
 #include "product_check.h"
+#include "tensor_core.h"
 
 using namespace gptrain;
 
@@ -241,6 +242,72 @@ TEST_CASE("FP8 products are checked with their scales", "[long]") {
   CHECK(holds(check.fault(expected, Matrix(), run, scratch), "times what rounding explains"));
 }
 
+namespace {
+
+// A product as tensor cores sum it. Its diagonal is of one sign where the factors hold the same numbers.
+struct OnTensorCores {
+  static constexpr int64_t side = 40;
+  const testing::TensorCore& core;
+  int64_t depth;
+  Held a, b, c;
+  alignas(8) std::byte scratch[product_check_bytes];
+  const float one = 1;
+
+  OnTensorCores(const testing::TensorCore& core_, DType factors, DType result, int64_t depth_, bool same_numbers)
+      : core(core_),
+        depth(depth_),
+        a(factors, side, depth, 1),
+        b(factors, side, depth, same_numbers ? 1 : 2),
+        c(result, side, side, 3) {}
+
+  double at(const Held& factor, int64_t row, int64_t k) const {
+    const int64_t place = row * depth + k;
+    if (factor.matrix.dtype == DType::bf16) return static_cast<double>(to_float(factor.matrix.as<bf16>()[place]));
+    return static_cast<double>(to_float(factor.matrix.as<f8e4m3>()[place]));
+  }
+  // What the check says of the product without the last `left_out` terms.
+  std::string fault(int64_t left_out = 0) {
+    std::vector<float> sums;
+    for (int64_t row = 0; row < side; ++row) {
+      for (int64_t col = 0; col < side; ++col) {
+        const auto from_a = [&](int64_t k) { return at(a, row, k); };
+        const auto from_b = [&](int64_t k) { return at(b, col, k); };
+        sums.push_back(testing::tensor_core_sum(core, depth - left_out, from_a, from_b));
+      }
+    }
+    const auto run = [&] {
+      for (size_t i = 0; i < sums.size(); ++i) c.set(static_cast<int64_t>(i), sums[i]);
+    };
+    ExpectedProduct expected{
+        .product = {.a = a.matrix, .b = b.matrix, .bias = {}, .c = c.matrix, .b_transposed = true}};
+    if (a.matrix.dtype == DType::f8e4m3) expected.a_scale = expected.b_scale = &one;
+    return check.fault(expected, Matrix(), run, scratch);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what tensor cores cut off of sums of random signs is no fault, and a step that is left out is", "[long]") {
+  for (const int64_t depth : {1600, 6400}) {
+    OnTensorCores in_fp8(testing::tensor_core_fp8, DType::f8e4m3, DType::bf16, depth, false);
+    CHECK(in_fp8.fault().empty());
+    CHECK(holds(in_fp8.fault(testing::tensor_core_fp8.products_of_step), "times what rounding explains"));
+    OnTensorCores in_bf16(testing::tensor_core_16_bit, DType::bf16, DType::f32, depth, false);
+    CHECK(in_bf16.fault().empty());
+    CHECK(holds(in_bf16.fault(1), "times what rounding explains"));
+  }
+}
+
+TEST_CASE("what tensor cores cut off of sums of one sign is no fault", "[long]") {
+  for (const int64_t depth : {1600, 6400}) {
+    CHECK(OnTensorCores(testing::tensor_core_fp8, DType::f8e4m3, DType::bf16, depth, true).fault().empty());
+    CHECK(OnTensorCores(testing::tensor_core_fp8, DType::f8e4m3, DType::f32, depth, true).fault().empty());
+    OnTensorCores in_bf16(testing::tensor_core_16_bit, DType::bf16, DType::f32, depth, true);
+    CHECK(in_bf16.fault().empty());
+    CHECK(holds(in_bf16.fault(1), "times what rounding explains"));
+  }
+}
+
 TEST_CASE("the fastest sound candidate is used, and those before it are struck out by name") {
   Operands operands;
   int runs_of_unsteady = 0;
@@ -273,6 +340,13 @@ TEST_CASE("the fastest sound candidate is used, and those before it are struck o
   const auto none = fastest_sound(std::vector<Candidate>{candidates[2]}, 0.98F, fault_of, strike);
   CHECK_FALSE(none.has_value());
   CHECK(struck.size() == 1);
+}
+
+TEST_CASE("a product that no algorithm serves says whether there is none, or all were struck out and why the last") {
+  CHECK(holds(why_unserved(""), "has no algorithm"));
+  const std::string why = why_unserved("it gives other bits when it runs again");
+  CHECK(holds(why, "all algorithms that cuBLASLt has for it were struck out"));
+  CHECK(holds(why, "it gives other bits when it runs again"));
 }
 
 namespace {

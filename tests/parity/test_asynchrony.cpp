@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include "model_fixture.h"
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
+#include "train/arena_fill.h"
 #include "train/plan_step.h"
 #include "train/run_state.h"
 #include "train/state_snapshot.h"
@@ -387,6 +389,93 @@ TEST_CASE("what cannot be pinned is refused with its size and the key that asks 
         "memory.offload_activations: cannot pin 1.0 PiB of the host's memory");
   CHECK(refusal([&] { StateSnapshot(*backend, bytes); }) ==
         "checkpoint.asynchronous: cannot pin 1.0 PiB of the host's memory");
+}
+
+namespace {
+
+// Counts what is uploaded, and looks at all memory when algorithms are to be chosen.
+class ChoosingBackend final : public ForwardingBackend {
+ public:
+  static constexpr size_t looked_at = 4096;
+
+  using ForwardingBackend::ForwardingBackend;
+  std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override {
+    auto memory = inner_.allocate(bytes);
+    if (memory->bytes() >= static_cast<int64_t>(looked_at)) memory_.push_back(memory->data());
+    return memory;
+  }
+  void upload(void* device, const void* host, int64_t bytes) override {
+    uploaded += bytes;
+    inner_.upload(device, host, bytes);
+  }
+  std::string algorithms() const override { return has_choice ? inner_.algorithms() : ""; }
+  void set_choosing(bool choosing) override {
+    inner_.set_choosing(choosing);
+    for (const std::byte* memory : memory_) {
+      if (!choosing) continue;
+      found.emplace_back(looked_at);
+      inner_.download(found.back().data(), memory, looked_at);
+    }
+  }
+
+  bool has_choice = true;
+  int64_t uploaded = 0;
+  std::vector<std::vector<std::byte>> found;
+
+ private:
+  std::vector<const std::byte*> memory_;
+};
+
+bool is_filled(const std::vector<std::byte>& memory) {
+  return std::ranges::all_of(memory, [i = 0](std::byte byte) mutable {
+    return (byte & std::byte{0x40}) == std::byte{0} && (i++ % 2 == 0 || (byte & std::byte{0x3f}) == std::byte{0x3f});
+  });
+}
+
+}  // namespace
+
+TEST_CASE("algorithms are chosen on other numbers in each arena, and nothing is filled where there is no choice") {
+  const RunConfig config = small_config(Family::gpt2, {"batch.micro=2"});
+  const auto device = make_cuda_backend(0);
+  ChoosingBackend backend(*device);
+  OneRank rank(config);
+  TrainingStep step(plan_step(config, backend.target()).design, backend, rank.groups);
+  backend.uploaded = 0;
+  backend.has_choice = false;
+  step.choose_algorithms();
+  CHECK(backend.uploaded == 0);
+  CHECK(backend.found.empty());
+  backend.has_choice = true;
+  step.choose_algorithms();
+  std::vector<std::vector<std::byte>> filled;
+  std::ranges::copy_if(backend.found, std::back_inserter(filled), is_filled);
+  CHECK(filled.size() >= 3);  // weights, activations, workspace
+  std::ranges::sort(filled);
+  CHECK(std::ranges::adjacent_find(filled) == filled.end());
+}
+
+TEST_CASE("memory is filled by one upload and the device's own copies") {
+  const auto device = make_cuda_backend(0);
+  ChoosingBackend backend(*device);
+  const auto copies = backend.make_side_queue();
+  const std::vector<std::byte> pattern = numbers_for_products(1, 1002);
+  constexpr int64_t bytes = 50'003, guard = 16;
+  const auto memory = backend.allocate(bytes + guard);
+  zero_memory(backend, copies.get(), memory->data(), memory->bytes());
+  backend.uploaded = 0;
+  fill_memory(backend, copies.get(), memory->data(), bytes, pattern);
+  CHECK(backend.uploaded == std::ssize(pattern));
+  std::vector<std::byte> found(bytes + guard);
+  backend.download(found.data(), memory->data(), std::ssize(found));
+  for (size_t i = 0; i < found.size(); ++i)
+    REQUIRE(found[i] == (i < bytes ? pattern[i % pattern.size()] : std::byte{0}));
+  backend.uploaded = 0;
+  const auto large = backend.allocate(int64_t{40} << 20);
+  zero_memory(backend, copies.get(), large->data(), large->bytes());
+  CHECK(backend.uploaded <= int64_t{4} << 20);
+  found.resize(static_cast<size_t>(large->bytes()));
+  backend.download(found.data(), large->data(), large->bytes());
+  CHECK(std::ranges::count(found, std::byte{0}) == large->bytes());
 }
 
 }  // namespace test_asynchrony
