@@ -109,7 +109,7 @@ class CliCase(unittest.TestCase):
     def succeed(self, *arguments):
         """Standard output of a command that must finish without a fault."""
         result = self.run_gptrain(*arguments)
-        self.assertEqual(result.code, FINISHED, f"{arguments}: {result.err}")
+        self.assertEqual(result.code, FINISHED, f"{arguments}: {result.err}\n{result.out[-2000:]}")
         return result.out
 
     def refuse(self, code, messages, *arguments):

@@ -2,12 +2,16 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/backend.h"
 #include "same_outcomes.h"
 #include "train/plan_step.h"
+#include "wrappers.h"
 
 namespace test_projection {
 
@@ -99,6 +103,43 @@ TEST_CASE("the estimated gradients are unbiased, and all others exact") {
       CHECK(ratio < 1.8);
       CHECK(spread.at(name) / seeds > 0.05 * squared_length(e));  // it is an estimate
     }
+  }
+}
+
+namespace {
+
+using Keys = std::set<std::pair<uint32_t, uint32_t>>;
+
+// Notes the key of each projection.
+class KeyRecorder final : public ForwardingBackend {
+ public:
+  KeyRecorder(Backend& inner, Keys& keys) : ForwardingBackend(inner), keys_(keys) {}
+
+  using ForwardingBackend::run;
+  void run(const ProjectionMatrix& op) override { note(op.key, op); }
+  void run(const SampleRows& op) override { note(op.key, op); }
+
+ private:
+  template <typename Op>
+  void note(const PhiloxKey& key, const Op& op) {
+    keys_.insert({key.k0, key.k1});
+    ForwardingBackend::run(op);
+  }
+
+  Keys& keys_;
+};
+
+}  // namespace
+
+TEST_CASE("each linear of each layer has a projection of its own") {
+  for (const char* kind : {"gauss", "rademacher", "dct", "rows"}) {
+    const RunConfig config = config_of({1, 1, {}}, {projected(kind, 0.4)});
+    Keys keys;
+    const Wrapping recording{
+        .backend = [&](int64_t, Backend& inner) { return std::make_unique<KeyRecorder>(inner, keys); }};
+    train_on_ranks(config, 1, 2, nullptr, 0, recording);
+    INFO(kind);
+    CHECK(std::ssize(keys) == 3 * config.model.num_layers);
   }
 }
 
