@@ -39,7 +39,7 @@ SANITIZED = {"linear_forward": 12, "linear_backward_input": 8, "linear_backward_
 SANITIZER_FOUND = 99
 # racecheck takes the barriers of the libraries' warp-group products for races, so it looks at kernels of our namespace
 # only; memcheck reports calls that the libraries make and whose failure they handle, so it reports no calls.
-SANITIZER_LIMITS = {"racecheck": ["--kernel-regex", "kns=gptrain"], "memcheck": ["--report-api-errors", "no"]}
+SANITIZER_LIMITS = {"racecheck": ["--kernel-name", "kns=gptrain"], "memcheck": ["--report-api-errors", "no"]}
 STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
 # Those of tools/gpu_roofline.py, with which a profile is compared.
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
@@ -197,6 +197,11 @@ def memory(options, rows, folder):
         return not wrong
     rows.add("memory beside the arenas (context, modules, libraries)", f"{(samples[-1] - before - arenas) / 2**20:.0f}",
              "MiB")
+    file, eager = write_config(folder, case, case.micro_batches()[0], options.device, "all-kernels"), []
+    train_steps(options.gptrain, file, STEADY_FROM_STEP, options.seconds, variables={"CUDA_MODULE_LOADING": "EAGER"},
+                after_step=lambda step: eager.append(used_memory()))
+    beside = ((eager[-1] or 0) - before - arenas) >> 20
+    rows.add("memory beside the arenas, kernels loaded at the start", f"{beside}", "MiB", "as of several ranks")
     late = samples[STEADY_FROM_STEP - 1:]
     print("taken after each step, MiB:", *(sample >> 20 for sample in samples))
     growth = (max(late) - min(late)) >> 20

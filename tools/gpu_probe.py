@@ -79,6 +79,22 @@ int main(int count_of_arguments, char** arguments) {
 }
 """
 
+LIBRARIES_MEMORY = r"""
+#include <cstdio>
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <cudnn.h>
+int main() {
+  cublasLtHandle_t products;
+  cudnnHandle_t attention;
+  size_t free = 0, total = 0;
+  if (cudaFree(nullptr) != cudaSuccess) return 77;
+  if (cublasLtCreate(&products) != CUBLAS_STATUS_SUCCESS || cudnnCreate(&attention) != CUDNN_STATUS_SUCCESS) return 1;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return 1;
+  std::printf("%zu MiB free of %zu MiB", free >> 20, total >> 20);
+}
+"""
+
 
 def run(*command):
     """(exit status or None, output)"""
@@ -198,17 +214,9 @@ class Probe:
     def kernel(self, nvcc, compiler, found, folder, available):
         """Whether what nvcc makes of a kernel runs here, and how fast pinned memory is had and copied: of 4 GiB, or of
         a quarter of the host's available bytes where that is less."""
-        source, program = folder / "kernel.cu", folder / "kernel"
-        source.write_text(KERNEL, encoding="utf-8")
-        capability = ask_nvidia_smi("compute_cap")
-        arch = f"sm_{capability.replace('.', '')}" if capability else "sm_90"
-        library = Path(found["cudart"][1]) if "cudart" in found else None
-        include = ["-isystem", found["cudart"][0]] if library and found["cudart"][0] else []
-        place = ["-L", library.parent, "-Xlinker", f"-rpath,{library.parent}"] if library else []
-        status, output = run(nvcc, f"-arch={arch}", "-std=c++20", "-cudart", "shared", "-ccbin", compiler, *include,
-                             *place, source, "-o", program)
-        if not self.require(f"nvcc compiles for {arch}", status == 0, "yes" if status == 0 else
-                            " ".join(output.split())[-200:]):
+        program = folder / "kernel"
+        arch, why_not = self.compile(nvcc, compiler, found, KERNEL, program, ("cudart",))
+        if not self.require(f"nvcc compiles for {arch}", why_not is None, why_not or "yes"):
             return
         status, output = run(program, min(MOST_PINNED_BYTES, available // 4))
         *measured, output = output.splitlines() or [""]
@@ -222,6 +230,35 @@ class Probe:
             self.rows.add("a kernel runs", "", mark=output[:80], status="pass" if status == 0 else "fail")
             if status != 0:
                 self.missing.append("a GPU that runs what this nvcc makes")
+
+    def libraries_memory(self, nvcc, compiler, found, folder):
+        """What is left of the device's memory once the libraries of a step have been started."""
+        name, program = "memory of the device with cuBLASLt and cuDNN", folder / "libraries"
+        _, why_not = self.compile(nvcc, compiler, found, LIBRARIES_MEMORY, program, ("cudart", "cublasLt", "cudnn"))
+        status, output = (None, why_not) if why_not else run(program)
+        if status == 0:
+            self.note(name, output)
+        else:
+            why_not = "there is no GPU" if status == 77 else f"exit {status}: {output.strip()}"
+            print(f"{name}: skipped: {why_not}")
+            self.rows.add(name, "", mark=why_not[:60], status="skipped")
+
+    @staticmethod
+    def compile(nvcc, compiler, found, text, program, libraries):
+        """(the architecture, None or what nvcc said as it failed)"""
+        source = program.with_suffix(".cu")
+        source.write_text(text, encoding="utf-8")
+        capability = ask_nvidia_smi("compute_cap")
+        arch = f"sm_{capability.replace('.', '')}" if capability else "sm_90"
+        places = []
+        for name in libraries:
+            include, library = found.get(name, ("", ""))
+            places += ["-isystem", include] if include else []
+            places += ["-L", Path(library).parent, "-Xlinker", f"-rpath,{Path(library).parent}"] if library else []
+            places += ["-Xlinker", library] if library and name != "cudart" else []
+        status, output = run(nvcc, f"-arch={arch}", "-std=c++20", "-cudart", "shared", "-ccbin", compiler, source,
+                             *places, "-o", program)
+        return arch, None if status == 0 else " ".join(output.split())[-200:]
 
 
 def main():
@@ -241,6 +278,7 @@ def main():
         probe.headers(compiler, folder, list(dict.fromkeys(include for include, _ in found.values() if include)))
         if nvcc:
             probe.kernel(nvcc, compiler, found, folder, available)
+            probe.libraries_memory(nvcc, compiler, found, folder)
     for package in ("torch", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cudnn-frontend"):
         try:
             probe.note(f"Python package {package}", importlib.metadata.version(package))

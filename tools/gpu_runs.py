@@ -4,6 +4,7 @@ A run of the benches trains on a corpus of exactly one global batch, so every st
 whatever the order of the samples: the losses of two programs that start from the same weights can be compared.
 """
 import json
+import os
 import queue
 import re
 import subprocess
@@ -181,13 +182,14 @@ class Trained:
     printed: list
 
 
-def train_steps(gptrain, file, steps, seconds, *arguments, after_step=lambda step: None):
+def train_steps(gptrain, file, steps, seconds, *arguments, after_step=lambda step: None, variables=None):
     """Trains that many steps and ends the run there, for one that ends by itself saves a checkpoint, which for a large
     model takes longer than the steps. Calls after_step(step) after each. Throws RunFailed if the steps are not done
-    after `seconds`."""
+    after `seconds`. `variables`: of the environment, beside those of this process."""
     end = Deadline(seconds)
     process = subprocess.Popen([gptrain, "train", file, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               env=os.environ | (variables or {}))
     printed, rate, done = [], None, 0
     lines = lines_of(process.stdout)
     try:

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "cli/commands.h"
+#include "cli/environment.h"
 #include "cli/option_checks.h"
 #include "comm/agree.h"
 #include "comm/bench.h"
@@ -138,6 +139,7 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
 void bench_comm(CommArguments& arguments) {
   arguments.options.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
   const Launch launch = find_launch();
+  load_kernels_at_start(launch.size > 1 ? launch.size : arguments.ranks > 0 ? arguments.ranks : 2);
   if (launch.size > 1) {
     if (arguments.ranks > 0)
       throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments.ranks,

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <unistd.h>
 
+#include "comm/device_groups.h"
+
 namespace gptrain {
 namespace {
 
@@ -16,6 +18,10 @@ constexpr const char* device_queues = "32";
 }  // namespace
 
 void give_streams_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", device_queues, 0); }
+
+void load_kernels_at_start(int64_t ranks) {
+  if (ranks > 1 && has_device_links()) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
 
 void shorten_openmp_spinning(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;

@@ -14,6 +14,7 @@
 #include "base/output.h"
 #include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/environment.h"
 #include "cli/option_checks.h"
 #include "comm/bootstrap.h"
 #include "config/elastic.h"
@@ -399,6 +400,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     }
     TrainOptions options;
     options.ranks = std::max<int64_t>(arguments->ranks, 1);
+    load_kernels_at_start(std::max<int64_t>(launch.size, options.ranks));
     if (*resume) options.resume = arguments->resume;
     if (*init) options.init_from = arguments->init_from;
     if (*steps) options.steps = arguments->steps;

@@ -5,14 +5,18 @@
 namespace gptrain {
 namespace {
 
-// Runs `work`, waits for it on the device, and writes down when it ran.
+// Runs `work`, waits for it on the device, and writes down when it ran. `clock`: the device's, where `work` is among
+// its ops, so that what the host takes to start it and to wait for it does not count; null: the host's.
 template <typename Work>
-void log_timed(Backend& backend, EventLog& log, Event event, const Work& work) {
+void log_timed(Backend& backend, EventLog& log, Event event, const Work& work, SideQueue* clock = nullptr) {
+  constexpr int start = 0, end = 1;
   backend.synchronize();
   event.start_seconds = steady_seconds();
+  if (clock != nullptr) clock->time_ops(start);
   work();
+  if (clock != nullptr) clock->time_ops(end);
   backend.synchronize();
-  event.end_seconds = steady_seconds();
+  event.end_seconds = clock != nullptr ? event.start_seconds + clock->seconds_between(start, end) : steady_seconds();
   log.add(std::move(event));
 }
 
@@ -65,7 +69,9 @@ class TimedSideQueue final : public SideQueue {
 
 template <typename Op>
 void TimedBackend::run_timed(const Op& op) {
-  log_timed(inner_, log_, op_event(op, footprint(op, inner_.target())), [&] { inner_.run(op); });
+  if (!clock_) clock_ = inner_.make_side_queue();
+  log_timed(
+      inner_, log_, op_event(op, footprint(op, inner_.target())), [&] { inner_.run(op); }, clock_.get());
 }
 
 #define GPTRAIN_INSTANTIATE_TIMED(Op) template void TimedBackend::run_timed(const Op& op);

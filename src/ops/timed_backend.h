@@ -15,7 +15,8 @@ namespace gptrain {
 
 // While the log is off, an op costs one branch more and nothing is allocated. While it is on, the device is waited for
 // before and after every op and copy, those of the backend's side queues too, so what a device does beside the host or
-// in several queues no longer overlaps; results are the same bits.
+// in several queues no longer overlaps; results are the same bits. An op's time is by the clock of a device that has
+// its own memory, else and of copies by the host's.
 class TimedBackend final : public Backend {
  public:
   TimedBackend(Backend& inner, EventLog& log) : inner_(inner), log_(log) {}  // both borrowed
@@ -54,6 +55,7 @@ class TimedBackend final : public Backend {
 
   Backend& inner_;
   EventLog& log_;
+  std::unique_ptr<SideQueue> clock_;  // null until an op is timed, and where the device's memory is the host's
 };
 
 }  // namespace gptrain

@@ -53,7 +53,8 @@ T narrow(float value) {
   }
 }
 
-// Memory of the device full of numbers in (-1, 1].
+// Memory of the device full of numbers in (-1, 1], other ones in each pool: where two operands of a product hold the
+// same, sums are of one sign, which tensor cores round worst.
 class Pool {
  public:
   Pool(Runtime& runtime, int64_t bytes, DType dtype = DType::bf16) : memory_(runtime.allocate(bytes)) {
@@ -76,9 +77,11 @@ class Pool {
  private:
   template <typename T>
   void fill(Runtime& runtime, int64_t bytes) {
-    std::vector<T> values(8 * mebibyte - 5);  // a number that no width divides
+    static uint32_t pools = 0;
+    const PhiloxKey key{++pools, sizeof(T)};
+    std::vector<T> values(8 * mebibyte - 15);  // a prime
     for (size_t i = 0; i < values.size(); ++i)
-      values[i] = narrow<T>(2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i), 0, 0, 0})[0]) - 1);
+      values[i] = narrow<T>(2 * uniform_open_closed(philox(key, {static_cast<uint32_t>(i), 0, 0, 0})[0]) - 1);
     const auto most = static_cast<int64_t>(values.size() * sizeof(T));
     for (int64_t first = 0; first < bytes; first += most)
       runtime.upload(memory_->data() + first, values.data(), std::min(most, bytes - first));

@@ -137,7 +137,7 @@ class Probe(unittest.TestCase):
 
 class Parts(unittest.TestCase):
     def test_sanitizers_leave_the_libraries_kernels_and_calls_alone(self):
-        for tool, limits in (("racecheck", "--kernel-regex kns=gptrain"), ("memcheck", "--report-api-errors no")):
+        for tool, limits in (("racecheck", "--kernel-name kns=gptrain"), ("memcheck", "--report-api-errors no")):
             with self.subTest(tool=tool), tempfile.TemporaryDirectory() as scratch:
                 write(Path(scratch) / "compute-sanitizer", "#!/bin/sh\necho \"$@\"\n", executable=True)
                 done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_check_parts.py", "sanitize", "test_ops",
@@ -152,6 +152,17 @@ class Parts(unittest.TestCase):
         started = set(re.findall(r'"\$folder/(tests/[^"]+)"', script))
         self.assertIn("tests/parallel/test_cuda_ranks", started)
         self.assertLessEqual(started, built)
+
+    def test_steps_run_with_variables_of_their_own(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            program = write(folder / "gptrain", f"#!/bin/sh\necho \"$CUDA_MODULE_LOADING\" >{folder}/value\n"
+                            f"echo '{{}}' >{folder}/metrics.jsonl\necho 'step 1'\n", executable=True)
+            config = write(folder / "config.json", f'{{"run": {{"out": "{folder}"}}}}')
+            code = (f"from pathlib import Path; from gpu_runs import train_steps; train_steps('{program}', "
+                    f"Path('{config}'), 1, 20, variables={{'CUDA_MODULE_LOADING': 'EAGER'}})")
+            subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools", check=True)
+            self.assertEqual((folder / "value").read_text(encoding="utf-8"), "EAGER\n")
 
     def test_what_has_marks_comes_early_in_stage_b(self):
         script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")

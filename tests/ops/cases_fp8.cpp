@@ -7,6 +7,7 @@
 
 #include "base/fp8.h"
 #include "harness.h"
+#include "tensor_core.h"
 
 namespace gptrain::ops_test::cases_fp8 {
 namespace {
@@ -162,22 +163,26 @@ void product_case(Trial& trial, const ProductCase& p, const Format& of_a, const 
   std::vector<double> expected = p.accumulate ? c.values() : std::vector<double>(static_cast<size_t>(p.m * p.n));
   trial.run(ScaledProduct{a.matrix(), b.matrix(), a_scale.matrix(), b_scale.matrix(), p.bias ? bias.matrix() : Matrix(),
                           c.matrix(), p.accumulate});
-  double most = 0;
+  double most = 0, most_cut_off = 0;
   for (int64_t row = 0; row < p.m; ++row) {
     for (int64_t col = 0; col < p.n; ++col) {
+      const auto of_row = [&](int64_t k) { return of_a.signed_value(static_cast<int>(a.at(row, k))); };
+      const auto of_col = [&](int64_t k) { return of_b.signed_value(static_cast<int>(b.at(col, k))) * 0x1p-12; };
       double sum = 0, size = 0;
       for (int64_t k = 0; k < p.k; ++k) {
-        const double term = of_a.signed_value(static_cast<int>(a.at(row, k))) *
-                            of_b.signed_value(static_cast<int>(b.at(col, k))) * 0x1p-12;
-        sum += term;
-        size += std::abs(term);
+        sum += of_row(k) * of_col(k);
+        size += std::abs(of_row(k) * of_col(k));
       }
+      const float on_tensor_cores = testing::tensor_core_sum(testing::tensor_core_fp8, p.k, of_row, of_col);
+      most_cut_off = std::max(most_cut_off, std::abs(static_cast<double>(on_tensor_cores) - sum));
       expected[static_cast<size_t>(row * p.n + col)] += sum + (p.bias ? bias.at(0, col) : 0);
       most = std::max(most, size);
     }
   }
-  // Tensor cores keep 14 bits of a sum of FP8 products, of those that they add up at once.
-  trial.expect_near("c", c, expected, 0x1p-13 * most);
+  // Tensor cores keep 13 bits below the first of the largest addend, and cut off the rest of each product and sum.
+  const double bound = 0x1p-11 * most;
+  trial.expect_near("c", c, expected, bound);
+  trial.expect_true(most_cut_off <= bound, "what tensor cores cut off is within the bound");
 }
 
 double relative_distance(const Operand& actual, const std::vector<double>& reference) {

@@ -1,6 +1,7 @@
 // The host a step ahead of the device: on the host harness, whose queues run late, early, or in between.
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "differences.h"
 #include "host/device_queues.h"
 #include "model_fixture.h"
+#include "ops/timed_backend.h"
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
 #include "train/arena_fill.h"
@@ -476,6 +479,40 @@ TEST_CASE("memory is filled by one upload and the device's own copies") {
   found.resize(static_cast<size_t>(large->bytes()));
   backend.download(found.data(), large->data(), large->bytes());
   CHECK(std::ranges::count(found, std::byte{0}) == large->bytes());
+}
+
+namespace {
+
+// Where the host is slow to see that a device is ready.
+class SlowToWait final : public ForwardingBackend {
+ public:
+  static constexpr auto delay = std::chrono::milliseconds(20);
+
+  using ForwardingBackend::ForwardingBackend;
+  void synchronize() override {
+    ForwardingBackend::synchronize();
+    std::this_thread::sleep_for(delay);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a profiled op's time is the device's, without what the host takes to wait for it") {
+  const auto device = make_cuda_backend(0);
+  SlowToWait slow(*device);
+  EventLog log;
+  TimedBackend backend(slow, log);
+  const auto memory = backend.allocate(4096);
+  zero_memory(backend, nullptr, memory->data(), memory->bytes());
+  log.start();
+  backend.run(Cast{.from = Matrix(memory->data(), DType::f32, 1, 256),
+                   .to = Matrix(memory->data() + 2048, DType::bf16, 1, 256)});
+  log.stop();
+  const std::vector<Event> events = log.take(log.end());
+  REQUIRE(events.size() == 1);
+  const double seconds = events[0].end_seconds - events[0].start_seconds;
+  CHECK(seconds > 0);
+  CHECK(seconds < std::chrono::duration<double>(SlowToWait::delay).count());
 }
 
 }  // namespace test_asynchrony
