@@ -195,7 +195,7 @@ TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO st
   CHECK(first_difference(rounded.state, run(0, "precision.reduce=fp32").state) != "");
 }
 
-TEST_CASE("methods that save memory take what is planned on the device, and have the bits of keeping all") {
+TEST_CASE("methods that save memory take what is planned on the device, and have the bits of keeping all", "[methods]") {
   require_device();
   const Target target = make_cuda_backend(0)->target();
   for (const MethodCase& method : method_cases()) {
