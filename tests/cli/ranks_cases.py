@@ -95,7 +95,7 @@ class Threads(CliCase):
                 planned = self.succeed("train", config, "--dry-run", *arguments)
                 planned = [line.strip() for line in planned[planned.index("Does not fit"):].split("\n\n")[0].splitlines()]
                 self.assertGreater(len(planned), 4)
-                self.assertTrue(any(line.startswith("batch.micro = 32 instead of 64: ") for line in planned), planned)
+                self.assertTrue(any(line.startswith("batch.micro = 1 instead of 64: ") for line in planned), planned)
                 error = self.refuse(DEVICE, "Does not fit", "train", config, *arguments)
                 name = rf"rank {largest} \(.*\): " if largest > 0 else ""
                 self.assertRegex(error, rf"^gptrain: {name}Does not fit: ")
