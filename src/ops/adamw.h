@@ -42,9 +42,11 @@ class AdamMoments {
 
   // Of the scaled gradient g; m and v become those after the update.
   GPTRAIN_FORMULA float direction(float g, float& m, float& v) const {
-    m = beta1_ * m + one_minus_beta1_ * g;
-    v = beta2_ * v + one_minus_beta2_ * g * g;
-    return m * inverse_correction1_ / (sqrtf(v * inverse_correction2_) + eps_);
+    const float next_m = beta1_ * m + one_minus_beta1_ * g;
+    const float next_v = beta2_ * v + one_minus_beta2_ * g * g;
+    m = next_m;
+    v = next_v;
+    return next_m * inverse_correction1_ / (sqrtf(next_v * inverse_correction2_) + eps_);
   }
 
  private:

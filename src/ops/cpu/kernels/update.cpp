@@ -8,8 +8,10 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
+// Formulas are taken by value: what is stored might change one that is elsewhere, whose numbers would be loaded for each
+// element again.
 template <bool has_weights, typename Formula, typename G, typename C, typename... Columns>
-void update_masters(const Formula& formula, const G* gradients, float* master, C* weights, int64_t count,
+void update_masters(const Formula formula, const G* gradients, float* master, C* weights, int64_t count,
                     Columns*... columns) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -20,7 +22,7 @@ void update_masters(const Formula& formula, const G* gradients, float* master, C
 }
 
 template <typename Formula, typename G, typename... Columns>
-void update_rounding(const Formula& formula, const G* gradients, bf16* weights, const uint32_t* words, int64_t count,
+void update_rounding(const Formula formula, const G* gradients, bf16* weights, const uint32_t* words, int64_t count,
                      Columns*... columns) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -158,7 +160,7 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
 }
 
 template <typename Formula, typename C, typename... Columns>
-void measure(const Formula& formula, const float* gradients, const C* weights, int64_t count, double* sums,
+void measure(const Formula formula, const float* gradients, const C* weights, int64_t count, double* sums,
              const Columns*... columns) {
   double of_weights = 0, of_measured = 0;
 #pragma omp simd reduction(+ : of_weights, of_measured)
