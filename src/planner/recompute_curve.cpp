@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "planner/simulate_step.h"
-#include "train/offload_plan.h"
 #include "train/recompute_plan.h"
 
 namespace gptrain {
@@ -83,14 +82,8 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     add_curve(forecast.without_offload, "optimal", alone);
   }
   const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
-    RunConfig fixed = config;
-    fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (size_t stage = 0; stage < planners.size(); ++stage) {
-      const int64_t blocks =
-          offload == hidden_offload ? hidden_blocks(fixed, target, world_size, static_cast<int32_t>(stage)) : offload;
-      points.push_back(planners[stage].fixed(kind, 0, blocks));
-    }
+    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offload));
     forecast.others.push_back(point_of(std::move(name), config, points));
   };
   const auto add_selective_apart = [&] {
