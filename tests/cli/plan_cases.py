@@ -464,7 +464,8 @@ class Offered(CliCase):
         """What the message of a run that does not fit says: {the setting: its bytes in words, "which fits" or not}."""
         text = self.succeed("train", config, "--dry-run", "--target", "a100-40g", *arguments)
         lines = text.split("with one of these settings:\n")[1].split("with all ")[0].splitlines()
-        return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?", line).groups()
+        return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?"
+                                 r"; (?:exact|exact but for rounding|changes training), a step .*", line).groups()
                     for line in lines if line.strip())
 
     def test_what_is_offered_where_a_run_does_not_fit_is_taken_with_the_rest(self):
