@@ -69,6 +69,19 @@ class Search(PlanCase):
         self.assertIn("The least that is missing: ", result.out)
         self.assertIn("no layout of ", result.err)
         self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
+        # It points at what a search leaves alone: each setting is taken. Of the layout that lacks the least, activations
+        # are no part that counts.
+        advice = result.out.split("Take more devices")[1]
+        self.assertIn("--methods", advice)
+        missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
+        settings = re.findall(r"[\w.]+=[\w-]+", advice)
+        self.assertIn("memory.saved_inputs=8", settings)
+        for setting in settings:
+            pure = ["precision.compute=bf16-pure"] if setting.startswith("precision.gradients") else []
+            less = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
+                                               *overrides(*pure, setting)).out)
+            is_less = self.assertLessEqual if setting.startswith("memory.") else self.assertLess
+            is_less(less["missing_bytes"], missing["missing_bytes"], setting)
         for objective in ["time", "memory"]:
             plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
                                                "--objective", objective).out)
