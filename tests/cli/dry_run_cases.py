@@ -322,6 +322,9 @@ class DryRun(CliCase):
         moved, hidden = (self.plan(config, *overrides(f"memory.offload_activations={blocks}")) for blocks in ["all", "hidden"])
         self.assertGreater(moved["offloaded_bytes"], 0)
         self.assertEqual((hidden["offloaded_bytes"], hidden["offloaded_blocks"]), (0, [0]))
+        self.assertIn("copies take memory and time and save none", " ".join(moved["warnings"]))
+        for plan in [kept, some, hidden]:
+            self.assertNotIn("offload_activations", json.dumps(plan.get("warnings", [])))
         arguments = ["train", config, "--dry-run", "--target", "h100", "--trace", "trace",
                      *overrides("memory.offload_activations=3")]
         text = self.succeed(*arguments)
@@ -582,11 +585,16 @@ class RealRun(CliCase):
             "recompute": {"memory": {"recompute": "block"}, "model": {"num_layers": 3}},
             "validation": {"data": {"validation": [{"path": "corpus"}]}},
             "masks": {"data": {"mask_documents": True}, "model": {"attention_window": 5}},
+            "useless copies": {"memory": {"offload_activations": "all"}},
         }.items():
             with self.subTest(run=name):
                 config = self.write_run(run={"out": name}, **sections)
                 plan = json.loads(self.succeed("train", config, "--dry-run", "--json"))
-                self.train(config)
+                run = self.run_gptrain("train", config)
+                self.assertEqual(run.code, FINISHED, run.err)
+                self.assertEqual(run.err.count("warning: "), len(plan["warnings"]), run.err)
+                for warning in plan["warnings"]:
+                    self.assertIn(f"warning: {warning}\n", run.err)
                 taken = json.loads((self.path(name) / "run.json").read_text(encoding="utf-8"))
                 self.assertEqual({f"{memory}_bytes" for memory in [*MEMORY_CLASSES, "peak"]},
                                  {key for key in taken if key.endswith("_bytes")})
