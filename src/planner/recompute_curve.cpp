@@ -1,6 +1,7 @@
 #include "planner/recompute_curve.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -42,7 +43,10 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   int64_t most_bytes = 0;
+  forecast.room_bytes = std::numeric_limits<int64_t>::max();
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    forecast.room_bytes = std::min(forecast.room_bytes,
+                                   activation_room(config, target, world_size, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.weighed(plan.choices[stage]);

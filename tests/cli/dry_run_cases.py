@@ -368,6 +368,18 @@ class DryRun(CliCase):
         page = self.path("curve.html").read_text()
         for name in ["optimal, offload optimal", "block, offload all"]:
             self.assertIn(name, page)
+        self.assertIn(">budget ", page)
+        # Each point has a row, also one that is not drawn, and each series that is drawn a color of its own.
+        recomputation = plan["recomputation"]
+        points = [*curve, *without, *recomputation["others"]]
+        rows = page.split("<section><table>")[1].split("</table>")[0]
+        self.assertEqual(rows.count("<tr>"), 1 + len(points))
+        for point in points:
+            self.assertIn(f"<td class=\"number\">{point['activations_bytes']:,}</td>", rows)
+        self.assertEqual(rows.count("(not drawn)"), sum(point["again_share"] > 1 for point in points))
+        colors = re.findall(r'swatch color-(\d)"', page)
+        self.assertEqual(len(colors), len(set(colors)))
+        self.assertGreater(len(colors), 4)
         # On the CPU copies hide behind nothing.
         on_cpu = self.plan(config, *both)
         self.assertEqual((on_cpu["offloaded_blocks"], on_cpu["offloaded_bytes"]), ([0], 0))
@@ -439,6 +451,7 @@ class DryRun(CliCase):
         page = self.path("curve.html").read_text(encoding="utf-8")
         self.assertIn("Seconds of a step", page)
         self.assertIn("optimal", page)
+        self.assertIn("Beside all else the device leaves ", page)
         self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
 
