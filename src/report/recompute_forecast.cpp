@@ -107,7 +107,7 @@ th { color: var(--muted); font-weight: 400; border-top: 0; }
 .number { text-align: right; white-space: nowrap; }
 )css";
 
-std::string points_table(const RecomputeForecast& forecast) {
+std::string curve_table(const RecomputeForecast& forecast) {
   std::string table =
       "<section><table>\n<tr><th>recompute</th><th class=\"number\">bytes</th><th class=\"number\">memory</th>"
       "<th class=\"number\">more time</th><th class=\"number\">step</th></tr>\n";
@@ -169,7 +169,7 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
   for (const RecomputeForecast::Point& point : forecast.others)
     plot.series.push_back(series_of({point}, times, unit, plot.series.size()));
   return html_page(title, curve_css,
-                   page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + points_table(forecast));
+                   page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
 }
 
 }  // namespace gptrain
